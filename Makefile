@@ -60,14 +60,13 @@ gpu:  ## on a machine with a GPU: its tests, its speed, the whole chain; GPU_WHE
 wheel: $(STAMP)  ## build the wheel, install it outside the checkout and run the main job there
 	@bash scripts/check_wheel.sh "$(BIN)"
 
-check: $(STAMP)  ## formatter, linters, types, import arrows, names, tests, prose, docker-compose.yml
+check: $(STAMP)  ## formatter, linters, types, import arrows, prose, docker-compose.yml
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/check_vocabulary.py
 	$(BIN)/python scripts/check_prose.py
-	$(BIN)/codespell -D - -D scripts/prose_words.txt README.md PRIVACY.md CONTRIBUTING.md docs tasks/pages/templates
+	$(BIN)/codespell README.md PRIVACY.md CONTRIBUTING.md docs tasks/pages/templates
 	$(BIN)/hadolint deployments/images/autocoder.Dockerfile
 	@bash scripts/check_compose.sh
 

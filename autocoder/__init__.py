@@ -1,6 +1,7 @@
 """What a person imports: `from autocoder import PrivateClassifier, open_bundle`.
 
-Holds no code of its own but `open_bundle`; each name is imported at its first use, as torch takes seconds.
+Holds no code of its own but `open_bundle`; each name is imported at its first use, as torch takes
+seconds.
 """
 
 from __future__ import annotations

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from tasks.coding.coder import Coder
 
 
-def open_bundle(path: str | Path, *, key: str | Path | None = None, roots: str | Path | None = None) -> Coder:
+def open_bundle(
+    path: str | Path, *, key: str | Path | None = None, roots: str | Path | None = None
+) -> Coder:
     """Loads a bundle's model, code list and thresholds on the CPU.
 
-        coder = open_bundle("coder")                      # the folder that `autocoder adopt` wrote: checked again
+        coder = open_bundle("coder")  # the folder that `autocoder adopt` wrote: checked again
         coder.code(["Fell from a ladder."], top_k=3)[0].answers[0].code
 
     Args:
         path: folder of a bundle, its `.tar.zst`, or a folder of `autocoder adopt`.
-        key: the agency's first public key (PEM), from a safe source. The signature, all digests and the place in the
-            ledger are checked against it before anything is loaded. None: nothing is checked, unless the bundle was
-            adopted.
-        roots: with `key`, the agency's newest roots (`roots.json`): replaced keys are followed, and a revoked bundle
-            is refused.
+        key: the agency's first public key (PEM), from a safe source. The signature, all digests and
+            the place in the ledger are checked against it before anything is loaded. None: nothing
+            is checked, unless the bundle was adopted.
+        roots: with `key`, the agency's newest roots (`roots.json`): replaced keys are followed, and
+            a revoked bundle is refused.
 
     Raises:
         storage.errors.InputError: there is no bundle, or it is damaged.
@@ -35,5 +37,8 @@ def open_bundle(path: str | Path, *, key: str | Path | None = None, roots: str |
             from storage.bundle.check import check
             from storage.bundle.trust import Trust
 
-            check(folder, Trust(Path(key).expanduser(), None if roots is None else Path(roots).expanduser()))
+            check(
+                folder,
+                Trust(Path(key).expanduser(), None if roots is None else Path(roots).expanduser()),
+            )
         return coder.open_bundle(folder)

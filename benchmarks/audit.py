@@ -1,13 +1,15 @@
 """Speed of an audit's reruns: many chains at once against chains one by one.
 
-Claim: on cached features, reruns of the whole chain (three fits, SWAG collections, risks, weights, one draw of each
-round) side by side as `autocoder audit` does them are at least 3 times as many a second as the retrain's own code does
-one after the other, for the same records, epochs and draws; hundreds of them take minutes on two cores. Features are
-random, of the size of the public OSHA reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide).
-Both sides start at the same seeds and must come to the same draw. Prints one JSON object.
+Claim: on cached features, reruns of the whole chain (three fits, SWAG collections, risks, weights,
+one draw of each round) side by side as `autocoder audit` does them are at least 3 times as many a
+second as the retrain's own code does one after the other, for the same records, epochs and draws;
+hundreds of them take minutes on two cores. Features are random, of the size of the public OSHA
+reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide). Both sides start at
+the same seeds and must come to the same draw. Prints one JSON object.
 
-`--power FILE`, in place of that: how often an audit finds each planted fault (`tests/support/planted_faults.py`), of
-`--runs` fits each. Claim: every fault is found in all runs by its check, with no false alarm beyond the stated rate.
+`--power FILE`, in place of that: how often an audit finds each planted fault
+(`tests/support/planted_faults.py`), of `--runs` fits each. Claim: every fault is found in all runs
+by its check, with no false alarm beyond the stated rate.
 """
 
 from __future__ import annotations
@@ -43,9 +45,17 @@ def main() -> None:
     """Times both sides, in turns."""
     parser = workload.arguments(__doc__, records=4713, repeats=2)
     parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
-    parser.add_argument("--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)")
-    parser.add_argument("--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)")
-    parser.add_argument("--power", type=Path, help="measure the power against planted faults instead, into this file")
+    parser.add_argument(
+        "--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)"
+    )
+    parser.add_argument(
+        "--power",
+        type=Path,
+        help="measure the power against planted faults instead, into this file",
+    )
     parser.add_argument("--runs", type=int, default=20, help="fits of each fault (default: 20)")
     options = parser.parse_args()
     if options.power:
@@ -59,8 +69,13 @@ def main() -> None:
     off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
     if off > 0.01:
         raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
-    sides = {"one": lambda: _one_chain(options, pool), "many": lambda: _side_by_side(options, pool, start)}
-    times = workload.interleaved(sides, repeats=options.repeats, device=torch.device("cpu"), warm_up=False)
+    sides = {
+        "one": lambda: _one_chain(options, pool),
+        "many": lambda: _side_by_side(options, pool, start),
+    }
+    times = workload.interleaved(
+        sides, repeats=options.repeats, device=torch.device("cpu"), warm_up=False
+    )
     one, many = times["one"], [taken / options.trials for taken in times["many"]]
     ratio = workload.ratio(one, many)
     workload.report(
@@ -98,19 +113,27 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "names": ROUNDS["reweighted"],
         "bounded": None,
-        "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=epochs, batch_size=8),
-        "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=collected, batch_size=8),
+        "fine_tune": OptimiserPhase(
+            optimiser="adamw", learning_rate=0.003, epochs=epochs, batch_size=8
+        ),
+        "collect": OptimiserPhase(
+            optimiser="sgd", learning_rate=0.01, epochs=collected, batch_size=8
+        ),
         "moments": SwagConfig(rank=min(RANK, collected)),
         "config": PseudoPosteriorConfig(risk_draws=options.draws, sensitivity_draws=options.draws),
     }
 
 
 def _pool(options: argparse.Namespace) -> Records:
-    """Records around a centre a code, so that there is something to learn; half of them in each rerun."""
+    """Records around a centre a code, so that there is something to learn; half of them in each
+    rerun.
+    """
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(CODES, (options.records,), generator=g)
     centres = torch.randn(CODES, WIDTH, generator=g)
-    features = nn.functional.normalize(centres[labels] + 3 * torch.randn(options.records, WIDTH, generator=g), dim=1)
+    features = nn.functional.normalize(
+        centres[labels] + 3 * torch.randn(options.records, WIDTH, generator=g), dim=1
+    )
     included = torch.rand(options.trials, options.records, generator=g) < 0.5
     return Records(features, labels, included, seeds=tuple(range(1, options.trials + 1)))
 
@@ -122,7 +145,10 @@ def _some(pool: Records, chunk: range) -> Records:
 
 def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> None:
     """Chunks of reruns, one a core, each on one thread: what the audit's stage does."""
-    chunks = [range(first, min(first + AT_ONCE, options.trials)) for first in range(0, options.trials, AT_ONCE)]
+    chunks = [
+        range(first, min(first + AT_ONCE, options.trials))
+        for first in range(0, options.trials, AT_ONCE)
+    ]
 
     def run(chunk: range) -> dict[RoundName, Drawn]:
         return audit_trials.chain(_some(pool, chunk), start, **_settings(options))

@@ -1,13 +1,15 @@
-"""`autocoder code` beside onnxruntime, sentence-transformers, transformers' pipeline and CTranslate2, where it is
-installed: on the same narratives and released encoder, in float32 and in eight bits, on one core and on two.
+"""`autocoder code` beside onnxruntime, sentence-transformers, transformers' pipeline and
+CTranslate2, where it is installed: on the same narratives and released encoder, in float32 and in
+eight bits, on one core and on two.
 
     python benchmarks/coding.py --bundle bundles/3f2a9c41d07b65e8 --narratives osha.csv
 
-Ours is the whole job of `autocoder code`: the file read twice, coded in batches sorted by length, near ties of eight
-bits once more in float32, answers saved for a resume, the output written. onnxruntime takes the graph as the card's
-program does, 32 narratives at a time as they come. The other three give the encoder's features
-alone (head and words, small products, are left out in their favour), with their defaults and in batches of 32. All take
-the same narratives in turn; a ratio is the median over the rounds. A process of its own runs each number of cores.
+Ours is the whole job of `autocoder code`: the file read twice, coded in batches sorted by length,
+near ties of eight bits once more in float32, answers saved for a resume, the output written.
+onnxruntime takes the graph as the card's program does, 32 narratives at a time as they come. The
+other three give the encoder's features alone (head and words, small products, are left out in their
+favour), with their defaults and in batches of 32. All take the same narratives in turn; a ratio is
+the median over the rounds. A process of its own runs each number of cores.
 """
 
 from __future__ import annotations
@@ -47,14 +49,27 @@ _BATCH = 32
 
 def main() -> None:
     """Measures and prints one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bundle", type=Path, required=True, help="a released bundle with graphs")
     parser.add_argument("--narratives", type=Path, required=True, help="CSV")
     parser.add_argument("--column", default="Final Narrative")
-    parser.add_argument("--records", type=int, default=5000, help="narratives for the agreement (default: 5000)")
-    parser.add_argument("--rounds", type=int, default=5, help="of the timing, each with other narratives (default: 5)")
-    parser.add_argument("--chunk", type=int, default=1000, help="narratives a round (default: 1000)")
-    parser.add_argument("--cores", type=int, nargs="*", default=(1, 2), help="each in a process of its own")
+    parser.add_argument(
+        "--records", type=int, default=5000, help="narratives for the agreement (default: 5000)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="of the timing, each with other narratives (default: 5)",
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=1000, help="narratives a round (default: 1000)"
+    )
+    parser.add_argument(
+        "--cores", type=int, nargs="*", default=(1, 2), help="each in a process of its own"
+    )
     parser.add_argument("--skip", nargs="*", default=(), choices=("agreement", "streaming"))
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
@@ -69,7 +84,9 @@ def main() -> None:
     for number in options.cores:
         command = [sys.executable, __file__, *sys.argv[1:], "--measure", str(number)]
         affinity = set(sorted(os.sched_getaffinity(0))[:number])
-        environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number))
+        environment = os.environ | dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number)
+        )
         done = subprocess.run(
             command,
             env=environment,
@@ -79,7 +96,9 @@ def main() -> None:
             preexec_fn=partial(os.sched_setaffinity, 0, affinity),
         )
         cores[number] = json.loads(done.stdout.splitlines()[-1])
-    agreement = {} if "agreement" in options.skip else {"agreement": _agreement(options.bundle, texts)}
+    agreement = (
+        {} if "agreement" in options.skip else {"agreement": _agreement(options.bundle, texts)}
+    )
     streaming = {} if "streaming" in options.skip else {"reading_a_million_rows": _streaming()}
     result = (
         {"benchmark": "coding", "device": "cpu", "records_a_round": options.chunk, "cores": cores}
@@ -99,9 +118,15 @@ def _speeds(bundle: Path, texts: list[str], rounds: int, chunk: int) -> dict[str
         for name, work in contestants.items():
             times[name].append(workload.seconds(partial(work, some), _CPU) / len(some))
     return {
-        "narratives_a_second": {name: [round(1 / took) for took in each] for name, each in times.items()},
+        "narratives_a_second": {
+            name: [round(1 / took) for took in each] for name, each in times.items()
+        },
         "against": {
-            ours: {other: workload.ratio(times[other], times[ours]) for other in times if not other.startswith("ours")}
+            ours: {
+                other: workload.ratio(times[other], times[ours])
+                for other in times
+                if not other.startswith("ours")
+            }
             for ours in times
             if ours.startswith("ours")
         },
@@ -119,7 +144,10 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
 
     def piped(some: list[str], **batching: Any) -> None:
         for _ in pipe(
-            some, tokenize_kwargs={"truncation": True, "max_length": longest}, return_tensors=True, **batching
+            some,
+            tokenize_kwargs={"truncation": True, "max_length": longest},
+            return_tensors=True,
+            **batching,
         ):
             pass
 
@@ -130,7 +158,9 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
     each: dict[str, Callable[[list[str]], None]] = {}
     for precision in ("float32", "int8") if (bundle / INT8).is_file() else ("float32",):
         each[f"ours {precision}"] = partial(_ours, open_bundle(bundle, precision=precision))
-        each[f"onnxruntime {precision}"] = partial(graph, Graph.load(bundle, int8=precision == "int8"))
+        each[f"onnxruntime {precision}"] = partial(
+            graph, Graph.load(bundle, int8=precision == "int8")
+        )
     each["sentence-transformers"] = lambda some: void(sentences.encode(some, batch_size=_BATCH))
     each["pipeline, defaults"] = piped
     each["pipeline, batches"] = partial(piped, batch_size=_BATCH)
@@ -143,8 +173,12 @@ def _translate(encoder: str, tokenizer: Any, longest: int | None) -> Callable[[l
     """The encoder alone, with its matrices in eight bits; texts are sorted, as the others do."""
     library: Any = importlib.import_module("ctranslate2")
     with tempfile.TemporaryDirectory() as folder:
-        library.converters.TransformersConverter(encoder).convert(folder, quantization="int8", force=True)
-        model = library.Encoder(folder, device="cpu", intra_threads=int(os.environ["OMP_NUM_THREADS"]))
+        library.converters.TransformersConverter(encoder).convert(
+            folder, quantization="int8", force=True
+        )
+        model = library.Encoder(
+            folder, device="cpu", intra_threads=int(os.environ["OMP_NUM_THREADS"])
+        )
 
     def work(some: list[str]) -> None:
         tokens = tokenizer(some, truncation=True, max_length=longest)["input_ids"]
@@ -160,7 +194,9 @@ def void(_: Any) -> None:
 
 
 def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
-    """Eight bits against float32: the same best code, as they are and as coded, and how far scores move."""
+    """Eight bits against float32: the same best code, as they are and as coded, and how far scores
+    move.
+    """
     if not (bundle / INT8).is_file():
         return {}
     quick: Any = open_bundle(bundle, precision="int8").model
@@ -173,7 +209,10 @@ def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
         "looked_at_again": round(float((coded != rounded).any(axis=1).mean()), 5),
         "near_tie_in_logits": quick.near_tie,
         "largest_error_of_a_margin_in_logits": round(float(margin_errors(rounded, exact).max()), 5),
-        "difference_of_a_probability": {"median": float(np.median(far)), "largest": round(float(far.max()), 5)},
+        "difference_of_a_probability": {
+            "median": float(np.median(far)),
+            "largest": round(float(far.max()), 5),
+        },
     }
 
 
@@ -191,7 +230,9 @@ def _job(source: Path, out: Path) -> CodingJob:
 
 
 def _streaming() -> dict[str, float]:
-    """Memory and time of everything but the model over a million rows: survey, pieces, parts, merge."""
+    """Memory and time of everything but the model over a million rows: survey, pieces, parts,
+    merge.
+    """
     import resource
 
     class Nothing(Graph):
@@ -202,14 +243,20 @@ def _streaming() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "in.csv"
         with source.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([["Text"], *([f"Employee {n} fell from a ladder. " * 8] for n in range(10**6))])
+            csv.writer(file).writerows(
+                [["Text"], *([f"Employee {n} fell from a ladder. " * 8] for n in range(10**6))]
+            )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
         run(Bundles.of(coder), _job(source, Path(folder) / "out.csv"))
         took = time.perf_counter() - start
         size = source.stat().st_size
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"seconds": round(took, 1), "file_mb": round(size / 1e6), "memory_grown_mb": round(grown / 1e3)}
+    return {
+        "seconds": round(took, 1),
+        "file_mb": round(size / 1e6),
+        "memory_grown_mb": round(grown / 1e3),
+    }
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""DP-SGD a step against Opacus on the same Poisson batches, and its memory against non-private training.
+"""DP-SGD a step against Opacus on the same Poisson batches, and its memory against non-private
+training.
 
-Claims: `lora`, MiniLM: at least 1.5 times faster than Opacus's best mode as its documentation shows it (physical
-batches in the order sampled). `head`: at least 1.5 times faster than its hooks. `full`, by Opacus' own gradients: not
-slower. Sums are of integers in float64 here and in float32 there. Times are the process's own.
+Claims: `lora`, MiniLM: at least 1.5 times faster than Opacus's best mode as its documentation shows
+it (physical batches in the order sampled). `head`: at least 1.5 times faster than its hooks.
+`full`, by Opacus' own gradients: not slower. Sums are of integers in float64 here and in float32
+there. Times are the process's own.
 
-Interleaved repeats in one process; the best of each counts, for a busy machine only ever adds. Memory is measured in
-processes of their own. Prints one JSON object.
+Interleaved repeats in one process; the best of each counts, for a busy machine only ever adds.
+Memory is measured in processes of their own. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -39,30 +41,58 @@ from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
 
 LABELS = 102
-WORDS = ("employee", "worker", "fell", "slipped", "struck", "ladder", "floor", "conveyor", "fractured", "wrist", "back")
+WORDS = (
+    "employee",
+    "worker",
+    "fell",
+    "slipped",
+    "struck",
+    "ladder",
+    "floor",
+    "conveyor",
+    "fractured",
+    "wrist",
+    "back",
+)
 
 
 def narratives(n: int) -> list[str]:
     """Sentences as long as injury narratives: 41 tokens in the mean, 81 at the 95th percentile."""
     pick = random.Random(0)
-    return [" ".join(pick.choices(WORDS, k=max(5, round(pick.lognormvariate(3.45, 0.45))))) for _ in range(n)]
+    return [
+        " ".join(pick.choices(WORDS, k=max(5, round(pick.lognormvariate(3.45, 0.45)))))
+        for _ in range(n)
+    ]
 
 
 def plan(records: int, batch: int, steps: int) -> dict[str, Any]:
     """So many steps at noise multiplier 1: the speed does not depend on it."""
     config = DpSgd(batch_size=batch, epochs=1, learning_rate=1e-3)
     segment = NoiseSegment(steps=steps, noise_multiplier=1.0, l2_clip_norm=1.0)
-    return {"config": config, "event": DpSgdEvent(sampling_prob=batch / records, segments=(segment,))}
+    return {
+        "config": config,
+        "event": DpSgdEvent(sampling_prob=batch / records, segments=(segment,)),
+    }
 
 
 def poisson(records: int, batch: int, steps: int, key: bytes) -> list[Tensor]:
     """The samples that `dp_sgd.descend` takes with this key."""
     stream, prob = SecretStream(key), batch / records
-    return [stream.poisson_sample(records, prob=prob, purpose="sample", step=step) for step in range(steps)]
+    return [
+        stream.poisson_sample(records, prob=prob, purpose="sample", step=step)
+        for step in range(steps)
+    ]
 
 
 def ours(
-    trained: Classifier, inputs: Inputs, labels: Tensor, *, batch: int, steps: int, micro: int, key: bytes
+    trained: Classifier,
+    inputs: Inputs,
+    labels: Tensor,
+    *,
+    batch: int,
+    steps: int,
+    micro: int,
+    key: bytes,
 ) -> float:
     """Seconds a step."""
     made, run = plan(len(inputs), batch, steps), Run(LABELS, 0, lambda: trained, key=key)
@@ -84,7 +114,9 @@ def opacus_loop(
     device: torch.device,
     sort_by: Tensor | None = None,
 ) -> float:
-    """Seconds a step of Opacus in `hooks` or `ghost` mode, physical batches as its BatchMemoryManager makes them."""
+    """Seconds a step of Opacus in `hooks` or `ghost` mode, physical batches as its
+    BatchMemoryManager makes them.
+    """
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -92,10 +124,16 @@ def opacus_loop(
     part.train()
     parameters = [p for p in part.parameters() if p.requires_grad]
     inner = torch.optim.AdamW(parameters, lr=1e-3)
-    noise: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": batch}
+    noise: dict[str, Any] = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "expected_batch_size": batch,
+    }
     criterion: Any = nn.CrossEntropyLoss()
     if mode == "ghost":
-        model: Any = GradSampleModuleFastGradientClipping(part, max_grad_norm=1, use_ghost_clipping=True)
+        model: Any = GradSampleModuleFastGradientClipping(
+            part, max_grad_norm=1, use_ghost_clipping=True
+        )
         optimiser: Any = DPOptimizerFastGradientClipping(inner, **noise)
         criterion = DPLossFastGradientClipping(model, optimiser, criterion, "mean")
     else:
@@ -132,17 +170,23 @@ def minilm(device: torch.device, trainable: TrainablePart = "full") -> Classifie
 
 def tokens(records: int) -> TokenInputs:
     """The narratives as MiniLM reads them."""
-    return classifiers.tokenize(ModelConfig(encoder=classifiers.encoder_files.PACKAGED), narratives(records))
+    return classifiers.tokenize(
+        ModelConfig(encoder=classifiers.encoder_files.PACKAGED), narratives(records)
+    )
 
 
-def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int) -> float:
+def plain(
+    trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int
+) -> float:
     """Seconds a step of AdamW without clipping and noise, micro-batches by length as ours."""
     optimiser = torch.optim.AdamW(trained.parameters, lr=1e-3)
     trained.part.eval()
     start = time.process_time()
     for index in batches:
         for piece in _by_length(inputs, index).split(micro):
-            loss = -trained.log_likelihood(inputs.batch(piece, trained.device), labels[piece].to(trained.device))
+            loss = -trained.log_likelihood(
+                inputs.batch(piece, trained.device), labels[piece].to(trained.device)
+            )
             loss.sum().backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -155,8 +199,12 @@ def _by_length(inputs: Inputs, index: Tensor) -> Tensor:
     return index[inputs.lengths[index].argsort(descending=True, stable=True)]
 
 
-def encoder(args: argparse.Namespace, device: torch.device, trainable: TrainablePart) -> dict[str, Any]:
-    """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains (`full` or `lora`)."""
+def encoder(
+    args: argparse.Namespace, device: torch.device, trainable: TrainablePart
+) -> dict[str, Any]:
+    """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains
+    (`full` or `lora`).
+    """
     inputs = tokens(args.records)
     labels = torch.arange(args.records) % LABELS
     key = new_key()
@@ -172,14 +220,21 @@ def encoder(args: argparse.Namespace, device: torch.device, trainable: Trainable
 
     def opacus(mode: str, sort_by: Tensor | None) -> float:
         part = minilm(device, trainable).part
-        options: dict[str, Any] = same | {"mode": mode, "batch": args.batch, "device": device, "sort_by": sort_by}
+        options: dict[str, Any] = same | {
+            "mode": mode,
+            "batch": args.batch,
+            "device": device,
+            "sort_by": sort_by,
+        }
         return opacus_loop(part, opacus_inputs, labels, batches, **options)
 
     def fresh() -> Classifier:
         return minilm(device, trainable)
 
     contestants: dict[str, Callable[[], float]] = {
-        "ours": lambda: ours(fresh(), inputs, labels, batch=args.batch, steps=args.steps, key=key, **same),
+        "ours": lambda: ours(
+            fresh(), inputs, labels, batch=args.batch, steps=args.steps, key=key, **same
+        ),
         "plain": lambda: plain(fresh(), inputs, labels, batches, **same),
         "opacus_ghost": lambda: opacus("ghost", None),
         "opacus_hooks": lambda: opacus("hooks", None),
@@ -198,19 +253,30 @@ def encoder(args: argparse.Namespace, device: torch.device, trainable: Trainable
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds a step of ours and of Opacus's hooks for a linear and a two-layer head on cached features, one thread."""
+    """Seconds a step of ours and of Opacus's hooks for a linear and a two-layer head on cached
+    features, one thread.
+    """
     torch.set_num_threads(1)
     records, width = 5346, 384
     features = torch.randn(records, width)
     labels = torch.randint(LABELS, (records,))
     key, out = new_key(), {}
     batches = poisson(records, args.batch, args.head_steps, key)
-    for name, made in (("linear", workload.linear_head(width, LABELS)), ("two_layer", two_layer_head())):
+    for name, made in (
+        ("linear", workload.linear_head(width, LABELS)),
+        ("two_layer", two_layer_head()),
+    ):
         best: dict[str, float] = {}
         for _ in range(args.repeats):
             seconds = {
                 "ours": ours(
-                    made, FeatureInputs(features), labels, batch=args.batch, steps=args.head_steps, micro=4096, key=key
+                    made,
+                    FeatureInputs(features),
+                    labels,
+                    batch=args.batch,
+                    steps=args.head_steps,
+                    micro=4096,
+                    key=key,
                 ),
                 "opacus_hooks": opacus_loop(
                     made.part,
@@ -224,7 +290,10 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
                 ),
             }
             best = {k: min(v, best.get(k, v)) for k, v in seconds.items()}
-        out[name] = {"seconds_a_step": best, "speedup_over_opacus_hooks": best["opacus_hooks"] / best["ours"]}
+        out[name] = {
+            "seconds_a_step": best,
+            "speedup_over_opacus_hooks": best["opacus_hooks"] / best["ours"],
+        }
     return out
 
 
@@ -235,17 +304,25 @@ def two_layer_head() -> Classifier:
 
 
 def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Peak memory in MiB of one run in this process, in all and above what the loaded model and data took."""
+    """Peak memory in MiB of one run in this process, in all and above what the loaded model and
+    data took.
+    """
     made, inputs = minilm(device), tokens(args.records)
     labels = torch.arange(args.records) % LABELS
     longest = inputs.lengths.argsort(descending=True, stable=True)[: args.micro * 4]
     few = TokenInputs.from_lists(
-        [inputs.ids[inputs.offsets[i] : inputs.offsets[i + 1]].tolist() for i in longest], pad_id=inputs.pad_id
+        [inputs.ids[inputs.offsets[i] : inputs.offsets[i + 1]].tolist() for i in longest],
+        pad_id=inputs.pad_id,
     )
     before = memory(device)
     if kind == "ours":
         run, settled = Run(LABELS, 0, lambda: made), plan(len(few), len(few), 2)
-        dp_sgd.descend(**settled, records=Records(few, labels[: len(few)]), run=run, physical_batch_size=args.micro)
+        dp_sgd.descend(
+            **settled,
+            records=Records(few, labels[: len(few)]),
+            run=run,
+            physical_batch_size=args.micro,
+        )
     else:
         phase = OptimiserPhase(learning_rate=1e-3, epochs=1, batch_size=args.micro)
         train(made, few, labels[: len(few)], phase=phase, seed=0, purpose="memory")
@@ -263,9 +340,20 @@ def memory_ratio(args: argparse.Namespace) -> dict[str, Any]:
     """Both kinds in processes of their own, with the same longest micro-batches."""
     peaks: dict[str, Any] = {}
     for kind in ("ours", "non_private"):
-        command = [sys.executable, __file__, "--peak-of", kind, "--micro", str(args.micro), "--device", args.device]
+        command = [
+            sys.executable,
+            __file__,
+            "--peak-of",
+            kind,
+            "--micro",
+            str(args.micro),
+            "--device",
+            args.device,
+        ]
         command += ["--records", str(args.records)]
-        peaks[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        peaks[kind] = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     return peaks | {
         f"ratio_{name.removesuffix('_mib')}": peaks["ours"][name] / peaks["non_private"][name]
         for name in ("peak_mib", "above_loaded_mib")
@@ -274,15 +362,21 @@ def memory_ratio(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the requested parts and prints one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["full", "lora", "head", "memory"], help="one of the four")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", choices=["full", "lora", "head", "memory"], help="one of the four"
+    )
     parser.add_argument("--records", type=int, default=2400, help="narratives to sample from")
     parser.add_argument("--batch", type=int, default=512, help="expected logical batch")
     parser.add_argument("--micro", type=int, default=32, help="physical batch")
     parser.add_argument("--steps", type=int, default=1, help="steps a repeat, `full` and `lora`")
     parser.add_argument("--head-steps", type=int, default=200, help="steps a repeat, `head`")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--skip", nargs="*", default=[], help="of opacus_hooks, opacus_ghost, opacus_ghost_sorted")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], help="of opacus_hooks, opacus_ghost, opacus_ghost_sorted"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", choices=["ours", "non_private"], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -291,7 +385,11 @@ def main() -> None:
     if args.peak_of:
         print(json.dumps(peak(args.peak_of, args, device)))
         return
-    report: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": args.device}
+    report: dict[str, Any] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": args.device,
+    }
     with contextlib.redirect_stderr(io.StringIO()):
         for part in ("full", "lora"):
             if args.only in (None, part):

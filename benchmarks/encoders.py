@@ -1,9 +1,11 @@
-"""Compares encoders on one's own records: size, seconds of a processor, and F1 of a head under differential privacy.
+"""Compares encoders on one's own records: size, seconds of a processor, and F1 of a head under
+differential privacy.
 
-    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part packaged-minilm packaged-mpnet
+    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part packaged-minilm
+    packaged-mpnet
 
-Half of the records are scored, drawn anew for every seed. The labels are taken as public names and their own titles.
-Prints a table in Markdown.
+Half of the records are scored, drawn anew for every seed. The labels are taken as public names and
+their own titles. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from mechanisms.model.config import ModelConfig
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="CSV of records")
     parser.add_argument("encoders", nargs="+", help="names or folders, as for model.encoder")
     parser.add_argument("--text", required=True, help="column of the texts")
@@ -33,33 +37,60 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     with given.data.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row[given.text].strip() and row[given.label].strip()]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row[given.text].strip() and row[given.label].strip()
+        ]
     texts, labels = [row[given.text] for row in rows], np.array([row[given.label] for row in rows])
     names = np.unique(labels).tolist()
-    print("| encoder | parameters | seconds a thousand | " + " | ".join(f"ε {e:g}" for e in given.epsilon) + " |")
+    print(
+        "| encoder | parameters | seconds a thousand | "
+        + " | ".join(f"ε {e:g}" for e in given.epsilon)
+        + " |"
+    )
     print("|---|---|---|" + "---|" * len(given.epsilon))
     for encoder in given.encoders:
         features, titles, seconds = _features(encoder, texts, names)
         cells = [
-            _scores(features, titles, labels, names, epsilon=epsilon, delta=given.delta, seeds=given.seeds)
+            _scores(
+                features,
+                titles,
+                labels,
+                names,
+                epsilon=epsilon,
+                delta=given.delta,
+                seeds=given.seeds,
+            )
             for epsilon in given.epsilon
         ]
         millions = encoder_files.shape(encoder)[0] / 1e6
         print(
-            f"| {encoder} | {millions:.0f} million | {1000 * seconds / len(texts):.1f} | {' | '.join(cells)} |",
+            (
+                f"| {encoder} | {millions:.0f} million | {1000 * seconds / len(texts):.1f} | "
+                f"{' | '.join(cells)} |"
+            ),
             flush=True,
         )
 
 
-def _features(encoder: str, texts: list[str], names: list[str]) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns features of texts and names, with the words of the names, and seconds of a processor for the texts."""
+def _features(
+    encoder: str, texts: list[str], names: list[str]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Returns features of texts and names, with the words of the names, and seconds of a processor
+    for the texts.
+    """
     of_words = packaged.for_words(encoder)
 
     def embed(public: list[str], by: str = of_words) -> torch.Tensor:
-        return prior.embed(ModelConfig(encoder=by, trainable="head", pooling="mean"), public, device="cpu")
+        return prior.embed(
+            ModelConfig(encoder=by, trainable="head", pooling="mean"), public, device="cpu"
+        )
 
     titles = embed(names, encoder)
-    words = lexicon.of_titles(names, embed, tokens=encoder_files.whole_words(of_words), texts=names, features=titles)
+    words = lexicon.of_titles(
+        names, embed, tokens=encoder_files.whole_words(of_words), texts=names, features=titles
+    )
     start = time.process_time()
     features = embed(texts, encoder)
     seconds = time.process_time() - start

@@ -1,9 +1,10 @@
-"""Measures a frozen encoder's passes against transformers' own, in the same precision and in batches by tokens.
+"""Measures a frozen encoder's passes against transformers' own, in the same precision and in
+batches by tokens.
 
     python benchmarks/encoding.py [--records 300]
 
-Claim: within a tenth of transformers in float32 and in bfloat16. One thread, processor time, so that other work on the
-machine hardly matters.
+Claim: within a tenth of transformers in float32 and in bfloat16. One thread, processor time, so
+that other work on the machine hardly matters.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _CPU = torch.device("cpu")
 def main() -> None:
     """Measures, and prints one JSON object."""
     parser = workload.arguments(__doc__, repeats=3)
-    parser.add_argument("--records", type=int, default=300, help="synthetic narratives (default: 300)")
+    parser.add_argument(
+        "--records", type=int, default=300, help="synthetic narratives (default: 300)"
+    )
     options = parser.parse_args()
     precisions: tuple[Precision, ...] = (
         ("float32", "bfloat16") if resolved("auto", "cpu") == "bfloat16" else ("float32",)
@@ -40,8 +43,13 @@ def main() -> None:
     tokens = classifier.tokenize(config, narratives(options.records, seed=1))
     contestants: dict[str, Callable[[], Tensor]] = {}
     for name in precisions:
-        model = classifier.build(config.model_copy(update={"precision": name}), num_labels=2, seed=0)
-        contestants |= {name: partial(_ours, model, tokens), f"transformers {name}": _transformers(name, tokens)}
+        model = classifier.build(
+            config.model_copy(update={"precision": name}), num_labels=2, seed=0
+        )
+        contestants |= {
+            name: partial(_ours, model, tokens),
+            f"transformers {name}": _transformers(name, tokens),
+        }
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     features: dict[str, Tensor] = {}
     with using(1):
@@ -58,16 +66,24 @@ def main() -> None:
             "processor": torch.cpu.get_capabilities().get("cpu_name", "unknown"),
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "records": len(tokens),
-            "records_a_second_of_a_thread": {n: round(len(tokens) / min(took), 1) for n, took in seconds.items()},
-            "against_transformers": {n: workload.ratio(seconds[f"transformers {n}"], seconds[n]) for n in precisions},
-            "smallest_cosine": {n: float(torch.cosine_similarity(features[n], exact).min()) for n in precisions},
+            "records_a_second_of_a_thread": {
+                n: round(len(tokens) / min(took), 1) for n, took in seconds.items()
+            },
+            "against_transformers": {
+                n: workload.ratio(seconds[f"transformers {n}"], seconds[n]) for n in precisions
+            },
+            "smallest_cosine": {
+                n: float(torch.cosine_similarity(features[n], exact).min()) for n in precisions
+            },
         },
         options.json,
     )
 
 
 def peak(precision: Precision) -> float:
-    """Returns GFLOP/s of MiniLM's widest product in this thread, the best of twenty by the thread's processor time."""
+    """Returns GFLOP/s of MiniLM's widest product in this thread, the best of twenty by the thread's
+    processor time.
+    """
     rows, width, wide = 2048, 384, 1536
     layer = torch.nn.Linear(width, wide).requires_grad_(False)
     x, best = torch.randn(rows, width), 0.0
@@ -88,7 +104,9 @@ def _transformers(precision: Precision, tokens: TokenInputs) -> Callable[[], Ten
     from transformers import AutoModel
 
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    encoder: Any = AutoModel.from_pretrained(encoder_files.resolve(encoder_files.PACKAGED), dtype=dtype).eval()
+    encoder: Any = AutoModel.from_pretrained(
+        encoder_files.resolve(encoder_files.PACKAGED), dtype=dtype
+    ).eval()
 
     def run() -> Tensor:
         features = torch.empty(len(tokens), encoder.config.hidden_size)

@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""Measures the engine and the ranks: what a part costs beside its work, and one process against several, in one run.
+"""Measures the engine and the ranks: what a part costs beside its work, and one process against
+several, in one run.
 
     python benchmarks/engine.py [--records 4000] [--processes 2] [--parts encode code lora]
 
-Claims: a part costs at most 50 ms beside its work; two processes of one thread each encode and code at least 1.7 times
-as fast as one process of one thread, with the same bytes, and two ranks of one thread each take the steps of DP-SGD on
-LoRA adapters at least 1.7 times as fast as one. The words of titles, which are encoded once per code list, are left
-out. The times of encoding and coding include loading models and starting processes; steps are timed from the first on.
-Needs as many quiet cores as processes. Prints one JSON object.
+Claims: a part costs at most 50 ms beside its work; two processes of one thread each encode and code
+at least 1.7 times as fast as one process of one thread, with the same bytes, and two ranks of one
+thread each take the steps of DP-SGD on LoRA adapters at least 1.7 times as fast as one. The words
+of titles, which are encoded once per code list, are left out. The times of encoding and coding
+include loading models and starting processes; steps are timed from the first on. Needs as many
+quiet cores as processes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -58,16 +60,27 @@ def nothing(part: str) -> str:
 
 def main() -> None:
     """Runs all measurements."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=4_000, help="narratives to encode and code (default: 4000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, default=4_000, help="narratives to encode and code (default: 4000)"
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8, help="of DP-SGD, each over 64 narratives (default: 8)")
-    parser.add_argument("--parts", nargs="+", choices=("encode", "code", "lora"), default=("encode", "code", "lora"))
+    parser.add_argument(
+        "--steps", type=int, default=8, help="of DP-SGD, each over 64 narratives (default: 8)"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=("encode", "code", "lora"), default=("encode", "code", "lora")
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     several = options.processes
     torch.set_num_threads(1)
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of onnxruntime and of further processes
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }  # of onnxruntime and of further processes
     with tempfile.TemporaryDirectory() as folder:
         written = write_demo_data(Path(folder) / "data", records=options.records, seed=1)
         chosen = profiles.parameters(
@@ -81,7 +94,10 @@ def main() -> None:
             "code": partial(_code, Path(folder), written.csv),
             "lora": partial(_lora, Path(folder), options.steps),
         }
-        result: dict[str, Any] = {"records": options.records, "load_before": os.getloadavg()[0]} | _parts(str(several))
+        result: dict[str, Any] = {
+            "records": options.records,
+            "load_before": os.getloadavg()[0],
+        } | _parts(str(several))
         for name in options.parts:
             (alone, first), (together, second) = measures[name](1), measures[name](several)
             seconds = {"1": round(alone, 1), str(several): round(together, 1)}
@@ -125,9 +141,16 @@ def _code(folder: Path, narratives: Path, processes: int) -> Measured:
     coder = open_bundle(bundle)
     column = Narratives(("Final Narrative",))
     answers = (AnswerColumns(1, None, grouped=False),)
-    job = CodingJob(survey(narratives, text_columns=column.columns), folder / f"coded-{processes}.csv", column, answers)
+    job = CodingJob(
+        survey(narratives, text_columns=column.columns),
+        folder / f"coded-{processes}.csv",
+        column,
+        answers,
+    )
     bundles = Bundles.of(coder)
-    workers = partial(spread, bundles, job, engine=str(processes), report=lambda done, total: None, bundle=bundle)
+    workers = partial(
+        spread, bundles, job, engine=str(processes), report=lambda done, total: None, bundle=bundle
+    )
     started = time.perf_counter()
     run(bundles, job, spread=workers if processes > 1 else None)
     return time.perf_counter() - started, job.out.read_bytes()
@@ -139,7 +162,9 @@ def _bundle(folder: Path) -> Path:
     codes = [f"{code:03}" for code in range(workload.LABELS)]
     export.save(classifier.build(config, num_labels=len(codes), seed=0), folder, codes=codes)
     (folder / "model.onnx").write_bytes(onnx_graph.graph(export.load(folder), folder))
-    (folder / "privacy_statement.json").write_text('{"release_id": "untrained"}\n', encoding="utf-8")
+    (folder / "privacy_statement.json").write_text(
+        '{"release_id": "untrained"}\n', encoding="utf-8"
+    )
     with (folder / "codelist.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["code", "title"], *([code, ""] for code in codes)])
     return folder
@@ -154,19 +179,27 @@ class _Steps(progress.Listener):
 
 
 def _lora(folder: Path, steps: int, processes: int) -> Measured:
-    written = write_demo_data(folder / f"few-{processes}", records=96 * steps, seed=1)  # two thirds train
+    written = write_demo_data(
+        folder / f"few-{processes}", records=96 * steps, seed=1
+    )  # two thirds train
     chosen = profiles.parameters(
         "demo-formal", ["formal.target_epsilon=5"], data=written.csv, codelist=written.codelist
     )
     context, dataset = _ingested(folder / f"lora-{processes}", chosen, processes=processes)
     model = ModelConfig(encoder="packaged-minilm", trainable="lora", pooling="mean")
     prepared = run_step(context, data.prepare(model, dataset))
-    classes, records = fits.label_count(context.store.open(dataset)), context.store.figures(dataset)["train"]
+    classes, records = (
+        fits.label_count(context.store.open(dataset)),
+        context.store.figures(dataset)["train"],
+    )
     mechanism = DpSgd(batch_size=64, epochs=1)
     planned = run_step(
-        context, fits.plan("dp-sgd", mechanism, Task(records=records, classes=classes, target_epsilon=5))
+        context,
+        fits.plan("dp-sgd", mechanism, Task(records=records, classes=classes, target_epsilon=5)),
     )
-    step = fits.fit("dp-sgd", mechanism, model, seed=0, dataset=dataset, prepared=prepared, planned=planned)
+    step = fits.fit(
+        "dp-sgd", mechanism, model, seed=0, dataset=dataset, prepared=prepared, planned=planned
+    )
     heard = _Steps()
     with progress.listening(heard):
         run_step(context, step)

@@ -1,8 +1,9 @@
-"""How often the intervals of `autocoder estimate` cover the true count, by design and by sampled rows of a code.
+"""How often the intervals of `autocoder estimate` cover the true count, by design and by sampled
+rows of a code.
 
-Claim: 90 to 97 % where the sample has five rows or more; the intervals of before (one disagreement added to each
-stratum) and those without anything added do not. With `ppi-python` installed (in an environment of its own), its
-intervals of the same samples are next to them. Prints one JSON object.
+Claim: 90 to 97 % where the sample has five rows or more; the intervals of before (one disagreement
+added to each stratum) and those without anything added do not. With `ppi-python` installed (in an
+environment of its own), its intervals of the same samples are next to them. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ _PPI = 3
 
 def main() -> None:
     """Measures every design."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=20, help="samples of each population (default: 20)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--draws", type=int, default=20, help="samples of each population (default: 20)"
+    )
     parser.add_argument("--populations", type=int, default=20, help="of each design (default: 20)")
     parser.add_argument("--json", type=Path, help="also write the object here")
     options = parser.parse_args()
@@ -54,14 +59,18 @@ def main() -> None:
     for design in DESIGNS:
         rows.append(asdict(design) | coverage(design, options.populations, options.draws))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    said = json.dumps({"draws": options.draws, "populations": options.populations, "designs": rows}, indent=1)
+    said = json.dumps(
+        {"draws": options.draws, "populations": options.populations, "designs": rows}, indent=1
+    )
     print(said)
     if options.json:
         options.json.write_text(said + "\n", encoding="utf-8")
 
 
 def coverage(design: Design, several: int, draws: int) -> dict[str, Any]:
-    """Returns, by method and bin, the share of intervals that cover, their mean width and their number."""
+    """Returns, by method and bin, the share of intervals that cover, their mean width and their
+    number.
+    """
     rng = np.random.default_rng(0)
     cells: defaultdict[tuple[str, int], list[tuple[bool, float]]] = defaultdict(list)
     for population in (design.population(rng) for _ in range(several)):
@@ -75,7 +84,11 @@ def coverage(design: Design, several: int, draws: int) -> dict[str, Any]:
         covers, widths = np.array(hits).mean(0)
         least, most = BINS[number]
         name = f"{least} and more" if most > 10**6 else f"{least} to {most}"
-        found[method][name] = {"covers": round(covers, 3), "width": round(widths, 1), "intervals": len(hits)}
+        found[method][name] = {
+            "covers": round(covers, 3),
+            "width": round(widths, 1),
+            "intervals": len(hits),
+        }
     return dict(found)
 
 
@@ -84,7 +97,9 @@ def intervals(
 ) -> Iterator[tuple[int, int, str, float, float]]:
     """Yields code, sampled rows, method and interval."""
     machine, every = population.counts(population.model), np.ones(len(sample.human), dtype=bool)
-    theirs: Any = importlib.import_module("ppi_py") if ppi and importlib.util.find_spec("ppi_py") else None
+    theirs: Any = (
+        importlib.import_module("ppi_py") if ppi and importlib.util.find_spec("ppi_py") else None
+    )
     for code, count in enumerate(machine.tolist()):
         y, f = sample.human == code, sample.model == code
         if not (seen := int((y | f).sum())):
@@ -96,7 +111,9 @@ def intervals(
         if theirs:
             rows, given = len(population.true), {"w": sample.weights / sample.weights.mean()}
             predicted = (population.model == code).astype(float)
-            low, high = theirs.ppi_mean_ci(y.astype(float), f.astype(float), predicted, alpha=0.05, **given)
+            low, high = theirs.ppi_mean_ci(
+                y.astype(float), f.astype(float), predicted, alpha=0.05, **given
+            )
             yield code, seen, "ppi_py", float(low[0]) * rows, float(high[0]) * rows
 
 

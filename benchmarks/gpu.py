@@ -1,18 +1,23 @@
 #!/usr/bin/env python
-"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the whole chain.
+"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the
+whole chain.
 
-    make gpu                             # on the machine with the card; docs/how-to/scale-out.md lists what it needs
-    python benchmarks/gpu.py --device card --small # the rehearsal: the same parts, small, on a pretended card
+    make gpu                             # on the machine with the card; docs/how-to/scale-out.md
+    lists what it needs python benchmarks/gpu.py --device card --small # the rehearsal: the same
+    parts, small, on a pretended card
 
-A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card refuses: a tensor that
-was left on the other side. `--device cpu` runs the parts on the processor itself.
+A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card
+refuses: a tensor that was left on the other side. `--device cpu` runs the parts on the processor
+itself.
 
-The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, the narratives are random ids of
-OSHA's lengths: for speed, not for F1. Peaks are measured beside, by one large matrix product of each precision. Each
-part is independent: what fails is named, the others continue, and the exit code is 1. Prints one JSON object.
+The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, the
+narratives are random ids of OSHA's lengths: for speed, not for F1. Peaks are measured beside, by
+one large matrix product of each precision. Each part is independent: what fails is named, the
+others continue, and the exit code is 1. Prints one JSON object.
 
-Goals, on CUDA: the risk pass reaches 40 % of the float32 peak; the paper's protocol (three fits of 10 + 20
-epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes. benchmarks/README.md has the results.
+Goals, on CUDA: the risk pass reaches 40 % of the float32 peak; the paper's protocol (three fits of
+10 + 20 epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes.
+benchmarks/README.md has the results.
 """
 
 from __future__ import annotations
@@ -55,11 +60,21 @@ PARTS = ("tests", "peak", "risk_pass", "coding", "training", "dp_sgd", "chain")
 
 def main() -> None:
     """Runs every part and writes the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda (default), cpu, or card: a pretended one")
-    parser.add_argument("--small", action="store_true", help="two narrow layers and few records: a rehearsal")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"some of: {' '.join(PARTS)}")
-    parser.add_argument("--json", type=Path, help="also write the report to this file, after every part")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", default="cuda", help="cuda (default), cpu, or card: a pretended one"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="two narrow layers and few records: a rehearsal"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, metavar="PART", help=f"some of: {' '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="also write the report to this file, after every part"
+    )
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; rehearse with --device card --small")
@@ -67,7 +82,12 @@ def main() -> None:
         sys.path.insert(0, str(ROOT / "tests" / "devices"))
         import_module("pretended")
     device, began = torch.device(options.device), time.perf_counter()
-    result: dict[str, Any] = {"benchmark": "gpu", "device": options.device, "small": options.small, "failed": {}}
+    result: dict[str, Any] = {
+        "benchmark": "gpu",
+        "device": options.device,
+        "small": options.small,
+        "failed": {},
+    }
     with tempfile.TemporaryDirectory() as folder:
         encoder = encoder_shape(Path(folder) / "encoder", small=options.small)
         scale = REHEARSAL if options.small else WHOLE
@@ -85,13 +105,17 @@ def main() -> None:
             start = time.perf_counter()
             try:
                 result[name] = parts[name]() | {"seconds": round(time.perf_counter() - start, 1)}
-            except Exception as error:  # one part that fails on a new card must not hide the others' figures
+            except (
+                Exception
+            ) as error:  # one part that fails on a new card must not hide the others' figures
                 result["failed"][name] = f"{type(error).__name__}: {error}"
             print(result.get(name) or result["failed"][name], file=sys.stderr, flush=True)
             if {"peak", "risk_pass", "training"} <= set(result):
                 result["paper_protocol"] = protocol(result)
             result["seconds"] = round(time.perf_counter() - began, 1)
-            workload.write(result, options.json)  # after every part: a machine that is taken away leaves what it had
+            workload.write(
+                result, options.json
+            )  # after every part: a machine that is taken away leaves what it had
     workload.report(result, options.json)
     sys.exit(1 if result["failed"] else 0)
 
@@ -115,10 +139,19 @@ def encoder_shape(folder: Path, *, small: bool) -> str:
     """Folder of an untrained RoBERTa of distilRoBERTa's size."""
     from transformers import RobertaConfig, RobertaModel
 
-    narrow = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
+    narrow = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+    }
     shape: dict[str, Any] = narrow if small else {"num_hidden_layers": 6}
     config = RobertaConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1, **shape
+        vocab_size=VOCABULARY,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        pad_token_id=1,
+        **shape,
     )
     RobertaModel(config).save_pretrained(folder)
     return str(folder)
@@ -127,7 +160,9 @@ def encoder_shape(folder: Path, *, small: bool) -> str:
 VOCABULARY = 50265
 
 
-def made(encoder: str, device: torch.device, trainable: Any = "full", precision: Any = "auto") -> Classifier:
+def made(
+    encoder: str, device: torch.device, trainable: Any = "full", precision: Any = "auto"
+) -> Classifier:
     """The untrained classifier."""
     config = ModelConfig(encoder=encoder, trainable=trainable, precision=precision)
     return classifier.build(config, num_labels=workload.LABELS, seed=0, device=device)
@@ -136,7 +171,9 @@ def made(encoder: str, device: torch.device, trainable: Any = "full", precision:
 def tokens(n: int) -> TokenInputs:
     """Narratives as token ids; RoBERTa pads with 1."""
     inputs = workload.narratives(n, vocabulary=VOCABULARY)
-    return TokenInputs.from_lists([ids.tolist() for ids in inputs.ids.split(inputs.lengths.tolist())], pad_id=1)
+    return TokenInputs.from_lists(
+        [ids.tolist() for ids in inputs.ids.split(inputs.lengths.tolist())], pad_id=1
+    )
 
 
 def tests(device: str) -> dict[str, Any]:
@@ -144,8 +181,13 @@ def tests(device: str) -> dict[str, Any]:
     folder = str(ROOT / "tests" / "devices")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", folder, "--confcutdir", folder]
     command += ["-p", "no:cacheprovider", "-o", "filterwarnings=", "-o", "addopts="]
-    environment = os.environ | {"AUTOCODER_TEST_DEVICE": device, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "AUTOCODER_TEST_DEVICE": device,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stdout[-2000:])
     return {"pytest": done.stdout.strip().splitlines()[-1]}
@@ -162,7 +204,9 @@ def peaks(device: torch.device, scale: Scale) -> dict[str, Any]:
 
 
 def forward_flops(trained: Classifier, inputs: TokenInputs) -> float:
-    """Counts the operations of a forward pass per record, without padding, over a sample of 32 records."""
+    """Counts the operations of a forward pass per record, without padding, over a sample of 32
+    records.
+    """
     sample = range(0, len(inputs), max(1, len(inputs) // 32))
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         for i in sample:
@@ -172,14 +216,20 @@ def forward_flops(trained: Classifier, inputs: TokenInputs) -> float:
 
 def risk_pass(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dict[str, Any]:
     """Records a second and TFLOP/s of the pass over draws."""
-    trained, inputs, labels = made(encoder, device), tokens(scale.records), workload.labels(scale.records)
+    trained, inputs, labels = (
+        made(encoder, device),
+        tokens(scale.records),
+        workload.labels(scale.records),
+    )
     post = workload.posterior(trained.flat, folder / "posterior", rank=20)
     flops = forward_flops(trained, inputs)
     result: dict[str, Any] = {"records": scale.records, "gflop_a_record": round(flops / 1e9, 3)}
     ends: list[float] = []
     draws = range(max(2, scale.draws // 4))
     progress = lambda *_: ends.append(time.perf_counter())  # noqa: E731
-    risks.risk_pass(trained, inputs, labels, post, draws=draws, seed=0, purpose="benchmark", progress=progress)
+    risks.risk_pass(
+        trained, inputs, labels, post, draws=draws, seed=0, purpose="benchmark", progress=progress
+    )
     a_draw = (ends[-1] - ends[0]) / (len(ends) - 1)
     result["records_a_second"] = round(scale.records / a_draw, 1)
     result["tflops"] = round(flops * scale.records / a_draw / 1e12, 3)
@@ -191,11 +241,17 @@ def coding(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
     """Records a second through a released model, scores back on the processor; no tokenizer."""
     model = made(encoder, device).releasable().eval()
     codes = tuple(map(str, range(workload.LABELS)))
-    released, inputs = export.Released(model, None, codes, 128, device=device), tokens(scale.records)
+    released, inputs = (
+        export.Released(model, None, codes, 128, device=device),
+        tokens(scale.records),
+    )
     released.scores(inputs)
     start = time.perf_counter()
     released.scores(inputs)
-    return {"records_per_second": round(scale.records / (time.perf_counter() - start), 1), "precision": "float32"}
+    return {
+        "records_per_second": round(scale.records / (time.perf_counter() - start), 1),
+        "precision": "float32",
+    }
 
 
 def training(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
@@ -213,7 +269,9 @@ def training(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]
 
 
 def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Records a second of DP-SGD's steps, in the device's precision: `full`, and `lora` where peft is installed."""
+    """Records a second of DP-SGD's steps, in the device's precision: `full`, and `lora` where peft
+    is installed.
+    """
     inputs, labels = tokens(scale.chain_records), workload.labels(scale.chain_records)
     result: dict[str, Any] = {}
     for part in ("full", "lora") if find_spec("peft") else ("full",):
@@ -223,7 +281,9 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
             config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd", learning_rate=1e-3)
             segment = NoiseSegment(steps=n, noise_multiplier=1.0, l2_clip_norm=1.0)
             event = DpSgdEvent(sampling_prob=scale.batch / scale.chain_records, segments=(segment,))
-            dp_sgd.descend(config, event, Records(inputs, labels), Run(workload.LABELS, 0, lambda: trained))
+            dp_sgd.descend(
+                config, event, Records(inputs, labels), Run(workload.LABELS, 0, lambda: trained)
+            )
 
         steps(1)
         took = workload.seconds(partial(steps, scale.steps), device)
@@ -240,19 +300,35 @@ def chain(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dic
         fine_tune=phase.model_copy(update={"optimiser": "adamw", "learning_rate": 5e-5}),
         collect=phase.model_copy(update={"optimiser": "sgd", "learning_rate": 0.01}),
         moments=SwagConfig(rank=2),
-        pseudo_posterior=PseudoPosteriorConfig(risk_draws=scale.chain_draws, sensitivity_draws=scale.chain_draws),
+        pseudo_posterior=PseudoPosteriorConfig(
+            risk_draws=scale.chain_draws, sensitivity_draws=scale.chain_draws
+        ),
     )
     plan = mechanism.plan(Task(records=scale.chain_records, classes=workload.LABELS))
-    run = Run(classes=workload.LABELS, seed=0, classifier=partial(made, encoder, device), folder=folder / "chain")
+    run = Run(
+        classes=workload.LABELS,
+        seed=0,
+        classifier=partial(made, encoder, device),
+        folder=folder / "chain",
+    )
     fitted = plan.fit(Records(inputs, labels), run)
-    return {"sensitivity": fitted.figures["sensitivity"], "records": scale.chain_records, "memory_mib": memory(device)}
+    return {
+        "sensitivity": fitted.figures["sensitivity"],
+        "records": scale.chain_records,
+        "memory_mib": memory(device),
+    }
 
 
 def protocol(result: dict[str, Any]) -> dict[str, Any]:
-    """Estimated minutes of the paper's protocol at the speeds measured, and whether the claims hold."""
+    """Estimated minutes of the paper's protocol at the speeds measured, and whether the claims
+    hold.
+    """
     speed = result["risk_pass"]
     passes = PAPER_FITS * PAPER_DRAWS * PAPER_RECORDS / speed["records_a_second"]
-    faster = max(result["training"][precision]["batch_8_records_a_second"] for precision in ("float32", "bfloat16"))
+    faster = max(
+        result["training"][precision]["batch_8_records_a_second"]
+        for precision in ("float32", "bfloat16")
+    )
     fits = PAPER_FITS * PAPER_EPOCHS * PAPER_RECORDS / faster
     share = speed["tflops"] / result["peak"]["float32_tflops"]
     minutes = (passes + fits) / 60

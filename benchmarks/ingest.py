@@ -1,8 +1,9 @@
-"""Ingest and its dry run: seconds of the processor, peak memory, and the ratio to reading the file with pandas.
+"""Ingest and its dry run: seconds of the processor, peak memory, and the ratio to reading the file
+with pandas.
 
-Rows are generated (long tail, quotes, line breaks) and written with `storage.demo_data`, or `--source` names OSHA's
-file and `--codelist` its list; every measurement runs in a process of its own, on one core, in the same run.
-`--cap 0` samples all rows, the worst case for memory.
+Rows are generated (long tail, quotes, line breaks) and written with `storage.demo_data`, or
+`--source` names OSHA's file and `--codelist` its list; every measurement runs in a process of its
+own, on one core, in the same run. `--cap 0` samples all rows, the worst case for memory.
 """
 
 from __future__ import annotations
@@ -21,11 +22,26 @@ from typing import Any
 ONE_CORE = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
 
 
-def measure(what: str, source: Path, out: Path, cap: int, codelist: Path | None) -> dict[str, float]:
-    """Runs one measurement in a fresh process: seconds of its processor, and its peak memory, imports included."""
-    command = [sys.executable, __file__, "--measure", what, str(source), str(out), "--cap", str(cap)]
+def measure(
+    what: str, source: Path, out: Path, cap: int, codelist: Path | None
+) -> dict[str, float]:
+    """Runs one measurement in a fresh process: seconds of its processor, and its peak memory,
+    imports included.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        "--measure",
+        what,
+        str(source),
+        str(out),
+        "--cap",
+        str(cap),
+    ]
     command += [] if codelist is None else ["--codelist", str(codelist)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | ONE_CORE)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | ONE_CORE
+    )
     return json.loads(done.stdout)
 
 
@@ -41,7 +57,9 @@ def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) 
     else:
         from storage.ingest import IngestConfig, ingest, preview
 
-        units: dict[str, Any] = {} if codelist else {"unit_column": "Establishment", "max_per_unit": 5}
+        units: dict[str, Any] = (
+            {} if codelist else {"unit_column": "Establishment", "max_per_unit": 5}
+        )
         config = IngestConfig(**units, cap_per_code=cap or None, unknown_codes="drop")
         start = time.process_time()
         if what == "dry run":
@@ -55,12 +73,16 @@ def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) 
 
 def main() -> None:
     """Generates; measures and prints one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--source", type=Path, help="file of records in place of generated ones")
     parser.add_argument("--codelist", type=Path, help="its code list")
     parser.add_argument("--cap", type=int, default=200, help="records a code at most; 0: all")
-    parser.add_argument("--measure", nargs=3, metavar=("WHAT", "SOURCE", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure", nargs=3, metavar=("WHAT", "SOURCE", "OUT"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.measure is not None:
         what, source, out = options.measure
@@ -74,20 +96,32 @@ def main() -> None:
 
             source = write_demo_data(folder, records=options.rows, seed=1).csv
         given = (source, folder, options.cap, options.codelist)
-        result: dict[str, Any] = {what: measure(what, *given) for what in ("pandas", "dry run", "ingest")}
+        result: dict[str, Any] = {
+            what: measure(what, *given) for what in ("pandas", "dry run", "ingest")
+        }
         for what in ("dry run", "ingest"):
-            result[f"{what} over pandas"] = round(result[what]["seconds"] / result["pandas"]["seconds"], 2)
-        result |= {"source_mb": round(source.stat().st_size / 1e6), "peak_mb_of_imports_alone": measure_imports()}
+            result[f"{what} over pandas"] = round(
+                result[what]["seconds"] / result["pandas"]["seconds"], 2
+            )
+        result |= {
+            "source_mb": round(source.stat().st_size / 1e6),
+            "peak_mb_of_imports_alone": measure_imports(),
+        }
     print(json.dumps(result, indent=2))
 
 
 def measure_imports() -> int:
     """Peak memory of a process that imports ingest and does nothing."""
     code = (
-        "import storage.ingest, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 1000000)"
+        "import storage.ingest, resource; "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 1000000)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ | ONE_CORE
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | ONE_CORE,
     )
     return int(done.stdout)
 

@@ -1,8 +1,9 @@
 """Speed of the release ledger: rows folded a second, and what a release pays for it.
 
-Every command folds the whole ledger once, and a process folds what is new to it. The rows are the ledger's own: of
-each four, three are the states of a release over four cohorts, signed, and one an evaluation. Then a window of eight
-quarters that is retrained each quarter, with the marks of its records. Prints one JSON object.
+Every command folds the whole ledger once, and a process folds what is new to it. The rows are the
+ledger's own: of each four, three are the states of a release over four cohorts, signed, and one an
+evaluation. Then a window of eight quarters that is retrained each quarter, with the marks of its
+records. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ROLLING_NOISE = 4.2246860589417805
 """Noise multiplier of one Gaussian release of (1, 1e-6)."""
 KEY = ec.generate_private_key(ec.SECP256R1())
 """Of the releasing worker."""
-POLICY = Policy.parse({"name": "benchmark", "default": {"asymptotic-local": {"epsilon": 100_000_000}}})
+POLICY = Policy.parse(
+    {"name": "benchmark", "default": {"asymptotic-local": {"epsilon": 100_000_000}}}
+)
 
 
 def plan(key: str) -> ReleasePlan:
@@ -38,7 +41,9 @@ def plan(key: str) -> ReleasePlan:
         cohorts=COHORTS,
         data_fingerprint="f" * 64,
         records_rounded=86_210,
-        event=SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175390625),
+        event=SwagPpmEvent(
+            reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175390625
+        ),
         claim=Claim(
             guarantee_kind="asymptotic-local",
             epsilon=4.35078125,
@@ -49,7 +54,10 @@ def plan(key: str) -> ReleasePlan:
             mc_failure_prob=1 / 501,
             neighbouring_relation="replace-one",
             accountant="autocoder 0.2.0",
-            assumptions=("the SWAG Gaussian stands for the posterior", "the model is well specified"),
+            assumptions=(
+                "the SWAG Gaussian stands for the posterior",
+                "the model is well specified",
+            ),
             unprotected_inputs=("weights", "sensitivity", "k", "label set", "n"),
         ),
         trust_model="central: the agency trains, partners get one draw",
@@ -95,7 +103,9 @@ def fill(ledger: Ledger, rows: int, *, every: int) -> None:
 
 
 def measure_fold(url: str, repeats: int) -> dict[str, float]:
-    """Returns rows a second of a fold and of a full verification, and seconds of a reservation, cold and warm."""
+    """Returns rows a second of a fold and of a full verification, and seconds of a reservation,
+    cold and warm.
+    """
     ledger = Ledger.open(url, key=KEY)
     start = time.process_time()
     rows = ledger.state().sequence
@@ -123,18 +133,27 @@ def measure_fold(url: str, repeats: int) -> dict[str, float]:
 
 
 def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -> dict[str, object]:
-    """Returns time and size of releases over a rolling window of quarters, each retrained on records of eight of them.
+    """Returns time and size of releases over a rolling window of quarters, each retrained on
+    records of eight of them.
 
-    Each record has two marks, of its id and of its narrative. A release of a new quarter shares records with the seven
-    before it, and so is charged to their accounts as well.
+    Each record has two marks, of its id and of its narrative. A release of a new quarter shares
+    records with the seven before it, and so is charged to their accounts as well.
     """
     cap = {"formal": {"epsilon": 10, "delta": "0.001"}}
     file = folder / "rolling.db"
-    ledger = Ledger.open(f"sqlite:///{file}", policy=Policy.parse({"name": "rolling", "default": cap}), key=KEY)
-    event = GaussianReleaseEvent(what="a vector", noise_multiplier=ROLLING_NOISE, l2_sensitivity=1.0)
+    ledger = Ledger.open(
+        f"sqlite:///{file}", policy=Policy.parse({"name": "rolling", "default": cap}), key=KEY
+    )
+    event = GaussianReleaseEvent(
+        what="a vector", noise_multiplier=ROLLING_NOISE, l2_sensitivity=1.0
+    )
     claim = Claim(
-        guarantee_kind="formal", epsilon=1.0, delta=1e-6, neighbouring_relation="add-remove", accountant="benchmark"
-    )  # fmt: skip
+        guarantee_kind="formal",
+        epsilon=1.0,
+        delta=1e-6,
+        neighbouring_relation="add-remove",
+        accountant="benchmark",
+    )
     seconds: list[float] = []
     refusal = ""
     for quarter in range(quarters):
@@ -148,7 +167,12 @@ def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -
             ),
             key=b"k" * 32,
         )
-        values = {"event": event, "claim": claim, "cohorts": tuple(names), "data_fingerprint": f"{quarter:064d}"}
+        values = {
+            "event": event,
+            "claim": claim,
+            "cohorts": tuple(names),
+            "data_fingerprint": f"{quarter:064d}",
+        }
         start = time.perf_counter()
         try:
             ledger.reserve(plan(f"q{quarter}").model_copy(update=values), records=marks)
@@ -174,7 +198,9 @@ def main() -> None:
     parser.add_argument("--postgres", help="also an empty database: postgresql+psycopg://…")
     parser.add_argument("--folder", type=Path, help="where the files go for the time being")
     parser.add_argument("--quarters", type=int, default=40, help="of the rolling window")
-    parser.add_argument("--records", type=int, default=100_000, help="a quarter of the rolling window")
+    parser.add_argument(
+        "--records", type=int, default=100_000, help="a quarter of the rolling window"
+    )
     options = parser.parse_args()
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Measures the peak memory of prior descent's fit on so many generated features, each in a process of its own.
+"""Measures the peak memory of prior descent's fit on so many generated features, each in a process
+of its own.
 
     python benchmarks/memory.py [--records 10000 100000 1000000] [--steps 5]
 
-Claim: it does not grow with the records, their labels (8 bytes each) left out. Peak memory is the kernel's high-water
-mark, libraries and mapped files included. Prints one JSON object.
+Claim: it does not grow with the records, their labels (8 bytes each) left out. Peak memory is the
+kernel's high-water mark, libraries and mapped files included. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ def fit(file: Path, records: int, steps: int) -> dict[str, float]:
     mechanism = PriorDescent(target_epsilon=1.0, delta=1e-7, steps=steps)
     plan = mechanism.plan(Task(records=records, classes=workload.LABELS))
     features, labels = inputs.load(file), workload.labels(records)
-    run = Run(workload.LABELS, 0, lambda: workload.linear_head(WIDTH, workload.LABELS), file.parent / "fit")
+    run = Run(
+        workload.LABELS,
+        0,
+        lambda: workload.linear_head(WIDTH, workload.LABELS),
+        file.parent / "fit",
+    )
     before, started = status("VmRSS"), time.perf_counter()
     plan.fit(Records(features, labels), run)
     return {
@@ -53,8 +59,12 @@ def fit(file: Path, records: int, steps: int) -> dict[str, float]:
 
 def main() -> None:
     """Measures each number of records, and prints all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="to fit")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="to fit"
+    )
     parser.add_argument("--steps", type=int, default=5, help="of the descent (default: 5)")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -65,10 +75,21 @@ def main() -> None:
     for records in options.records:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "features.safetensors"
-            blocks = (torch.rand(min(BLOCK, records - done), WIDTH) for done in range(0, records, BLOCK))
+            blocks = (
+                torch.rand(min(BLOCK, records - done), WIDTH) for done in range(0, records, BLOCK)
+            )
             inputs.save_features(file, (records, WIDTH), blocks)
-            command = [sys.executable, __file__, "--records", str(records), "--steps", str(options.steps)]
-            done = subprocess.run([*command, "--file", str(file)], stdout=subprocess.PIPE, check=True)
+            command = [
+                sys.executable,
+                __file__,
+                "--records",
+                str(records),
+                "--steps",
+                str(options.steps),
+            ]
+            done = subprocess.run(
+                [*command, "--file", str(file)], stdout=subprocess.PIPE, check=True
+            )
             results.append(json.loads(done.stdout))
     print(json.dumps({"results": results}, indent=1))
 

@@ -1,12 +1,15 @@
 #!/usr/bin/env python
-"""Measures a retrain, its formal release and coding of so many synthetic narratives: time and peak memory by stage.
+"""Measures a retrain, its formal release and coding of so many synthetic narratives: time and peak
+memory by stage.
 
     python benchmarks/scale.py --records 1000000 --folder scale-workspace --json scale.json
-    python benchmarks/scale.py --table scale-10000.json scale-100000.json    # the table of docs/how-to/scale-out.md
+    python benchmarks/scale.py --table scale-10000.json scale-100000.json    # the table of
+    docs/how-to/scale-out.md
 
-Half of the records train, the others are scored. Peak memory is the kernel's high-water mark of the process, set back
-after each stage; files that are memory-mapped count. Progress comes from the commands, with the time that is left. A
-run that was interrupted continues in its folder; stages that it finds finished are marked, with no seconds.
+Half of the records train, the others are scored. Peak memory is the kernel's high-water mark of the
+process, set back after each stage; files that are memory-mapped count. Progress comes from the
+commands, with the time that is left. A run that was interrupted continues in its folder; stages
+that it finds finished are marked, with no seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +27,15 @@ from typing import Any
 
 LIMIT_MIB = 4096
 _ENDED = re.compile(r"^\s*(?:([\d.,]+)s|(reused))\s+(\S+(?: \S+)*)\s{2,}(.*)$")
-"""A line of a command that reports a finished stage: seconds, or `reused`, its name, and what it did."""
+"""A line of a command that reports a finished stage: seconds, or `reused`, its name, and what it
+did.
+"""
 
 
 def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
-    """Runs one command; returns its seconds by the clock and of processor, its stages and its peak memory."""
+    """Runs one command; returns its seconds by the clock and of processor, its stages and its peak
+    memory.
+    """
     print(f"{name}: {' '.join(arguments)}", file=sys.stderr)
     env = os.environ | {"AUTOCODER_HOME": str(home), "DO_NOT_TRACK": "1"}
     started = time.perf_counter()
@@ -47,7 +54,9 @@ def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
         ended = _ENDED.match(line)
         if ended:
             seconds = None if ended[1] is None else float(ended[1].replace(",", ""))
-            stages.append({"stage": ended[3], "seconds": seconds, "peak_mib": peak_since_last(running.pid)})
+            stages.append(
+                {"stage": ended[3], "seconds": seconds, "peak_mib": peak_since_last(running.pid)}
+            )
     answer = running.stdout.read()
     _, status, usage = os.wait4(running.pid, 0)
     running.returncode = os.waitstatus_to_exitcode(status)
@@ -57,14 +66,18 @@ def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
         "command": name,
         "seconds": round(time.perf_counter() - started, 1),
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_mib": max([round(usage.ru_maxrss / 1024), *(stage["peak_mib"] or 0 for stage in stages)]),
+        "peak_mib": max(
+            [round(usage.ru_maxrss / 1024), *(stage["peak_mib"] or 0 for stage in stages)]
+        ),
         "stages": stages,
         "answer": answer,
     }
 
 
 def peak_since_last(pid: int) -> int | None:
-    """Returns a process's peak memory in MiB since the last call, and sets the mark back; None once it has ended."""
+    """Returns a process's peak memory in MiB since the last call, and sets the mark back; None once
+    it has ended.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -80,11 +93,23 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
     table, codes = data / "injuries.csv", data / "codelist.csv"
     runs: list[dict[str, Any]] = []
     if not table.is_file():
-        runs.append(command("demo-data", "demo-data", "--out", str(data), "--records", str(records), home=home))
+        runs.append(
+            command(
+                "demo-data", "demo-data", "--out", str(data), "--records", str(records), home=home
+            )
+        )
     options = [part for one in settings for part in ("--set", one)]
     names = ("--data", str(table), "--codelist", str(codes), "--home", str(home))
     retrain = command(
-        "retrain", "retrain", "--profile", "demo-formal", *names, *options, "--release", "--json", home=home
+        "retrain",
+        "retrain",
+        "--profile",
+        "demo-formal",
+        *names,
+        *options,
+        "--release",
+        "--json",
+        home=home,
     )
     bundle = json.loads(retrain["answer"])["release"]["bundle"]
     out = folder / "coded.csv"
@@ -129,25 +154,45 @@ def table(files: Sequence[Path]) -> str:
 
 
 def _cell(seconds: float | None, peak: int | None) -> str:
-    parts = ["" if seconds is None else f"{seconds:,.1f} s", "" if peak is None else f"{peak:,} MiB"]
+    parts = [
+        "" if seconds is None else f"{seconds:,.1f} s",
+        "" if peak is None else f"{peak:,} MiB",
+    ]
     return ", ".join(part for part in parts if part) or "–"
 
 
 def main() -> None:
     """Measures and prints one JSON object, or prints the table of several."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=10_000, help="narratives to invent (default: 10,000)")
-    parser.add_argument("--folder", type=Path, default=Path("scale-workspace"), help="data, workspace and results")
-    parser.add_argument("--set", action="append", default=[], dest="settings", help="setting of the training run")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, default=10_000, help="narratives to invent (default: 10,000)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("scale-workspace"), help="data, workspace and results"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], dest="settings", help="setting of the training run"
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and measure nothing")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        help="print the table of these results, and measure nothing",
+    )
     options = parser.parse_args()
     if options.table:
         print(table(options.table))
         return
     result = measure(options.records, options.folder / str(options.records), options.settings)
     peaks = [run["peak_mib"] for run in result["runs"]]
-    result |= {"peak_mib": max(peaks), "peak_mib_target": f"<= {LIMIT_MIB}", "met": max(peaks) <= LIMIT_MIB}
+    result |= {
+        "peak_mib": max(peaks),
+        "peak_mib_target": f"<= {LIMIT_MIB}",
+        "met": max(peaks) <= LIMIT_MIB,
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if options.json:

@@ -1,4 +1,6 @@
-"""Holds what the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to measure."""
+"""Holds what the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to
+measure.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +24,48 @@ from mechanisms.posterior import swag
 LABELS = 100
 
 
-def arguments(description: str | None, *, repeats: int, records: int | None = None) -> argparse.ArgumentParser:
-    """Common options; those of an encoder and its narratives where `records` says how many there are."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(
+    description: str | None, *, repeats: int, records: int | None = None
+) -> argparse.ArgumentParser:
+    """Common options; those of an encoder and its narratives where `records` says how many there
+    are.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     if records is not None:
-        parser.add_argument("--encoder", default=PACKAGED, help="hub name, folder, or packaged-minilm (default)")
-        parser.add_argument("--records", type=int, default=records, help=f"narratives (default: {records})")
-    parser.add_argument("--repeats", type=int, default=repeats, help=f"interleaved repeats (default: {repeats})")
+        parser.add_argument(
+            "--encoder", default=PACKAGED, help="hub name, folder, or packaged-minilm (default)"
+        )
+        parser.add_argument(
+            "--records", type=int, default=records, help=f"narratives (default: {records})"
+        )
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help=f"interleaved repeats (default: {repeats})"
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     return parser
 
 
 def narratives(n: int, *, vocabulary: int) -> TokenInputs:
-    """Random token ids with the lengths of OSHA's narratives: log-normal, mean 41, 95th percentile 81, at most 128."""
+    """Random token ids with the lengths of OSHA's narratives: log-normal, mean 41, 95th percentile
+    81, at most 128.
+    """
     g = torch.Generator().manual_seed(0)
-    lengths = torch.exp(3.595 + 0.486 * torch.randn(n, generator=g)).round().clamp(8, 128).to(torch.int64)
+    lengths = (
+        torch.exp(3.595 + 0.486 * torch.randn(n, generator=g)).round().clamp(8, 128).to(torch.int64)
+    )
     ids = [torch.randint(5, vocabulary, (int(k),), generator=g).tolist() for k in lengths]
     return TokenInputs.from_lists(ids, pad_id=0)
 
 
 def linear_head(width: int, classes: int) -> Classifier:
     """A linear head over features, as mean pooling has it."""
-    part, config = nn.Linear(width, classes), ModelConfig(encoder="none", trainable="head", pooling="mean")
+    part, config = (
+        nn.Linear(width, classes),
+        ModelConfig(encoder="none", trainable="head", pooling="mean"),
+    )
     return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
 
 
@@ -54,7 +75,9 @@ def labels(n: int) -> Tensor:
 
 
 def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -> swag.Posterior:
-    """A posterior of `rank` synthetic snapshots around theta, on disk and opened by memory map as in a real run."""
+    """A posterior of `rank` synthetic snapshots around theta, on disk and opened by memory map as
+    in a real run.
+    """
     g = torch.Generator().manual_seed(0)
     theta = theta.cpu()
     state = swag.init(theta.numel(), rank=rank, folder=folder)
@@ -74,9 +97,15 @@ def seconds(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], Any]], *, repeats: int, device: torch.device, warm_up: bool = True
+    contestants: Mapping[str, Callable[[], Any]],
+    *,
+    repeats: int,
+    device: torch.device,
+    warm_up: bool = True,
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant, one after the other, `repeats` times: other load on the machine meets all alike."""
+    """Seconds of each contestant, one after the other, `repeats` times: other load on the machine
+    meets all alike.
+    """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(repeats + warm_up):
         for name, work in contestants.items():
@@ -87,7 +116,9 @@ def interleaved(
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """Median over the rounds of one time over the other: each round's two were measured side by side."""
+    """Median over the rounds of one time over the other: each round's two were measured side by
+    side.
+    """
     return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 3)
 
 
@@ -97,7 +128,9 @@ def median(times: list[float]) -> float:
 
 
 def report(result: Mapping[str, Any], to: Path | None) -> None:
-    """Prints the result as one JSON object, with what it was measured on, and writes it where asked."""
+    """Prints the result as one JSON object, with what it was measured on, and writes it where
+    asked.
+    """
     write(result, to)
     print(_text(result))
 
@@ -111,7 +144,9 @@ def write(result: Mapping[str, Any], to: Path | None) -> None:
 def _text(result: Mapping[str, Any]) -> str:
     on_cuda = str(result.get("device", "")).startswith("cuda")
     machine = torch.cuda.get_device_name() if on_cuda else f"{torch.get_num_threads()} threads"
-    return json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
+    return json.dumps(
+        dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2
+    )
 
 
 def drain(device: torch.device) -> None:

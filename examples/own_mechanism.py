@@ -1,4 +1,6 @@
-"""Defines a mechanism in one file: class means of directions, with noise. See docs/how-to/add-a-mechanism.md."""
+"""Defines a mechanism in one file: class means of directions, with noise. See
+docs/how-to/add-a-mechanism.md.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -39,17 +41,30 @@ class OutputPerturbation(Aimed, frozen=True):
 
     def event(self, noise: float, task: Task) -> GaussianReleaseEvent:
         # a record adds a vector of norm <= 1 and a count to one row
-        return GaussianReleaseEvent(what="sums and counts", noise_multiplier=noise, l2_sensitivity=2**0.5, exact=True)
+        return GaussianReleaseEvent(
+            what="sums and counts", noise_multiplier=noise, l2_sensitivity=2**0.5, exact=True
+        )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, GaussianReleaseEvent)
         if run.folder and (run.folder / "means.safetensors").exists():
             return Fitted(self.load(run.folder, run), plan.event)
-        # integers in units of 2^-30, cut towards zero, so that sums are exact and noise is rounded without error
-        vectors = torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0).mul(2**30 - 1).trunc()
-        table = torch.zeros(run.classes, vectors.shape[1]).double().index_add_(0, records.labels, vectors)
+        # integers in units of 2^-30, cut towards zero, so that sums are exact and noise is rounded
+        # without error
+        vectors = (
+            torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0)
+            .mul(2**30 - 1)
+            .trunc()
+        )
+        table = (
+            torch.zeros(run.classes, vectors.shape[1])
+            .double()
+            .index_add_(0, records.labels, vectors)
+        )
         std = Fraction(plan.event.noise_multiplier) * Fraction(plan.event.l2_sensitivity) * 2**30
-        noise.SecretStream(run.new_key()).add_rounded_normal_(table, std=std, purpose="table", step=0)
+        noise.SecretStream(run.new_key()).add_rounded_normal_(
+            table, std=std, purpose="table", step=0
+        )
         model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=2**30))
         if run.folder:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +78,19 @@ class OutputPerturbation(Aimed, frozen=True):
 def main() -> None:
     """Plans for epsilon 2 per record, fits on synthetic records, prints accuracy and claim."""
     labels = torch.arange(600) % 3
-    training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
-    run = Run(classes=3, seed=0, classifier=lambda: build(ModelConfig(pooling="none"), num_labels=3, seed=0, width=8))
+    training, test = (
+        FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2)
+    )
+    run = Run(
+        classes=3,
+        seed=0,
+        classifier=lambda: build(ModelConfig(pooling="none"), num_labels=3, seed=0, width=8),
+    )
     plan = OutputPerturbation(target_epsilon=2.0, delta=1e-5).plan(Task(records=600, classes=3))
     fit = plan.fit(Records(training, labels), run)
-    claim = claims.claim_of(fit.event, delta=1e-5, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+    claim = claims.claim_of(
+        fit.event, delta=1e-5, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
+    )
     right = fit.model.log_probabilities(test).argmax(1) == labels
     print(f"accuracy {right.double().mean():.3f}\n{claim.model_dump_json(indent=2)}")
 

@@ -1,7 +1,7 @@
 """Trains your torch model by SWAG-PPM, with one call, and prints what it claims.
 
-Any `nn.Module` that treats each record alone can replace the layers below. `own_model.ipynb` next to this file is
-the longer version, with pictures.
+Any `nn.Module` that treats each record alone can replace the layers below. `own_model.ipynb` next
+to this file is the longer version, with pictures.
 """
 
 import torch
@@ -17,14 +17,20 @@ def invented(n: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns synthetic features around one corner for each class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % CLASSES
-    return 2 * torch.eye(CLASSES, WIDTH)[labels] + torch.randn(n, WIDTH, generator=generator), labels
+    return 2 * torch.eye(CLASSES, WIDTH)[labels] + torch.randn(
+        n, WIDTH, generator=generator
+    ), labels
 
 
 def main() -> None:
     """Prints accuracy and claim."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, CLASSES))
-    loss, training, (x, y) = nn.functional.cross_entropy, invented(300, seed=1), invented(300, seed=2)
+    loss, training, (x, y) = (
+        nn.functional.cross_entropy,
+        invented(300, seed=1),
+        invented(300, seed=2),
+    )
     private = swag_ppm(
         model,
         loss,

@@ -1,6 +1,7 @@
 """Audits the claim of a plan by reruns of the mechanism and gradient canaries.
 
-Nothing is released and nothing is charged. Each audit is a row of the ledger, which the gate of a release reads.
+Nothing is released and nothing is charged. Each audit is a row of the ledger, which the gate of a
+release reads.
 """
 
 from functools import partial
@@ -25,7 +26,9 @@ def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditR
         planned, origin = Origin.of(Path(plan))
         chosen = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
         context.workspace.create()
-        estimate = auditing.estimate_stages(context, origin.parameters, origin.terms, settings, chosen)
+        estimate = auditing.estimate_stages(
+            context, origin.parameters, origin.terms, settings, chosen
+        )
     private = context.workspace.private
     measured = MetricsListener(private, "audit"), TimingsListener(private, estimate.stages)
     with private_errors("audit"), listening(*context.run.listeners(), *measured):

@@ -16,13 +16,29 @@ from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
-_TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine", "purge"}
-"""Commands that are refused in the light installation before they import anything; others once an import fails."""
+_TRAINING = {
+    "train",
+    "retrain",
+    "audit",
+    "release",
+    "plan",
+    "approve",
+    "compare",
+    "deploy",
+    "engine",
+    "purge",
+}
+"""Commands that are refused in the light installation before they import anything; others once an
+import fails.
+"""
 
 _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "train": ("train:train", "Train on your records; ends with a plan, releases nothing"),
-        "demo-data": ("demo_data:demo_data", "Write synthetic records and their code list, to try everything"),
+        "demo-data": (
+            "demo_data:demo_data",
+            "Write synthetic records and their code list, to try everything",
+        ),
         "status": ("status:status", "What waits, and the command to type next"),
     },
     "Decide": {
@@ -37,12 +53,18 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "keys": ("keys:app", "Make signing keys and replace them"),
     },
     "Use": {
-        "adopt": ("adopt:adopt", "Check and unpack a bundle that you received, fit your thresholds"),
+        "adopt": (
+            "adopt:adopt",
+            "Check and unpack a bundle that you received, fit your thresholds",
+        ),
         "code": ("code:code", "Code texts or a file"),
         "serve": ("serve:serve", "Code over HTTP, with pages to try and to review"),
         "verify": ("verify:verify", "Check a bundle's signature and contents"),
         "sample": ("sample:sample", "Take a sample of a coded table for people to code"),
-        "estimate": ("estimate:estimate", "Agreement with people, and counts by code with intervals"),
+        "estimate": (
+            "estimate:estimate",
+            "Agreement with people, and counts by code with intervals",
+        ),
         "drift": ("drift:drift", "Compare a period with an earlier one"),
         "successor": ("successor:successor", "Compare a new bundle with the one in use"),
     },
@@ -58,7 +80,19 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """Section -> command -> module and name of what runs, and what the overview says of it."""
-_START = {"train", "demo-data", "status", "plan", "audit", "approve", "release", "handover", "adopt", "code", "serve"}
+_START = {
+    "train",
+    "demo-data",
+    "status",
+    "plan",
+    "audit",
+    "approve",
+    "release",
+    "handover",
+    "adopt",
+    "code",
+    "serve",
+}
 """Commands of the first page; `autocoder --help-all` has all."""
 
 
@@ -73,7 +107,11 @@ class _Overview(Commands):
 
 def _app(chosen: str | None) -> typer.Typer:
     app = typer.Typer(
-        name="autocoder", cls=_Overview, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+        name="autocoder",
+        cls=_Overview,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
     commands = {name: place for group in _COMMANDS.values() for name, (place, _) in group.items()}
     commands["retrain"] = commands["train"]
@@ -95,23 +133,38 @@ def _version(requested: bool) -> None:
         from tasks.running.provenance import provenance
 
         source = provenance()
-        say(f"autocoder {VERSION}, commit {source.code_commit}{', changed' if source.code_dirty else ''}")
+        say(
+            f"autocoder {VERSION}, commit "
+            f"{source.code_commit}{', changed' if source.code_dirty else ''}"
+        )
         raise typer.Exit
 
 
 def _every_command(requested: bool) -> None:
     if requested:
         for title, commands in _COMMANDS.items():
-            say("\n".join([f"{title}:", *(f"  {name:<11}{text}" for name, (_, text) in commands.items()), ""]))
+            say(
+                "\n".join(
+                    [
+                        f"{title}:",
+                        *(f"  {name:<11}{text}" for name, (_, text) in commands.items()),
+                        "",
+                    ]
+                )
+            )
         raise typer.Exit
 
 
 def _autocoder(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
-    every_command: Annotated[bool, typer.Option("--help-all", callback=_every_command, is_eager=True)] = False,
+    every_command: Annotated[
+        bool, typer.Option("--help-all", callback=_every_command, is_eager=True)
+    ] = False,
 ) -> None:
-    """Train a text classifier on confidential records with differential privacy, and share it as a signed bundle."""
+    """Train a text classifier on confidential records with differential privacy, and share it as a
+    signed bundle.
+    """
     if context.invoked_subcommand in _TRAINING and not {"--help", "--help-all"} & set(sys.argv):
         from tasks.running import installation
 
@@ -127,15 +180,19 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Run the command; expected errors end in one line, not in a traceback."""
-    # Before torch starts its threads: waiting ones sleep instead of spinning, which halves the time on a busy machine.
+    # Before torch starts its threads: waiting ones sleep instead of spinning, which halves the time
+    # on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # The libraries make a million objects that live as long as the process. Looking for garbage among them as often as
-    # Python does by default costs a second or two of every command, most of it after the work is done.
+    # The libraries make a million objects that live as long as the process. Looking for garbage
+    # among them as often as Python does by default costs a second or two of every command, most of
+    # it after the work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
     interruption.answer()
     try:
-        with private_errors("autocoder"):  # most commands have one of their own, which names the stage
+        with private_errors(
+            "autocoder"
+        ):  # most commands have one of their own, which names the stage
             _app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
     except StageError as error:
         _end(str(error), code=1)

@@ -38,7 +38,9 @@ def code_batch(
     column: Annotated[str, with_title("Text column")] = "Final Narrative",
     bundle: Annotated[str | None, with_title("Bundle")] = None,
     top_k: Annotated[int, Field(ge=1, le=50), with_title("Codes per narrative")] = 1,
-    threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, with_title("Threshold")] = None,
+    threshold: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | None, with_title("Threshold")
+    ] = None,
     home: Workspace = None,
 ) -> CodingReport:
     """Write a file with the input's columns and the codes. After a crash a rerun resumes.
@@ -62,6 +64,12 @@ def code_batch(
         answers = (answer_columns(coder, top_k=top_k, threshold=threshold),)
         job = CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
         bundles, report = Bundles.of(coder), progress.reporter("code, by workers")
-        by_workers = partial(spread, bundles, job, engine=engine, report=report, bundle=folder) if engine else None
+        by_workers = (
+            partial(spread, bundles, job, engine=engine, report=report, bundle=folder)
+            if engine
+            else None
+        )
         coded = run(bundles, job, spread=by_workers)
-        return CodingReport(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)
+        return CodingReport(
+            rows=coded.rows, needs_review=coded.review, out=out, release=coder.release
+        )

@@ -1,6 +1,8 @@
-"""Compares branches on the same records: one ingest, then branches times seeds, each stage as a task run.
+"""Compares branches on the same records: one ingest, then branches times seeds, each stage as a
+task run.
 
-SWAG-PPM comes from the stages of the training flow: a comparison and a training run reuse each other's.
+SWAG-PPM comes from the stages of the training flow: a comparison and a training run reuse each
+other's.
 """
 
 from functools import partial
@@ -27,10 +29,14 @@ class CompareResult(BaseModel, frozen=True):
     branches: tuple[BranchSummary, ...]
     """Each branch, then those with a target at each further one."""
     plans: dict[str, str]
-    """Release plan of each branch that has a claim, at the first seed: what `autocoder release` takes."""
+    """Release plan of each branch that has a claim, at the first seed: what `autocoder release`
+    takes.
+    """
 
 
-def compare_form(form: RecordsForm, settings: CompareParameters, branches: str, run: Run) -> CompareResult:
+def compare_form(
+    form: RecordsForm, settings: CompareParameters, branches: str, run: Run
+) -> CompareResult:
     context = form.run().context(run)
     with private_errors("compare"):
         parameters = parameters_of_run(form, run)

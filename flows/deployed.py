@@ -1,4 +1,6 @@
-"""Flows that the server's page offers, each around the function that a command calls; see deployments/prefect.yaml."""
+"""Flows that the server's page offers, each around the function that a command calls; see
+deployments/prefect.yaml.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +15,15 @@ from flows.commands.options import LedgerOptions
 from flows.compare import CompareResult
 from flows.handover import HandedOver, Revoked
 from flows.retrain import RetrainResult, retrain_form
-from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
+from flows.server.form import (
+    DeviceChoice,
+    FormalForm,
+    PlanFile,
+    RecordsForm,
+    Workspace,
+    section,
+    with_title,
+)
 from flows.server.prefect_run import PrefectRun, as_flow, named_by_plan
 from flows.server.settings import home_of
 from tasks.auditing.result import AuditResult
@@ -37,7 +47,8 @@ OUTBOX = "/outbox"
 
 @as_flow(
     name="retrain",
-    description="Train on your own records with a formal guarantee, and plan the release. The plan is audited, then "
+    description="Train on your own records with a formal guarantee, and plan the release. The "
+    "plan is audited, then "
     "approved and released.",
     flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
 )
@@ -52,7 +63,8 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
 
 @as_flow(
     name="retrain",
-    description="SWAG-PPM: one private sample, whose epsilon is an estimate and is measured. The plan is audited, then "
+    description="SWAG-PPM: one private sample, whose epsilon is an estimate and is measured. The "
+    "plan is audited, then "
     "approved and released.",
     flow_run_name="{parameters.population}, SWAG-PPM",
 )
@@ -67,7 +79,10 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
 
 @as_flow(
     name="compare",
-    description="SWAG-PPM and other methods on the same records, on equal terms. Internal: nothing is released.",
+    description=(
+        "SWAG-PPM and other methods on the same records, on equal terms. Internal: "
+        "nothing is released."
+    ),
     flow_run_name="{parameters.population}",
 )
 def compare(
@@ -78,7 +93,8 @@ def compare(
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is the first.
+        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is
+            the first.
         settings: target, delta, seeds, the other methods' common settings, and further branches.
         branches: names by comma, or `all`.
     """
@@ -88,7 +104,10 @@ def compare(
 
 @as_flow(
     name="audit",
-    description="Measure what the release of a plan would leak, and compare it with the claim. Nothing is released.",
+    description=(
+        "Measure what the release of a plan would leak, and compare it with the claim. "
+        "Nothing is released."
+    ),
     flow_run_name=named_by_plan,
 )
 def audit(
@@ -111,7 +130,9 @@ def audit(
 
 @as_flow(
     name="release",
-    description="Release a plan: wait for approvals, reserve the budget, sample once, bundle, commit.",
+    description=(
+        "Release a plan: wait for approvals, reserve the budget, sample once, bundle, commit."
+    ),
     flow_run_name=named_by_plan,
 )
 def release(
@@ -119,7 +140,9 @@ def release(
     home: Workspace = None,
     device: DeviceChoice = "auto",
     ledger: Annotated[BundleParameters | None, with_title("Ledger and bundle")] = None,
-    wait_days: Annotated[int, Field(ge=1, le=365), with_title("Days to wait for approvals")] = releasing.WAIT_DAYS,
+    wait_days: Annotated[
+        int, Field(ge=1, le=365), with_title("Days to wait for approvals")
+    ] = releasing.WAIT_DAYS,
 ) -> Released:
     """Release a plan; return the release of one that was released before, and resume one that died.
 
@@ -135,10 +158,15 @@ def release(
 
 @as_flow(
     name="handover",
-    description="Hand a release over: check the bundle as the partner will, pack it, and record that in the ledger.",
+    description=(
+        "Hand a release over: check the bundle as the partner will, pack it, and record "
+        "that in the ledger."
+    ),
     flow_run_name="{release} to {partner}",
 )
-def handover(release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, home: Workspace = None) -> HandedOver:
+def handover(
+    release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, home: Workspace = None
+) -> HandedOver:
     """Pack a release for a partner.
 
     Args:
@@ -148,15 +176,22 @@ def handover(release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, 
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
     """
     with private_errors("handover"):
-        return handing.hand_over(release, partner, Path(folder).expanduser(), LedgerOptions(home_of(home)))
+        return handing.hand_over(
+            release, partner, Path(folder).expanduser(), LedgerOptions(home_of(home))
+        )
 
 
 @as_flow(
     name="revoke",
-    description="Revoke a release: a row of the ledger, and the next roots.json for partners. The budget stays spent.",
+    description=(
+        "Revoke a release: a row of the ledger, and the next roots.json for partners. "
+        "The budget stays spent."
+    ),
     flow_run_name="{release}",
 )
-def revoke(release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None) -> Revoked:
+def revoke(
+    release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None
+) -> Revoked:
     """Revoke a release, and write the roots that name all revocations.
 
     Args:

@@ -1,4 +1,6 @@
-"""Hands a release over to a partner, or revokes it: what the commands and the deployments of these names call."""
+"""Hands a release over to a partner, or revokes it: what the commands and the deployments of these
+names call.
+"""
 
 import os
 from pathlib import Path
@@ -33,7 +35,9 @@ class Revoked(BaseModel, frozen=True):
 
 
 def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) -> HandedOver:
-    """Packs a release for a partner into a folder, and records that; the bundle is checked as the partner will."""
+    """Packs a release for a partner into a folder, and records that; the bundle is checked as the
+    partner will.
+    """
     from storage.bundle import registry
     from storage.bundle.check import check
     from storage.bundle.seal import VARIABLE, signing_public_key
@@ -43,10 +47,16 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
     bundle = workspace.bundles / release
     row = registry.require_committed(place.open(), release, bundle)
     local = workspace.home / "signing-key.pub.pem"
-    trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
+    trusted = (
+        local
+        if local.is_file() and VARIABLE not in os.environ
+        else signing_public_key(workspace.private)
+    )
     sound = check(bundle, Trust(trusted))
     signing = place.open_to_sign()
-    archive, record = registry.hand_over(signing, row, bundle, folder, partner=partner, requester="operator")
+    archive, record = registry.hand_over(
+        signing, row, bundle, folder, partner=partner, requester="operator"
+    )
     return HandedOver(
         archive=str(archive),
         release_id=release,
@@ -58,7 +68,9 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
 
 
 def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:
-    """Revokes a release in the ledger, and writes the agency's next root, which names all revocations, to a file."""
+    """Revokes a release in the ledger, and writes the agency's next root, which names all
+    revocations, to a file.
+    """
     from storage.bundle.registry import record_revocation, revoked_releases
     from storage.bundle.seal import signing_key
     from storage.bundle.trust import (
@@ -89,7 +101,9 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
                 write_roots(written, roots)
             except OSError as error:
                 why = f"{option}{written}: {error.strerror}"
-                raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
+                raise InputError(
+                    f"{why}. The release is revoked; run the command again for the file."
+                ) from None
     return Revoked(
         release_id=release,
         roots=str(out),

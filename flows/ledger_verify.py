@@ -26,15 +26,17 @@ class VerificationResult(BaseModel, frozen=True):
 
 @as_flow(
     name="ledger-verify",
-    description="Check every row of the release ledger, and that none was cut off since the last check.",
+    description=(
+        "Check every row of the release ledger, and that none was cut off since the last check."
+    ),
 )
 def ledger_verify(
     home: Workspace = None, ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None
 ) -> VerificationResult:
     """Verify the ledger; fail and name the bad rows if it was changed.
 
-    The saved head is next to the ledger: it shows a cut or rewritten chain as long as no one changes both. Give a
-    signed head to others as well (`autocoder ledger export head`).
+    The saved head is next to the ledger: it shows a cut or rewritten chain as long as no one
+    changes both. Give a signed head to others as well (`autocoder ledger export head`).
 
     Args:
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
@@ -48,7 +50,11 @@ def ledger_verify(
         report = opened.verify(heads=heads)
         if not report.ok:
             problems = "; ".join(bad.problem for bad in report.bad[:20])
-            raise StorageError(f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`")
+            raise StorageError(
+                f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`"
+            )
         head = state_head(report.sequence, report.hash)
         write_atomically(head_file, json.dumps(head.model_dump(), indent=1).encode() + b"\n")
-        return VerificationResult(rows=report.rows, sequence=report.sequence, hash=report.hash, notes=report.notes)
+        return VerificationResult(
+            rows=report.rows, sequence=report.sequence, hash=report.hash, notes=report.notes
+        )

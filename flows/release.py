@@ -1,7 +1,9 @@
-"""Releases a plan of a training run or a comparison once it is approved: one draw, bundled and recorded.
+"""Releases a plan of a training run or a comparison once it is approved: one draw, bundled and
+recorded.
 
-A run of the deployment suspends until it has the approvals that the policy requires: it holds no worker meanwhile, and
-starts from the top at each answer, which Prefect stores. A run without a deployment is refused instead.
+A run of the deployment suspends until it has the approvals that the policy requires: it holds no
+worker meanwhile, and starts from the top at each answer, which Prefect stores. A run without a
+deployment is refused instead.
 """
 
 from pathlib import Path
@@ -24,9 +26,14 @@ WAIT_DAYS = 30
 
 
 def release(
-    plan: str, context: Context, *, ledger: BundleParameters | None = None, wait_days: int = WAIT_DAYS
+    plan: str,
+    context: Context,
+    *,
+    ledger: BundleParameters | None = None,
+    wait_days: int = WAIT_DAYS,
 ) -> Released:
-    """Releases a plan; returns the release of one that was released before, and resumes one that died.
+    """Releases a plan; returns the release of one that was released before, and resumes one that
+    died.
 
     Args:
         plan: path of the plan that `retrain` or `compare` wrote.
@@ -47,15 +54,27 @@ def release(
 
             approvals.wait(context, checked, file=plan, days=wait_days)
         else:
-            approval.may_release(checked, approval.require_unrefused(context, checked), file=plan, deployed=False)
+            approval.may_release(
+                checked, approval.require_unrefused(context, checked), file=plan, deployed=False
+            )
         prefect_page.publish_budget(context, settings)
         return context.run.call("release", "release", publish.release, context, planned, settings)
 
 
-def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
-    """Start the release deployment on a plan and return its run's id; the caller does not wait for it."""
+def request(
+    context: Context,
+    planned: PlannedRelease,
+    plan_file: Path,
+    settings: BundleParameters,
+    name: str,
+) -> str:
+    """Start the release deployment on a plan and return its run's id; the caller does not wait for
+    it.
+    """
     if not context.run.shows:
-        raise InputError("release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out.")
+        raise InputError(
+            "release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out."
+        )
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
 
@@ -66,7 +85,9 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
             parameters={
                 "plan": str(plan_file),
                 "home": context.home,
-                "ledger": settings.model_dump(mode="json", include=set(BundleParameters.model_fields)),
+                "ledger": settings.model_dump(
+                    mode="json", include=set(BundleParameters.model_fields)
+                ),
             },
             timeout=0,
             as_subflow=False,
@@ -74,5 +95,7 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
             idempotency_key=f"{planned.digest}-{context.run.id}",
         )
     except ObjectNotFound:
-        raise InputError(f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`.") from None
+        raise InputError(
+            f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`."
+        ) from None
     return str(run.id)

@@ -1,11 +1,13 @@
-"""Runs the main job: from a file of records to the plan of one release, or to the release itself on request.
+"""Runs the main job: from a file of records to the plan of one release, or to the release itself on
+request.
 
 ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
        -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
        -> evaluate -> plan [-> release]
 
-With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the same path.
+With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the
+same path.
 """
 
 from functools import partial
@@ -14,7 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
-from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
+from storage.ledger.registry import (
+    other_population_names,
+    overlapping_releases,
+    population_name_warning,
+)
 from tasks.branches.plan import Origin
 from tasks.parameters import RetrainParameters
 from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
@@ -76,8 +82,12 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     if settings.enabled and settings.deployment:
         release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
-        prefect_page.publish_budget(context, settings)  # before too: it is needed most after a refusal
-        released = context.run.call("release", "release", publish.release, context, planned, settings)
+        prefect_page.publish_budget(
+            context, settings
+        )  # before too: it is needed most after a refusal
+        released = context.run.call(
+            "release", "release", publish.release, context, planned, settings
+        )
     if context.run.shows:
         prefect_page.publish_artifacts(
             context,
@@ -94,5 +104,8 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     sizes = {"train": facts["train"], "test": facts["test"], "codes": facts["codes_observed"]}
     warned += tuple(retraining.warnings_of(parameters.data, **sizes))
     return RetrainResult(
-        plan=str(plan_file), release=released, release_run=release_run, warnings=() if released else warned
+        plan=str(plan_file),
+        release=released,
+        release_run=release_run,
+        warnings=() if released else warned,
     )

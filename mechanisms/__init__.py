@@ -1,4 +1,5 @@
-"""Private mechanisms: each plans its noise, fits, and states the event that its claim follows from; and audits.
+"""Private mechanisms: each plans its noise, fits, and states the event that its claim follows from;
+and audits.
 
 Knows no Prefect and no database. `autocoder` names what a person imports.
 """

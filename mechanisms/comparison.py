@@ -1,6 +1,7 @@
 """Compares mechanisms on the same records at equal epsilon, as a data frame.
 
-Every fit costs its epsilon again: this serves public or synthetic records, or a study that someone else has paid for.
+Every fit costs its epsilon again: this serves public or synthetic records, or a study that someone
+else has paid for.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ def compare(
     """Fits every mechanism on the same half, by the same seeds, and scores it on the other half.
 
     Args:
-        epsilon: target of the mechanisms that have one, calibrated by their tightest accountant; several give a row
-            each. Mechanisms without a target are measured once.
+        epsilon: target of the mechanisms that have one, calibrated by their tightest accountant;
+            several give a row each. Mechanisms without a target are measured once.
         seeds: fits per row.
         options: further arguments of `PrivateClassifier`, such as `bounds`, `titles` or `classes`.
 
     Returns:
-        One row per mechanism and target: `mean` and `spread` (standard deviation) of the score over seeds; `difference`
-        to the first row and its `standard_error` over 2,000 resamples of the test records that all share (paired
-        bootstrap); `record_error`, that of the mean; `target`; `epsilon`, `epsilon_replaced` and `guarantee_kind` of
-        the claims, the largest of the seeds.
+        One row per mechanism and target: `mean` and `spread` (standard deviation) of the score over
+            seeds; `difference`
+        to the first row and its `standard_error` over 2,000 resamples of the test records that all
+        share (paired bootstrap); `record_error`, that of the mean; `target`; `epsilon`,
+        `epsilon_replaced` and `guarantee_kind` of the claims, the largest of the seeds.
 
     Raises:
         MechanismError: what a mechanism refuses.
@@ -63,7 +65,9 @@ def compare(
     from sklearn.model_selection import train_test_split
 
     classes, places = np.unique(np.asarray(y), return_inverse=True)
-    train, test, fitted, expected = train_test_split(X, places, test_size=test_share, random_state=0)
+    train, test, fitted, expected = train_test_split(
+        X, places, test_size=test_share, random_state=0
+    )
     targets = [epsilon] if isinstance(epsilon, int | float) else list(epsilon)
     rows: dict[str, list[Any]] = {}
     first: tuple[float, np.ndarray] | None = None
@@ -101,6 +105,8 @@ def _claimed(claims: Sequence[Claim]) -> dict[str, Any]:
     largest = max(claims, key=lambda claim: claim.epsilon or 0.0)
     return {
         "epsilon": float("nan") if largest.epsilon is None else largest.epsilon,
-        "epsilon_replaced": float("nan") if largest.epsilon_replaced is None else largest.epsilon_replaced,
+        "epsilon_replaced": float("nan")
+        if largest.epsilon_replaced is None
+        else largest.epsilon_replaced,
         "guarantee_kind": largest.guarantee_kind,
     }

@@ -2,19 +2,21 @@
 
 A step t draws a Poisson sample B_t (each record independently with probability q), and
 
-    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n),     c_i || grad(-l_i) || <= C_t
+    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n),     c_i || grad(-l_i) ||
+    <= C_t
 
-which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample; the real one is
-private. `mechanisms.descent` takes the steps, from the event: sums are of integers (`mechanisms.model.clipping`) and
-noise is rounded without error, so the claim covers the bits, if a record's gradient depends on that record only.
+which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample;
+the real one is private. `mechanisms.descent` takes the steps, from the event: sums are of integers
+(`mechanisms.model.clipping`) and noise is rounded without error, so the claim covers the bits, if a
+record's gradient depends on that record only.
 
-**No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less hands every later
-one another's mask, so that all clipped gradients move at once, by far more than the clip. So the module runs as it does
-when it codes.
+**No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less
+hands every later one another's mask, so that all clipped gradients move at once, by far more than
+the clip. So the module runs as it does when it codes.
 
-All randomness that privacy depends on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
-kept only in the private checkpoint until the run ends, so that a resumed run draws the noise of a step once and
-the same.
+All randomness that privacy depends on comes from `mechanisms.privacy.noise`: a key of the operating
+system's entropy, kept only in the private checkpoint until the run ends, so that a resumed run
+draws the noise of a step once and the same.
 """
 
 from __future__ import annotations
@@ -32,7 +34,16 @@ from mechanisms.descent import exact_sums
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum, rate_for_noise
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import (
+    ClassifierModel,
+    Descending,
+    Fitted,
+    Plan,
+    Records,
+    Run,
+    Task,
+    registered,
+)
 from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.clipping import Coefficients, RecordClipping
@@ -52,7 +63,8 @@ PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 @registered
 class DpSgd(Descending, frozen=True, title="DP-SGD"):
-    """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2).
+    """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et
+    al., section 3.2).
 
     >>> import numpy as np
     >>> from autocoder import PrivateClassifier
@@ -68,7 +80,10 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
     calibrate_by: Literal["pld", "rdp-mironov"] = Field(
         default="pld",
         title="Calibrated by",
-        description="`rdp-mironov` sets the noise as the paper does (Mironov 2017, proposition 3); the claim is PLD's.",
+        description=(
+            "`rdp-mironov` sets the noise as the paper does (Mironov 2017, proposition "
+            "3); the claim is PLD's."
+        ),
     )
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser")
     learning_rate: float | None = Field(
@@ -77,7 +92,10 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         le=1e6,
         allow_inf_nan=False,
         title="Learning rate",
-        description="Empty: from noise, batch, steps and width where the records are features; 0.001 otherwise.",
+        description=(
+            "Empty: from noise, batch, steps and width where the records are features; "
+            "0.001 otherwise."
+        ),
     )
     head_rate: Positive = Field(
         default=1.0,
@@ -88,19 +106,33 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
     weight_noise: Positive | None = Field(
         default=None,
         title="Noise of a weight",
-        description="Nu that a weight may end with, from which the rate follows, as for prior descent; SGD without a "
+        description="Nu that a weight may end with, from which the rate follows, as for prior "
+        "descent; SGD without a "
         "rate. Empty: 1 / sqrt(width) where the records are features.",
     )
-    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay")
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay"
+    )
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
-    epochs: int | None = Field(default=None, ge=1, le=10_000, title="Epochs", description="Empty: the run's own.")
+    epochs: int | None = Field(
+        default=None, ge=1, le=10_000, title="Epochs", description="Empty: the run's own."
+    )
     sampling_prob: float | None = Field(
-        default=None, gt=0, le=1, title="Sampling probability", description="Sets the batch size; 1: every record."
+        default=None,
+        gt=0,
+        le=1,
+        title="Sampling probability",
+        description="Sets the batch size; 1: every record.",
     )
     batch_size: int | None = Field(
-        default=None, ge=1, title="Expected batch size", description="Of the Poisson samples; empty: the run's own."
+        default=None,
+        ge=1,
+        title="Expected batch size",
+        description="Of the Poisson samples; empty: the run's own.",
     )
-    l2_clip_norm: Positive = Field(default=1.0, title="Clip", description="Of the last step, where the schedule moves.")
+    l2_clip_norm: Positive = Field(
+        default=1.0, title="Clip", description="Of the last step, where the schedule moves."
+    )
     schedule: Schedule = Field(default=ConstantSchedule(), title="Schedule")
     class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")
 
@@ -108,7 +140,9 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
     def _settings_of_sgd(self) -> DpSgd:
         if self.momentum and self.optimiser != "sgd":
             raise ValueError("momentum goes with optimiser `sgd`")
-        if self.weight_noise is not None and (self.optimiser != "sgd" or self.learning_rate is not None):
+        if self.weight_noise is not None and (
+            self.optimiser != "sgd" or self.learning_rate is not None
+        ):
             raise ValueError("weight_noise goes with optimiser `sgd` and without a learning rate")
         return self
 
@@ -121,16 +155,22 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         """Raises MechanismError where the batch is larger than the data."""
         if self._batch(task) > task.records:
             raise MechanismError(
-                f"batch_size is {self._batch(task)}, larger than the data ({task.records} training records); lower it "
+                f"batch_size is {self._batch(task)}, larger than the data ({task.records} "
+                "training records); lower it "
                 "(--batch-size)"
             )
 
     def plan(self, task: Task) -> Plan:
-        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target;
-        refuses a batch that is larger than the data."""
+        """Solve the last noise multiplier so that schedule, steps, sampling and class counts
+        together meet the target; refuses a batch that is larger than the data.
+        """
         self.check(task)
         settled = self.with_target(task).model_copy(
-            update={"batch_size": self._batch(task), "sampling_prob": None, "epochs": self.epochs or PAPER_EPOCHS}
+            update={
+                "batch_size": self._batch(task),
+                "sampling_prob": None,
+                "epochs": self.epochs or PAPER_EPOCHS,
+            }
         )
         noise = settled.calibrate(task)
         if self.learning_rate is None:
@@ -141,35 +181,47 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         return Plan(mechanism=settled, task=task, noise=noise)
 
     def event(self, noise: float, task: Task) -> DpEvent:
-        """Returns the steps, after the release of class counts if there are weights; `noise` is the last multiplier."""
+        """Returns the steps, after the release of class counts if there are weights; `noise` is the
+        last multiplier.
+        """
         batch = self._batch(task)
         # Epochs in expectation: each step sees q n = batch records.
         steps = max(1, round((self.epochs or PAPER_EPOCHS) * task.records / batch))
         segments = schedules.segments(
-            self.schedule, steps=steps, final_noise_multiplier=noise, final_l2_clip_norm=self.l2_clip_norm
+            self.schedule,
+            steps=steps,
+            final_noise_multiplier=noise,
+            final_l2_clip_norm=self.l2_clip_norm,
         )
         sgd = DpSgdEvent(sampling_prob=batch / task.records, segments=segments, exact=True)
         if self.class_weights is None:
             return sgd
-        return ComposedEvent(mechanism="dp-sgd-class-weights", events=(self.class_weights.event, sgd))
+        return ComposedEvent(
+            mechanism="dp-sgd-class-weights", events=(self.class_weights.event, sgd)
+        )
 
     @property
     def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:
         return self.calibrate_by
 
     def rate(self, descent: DpSgdEvent, width: int) -> float:
-        """Returns the rate at which a weight ends with noise of standard deviation `weight_noise`; it reads no record.
+        """Returns the rate at which a weight ends with noise of standard deviation `weight_noise`;
+        it reads no record.
 
-        That of 1 / sqrt(width) moves a score of features of norm sqrt(width) by 1; where it is not set and there is
-        little noise, the rate is the one that momentum alone allows. AdamW divides by the noise, so that T steps walk
-        rate sqrt(T).
+        That of 1 / sqrt(width) moves a score of features of norm sqrt(width) by 1; where it is not
+        set and there is little noise, the rate is the one that momentum alone allows. AdamW divides
+        by the noise, so that T steps walk rate sqrt(T).
         """
         if self.optimiser == "adamw":
             return 1 / math.sqrt(width * descent.steps)
         assert self.batch_size is not None
         noise = self.weight_noise or 1 / math.sqrt(width)
         rate = rate_for_noise(noise, descent, divisor=self.batch_size, momentum=self.momentum)
-        return rate if self.weight_noise else min(rate, 10 * (1 - self.momentum) / descent.segments[-1].l2_clip_norm)
+        return (
+            rate
+            if self.weight_noise
+            else min(rate, 10 * (1 - self.momentum) / descent.segments[-1].l2_clip_norm)
+        )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Every step on clipped per-record gradients of the run's classifier."""
@@ -184,11 +236,13 @@ def descend(
     *,
     physical_batch_size: int | None = None,
 ) -> Fitted:
-    """Runs an event by settled settings on the run's classifier; the losses of the epochs are private.
+    """Runs an event by settled settings on the run's classifier; the losses of the epochs are
+    private.
 
     Args:
-        physical_batch_size: records in memory at once, which changes nothing but speed and memory. None: 512 of
-            features, or as many sequences, up to 32, as have their gradients in a gigabyte.
+        physical_batch_size: records in memory at once, which changes nothing but speed and memory.
+            None: 512 of features, or as many sequences, up to 32, as have their gradients in a
+            gigabyte.
     """
     classifier, inputs = run.classifier(), records.inputs
     assert isinstance(event, DpSgdEvent | ComposedEvent)
@@ -212,7 +266,9 @@ def descend(
             witness=run.witness,
             progress=run.progress,
         )
-        weights = _class_weights(config, event, records.labels, classes=run.classes, stream=state.stream)
+        weights = _class_weights(
+            config, event, records.labels, classes=run.classes, stream=state.stream
+        )
         classifier.part.eval()
         with threads.fitting(inputs), clipper:
             update = Optimised(
@@ -233,15 +289,23 @@ def descend(
                     size,
                 )
 
-            descent.run(update, sum_over(inputs, records.labels, None), sum_over=sum_over, divisor=divisor)
+            descent.run(
+                update, sum_over(inputs, records.labels, None), sum_over=sum_over, divisor=divisor
+            )
 
     losses = fit_classifier(classifier, run.folder, run.new_key, fit).numbers["losses"]
-    return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
+    return Fitted(
+        ClassifierModel(classifier),
+        event,
+        {"steps": sgd.steps, "loss": losses[-1], "losses": losses},
+    )
 
 
 @contextmanager
 def _scaled(classifier: Classifier, rate: float) -> Iterator[None]:
-    head = [classifier.flat[classifier.spans[id(p)]] for p in classifier.head_parameters if rate != 1]
+    head = [
+        classifier.flat[classifier.spans[id(p)]] for p in classifier.head_parameters if rate != 1
+    ]
     before = [part.clone() for part in head]
     yield
     for part, start in zip(head, before, strict=True):
@@ -275,7 +339,13 @@ def _class_weights(
 def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:
     assert config.learning_rate is not None
     if config.optimiser == "adamw":
-        return torch.optim.AdamW([theta], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.AdamW(
+            [theta], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
     return torch.optim.SGD(
-        [theta], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.momentum, fused=True
+        [theta],
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        fused=True,
     )

@@ -1,7 +1,7 @@
 """Fits every mechanism that reads features, a table or texts by the interface of scikit-learn.
 
-Each fit spends epsilon again; this class does not track the sum. Two fits differ, as their noise is secret;
-scikit-learn's tag `non_deterministic` says so.
+Each fit spends epsilon again; this class does not track the sum. Two fits differ, as their noise is
+secret; scikit-learn's tag `non_deterministic` says so.
 """
 
 import warnings
@@ -44,7 +44,8 @@ from mechanisms.privacy.noise import SecretStream
 from mechanisms.swag_ppm import PosteriorDraw
 
 _WARNING = (
-    "the set of labels was read from y, and epsilon does not cover it: a label that only one person has would show. "
+    "the set of labels was read from y, and epsilon does not cover it: a label that only one "
+    "person has would show. "
     "Pass the public list as classes=."
 )
 _LABELS = "the set of labels, which was read from y; pass classes= to keep it out"
@@ -58,24 +59,29 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     """Fits a mechanism to features or texts, predicts labels, and holds the claim of its privacy.
 
     Args:
-        mechanism: any that reads features: its name ("dp-sgd"), its class, or an instance. None: prior descent.
-        epsilon: target of one privacy unit. None for a mechanism without one (`NonPrivate`, `SwagPpm`).
+        mechanism: any that reads features: its name ("dp-sgd"), its class, or an instance. None:
+            prior descent.
+        epsilon: target of one privacy unit. None for a mechanism without one (`NonPrivate`,
+            `SwagPpm`).
         delta: of a formal claim, which adds it to e^epsilon times a probability; well below 1/n.
-        bounds: public (lowest, highest) of the features, a number or one per feature. Features are cut to them, and
-            scaled to what the mechanism reads: [0, 1] for one of tables, [-1, 1] otherwise. None: features as they are;
-            a mechanism of tables cuts them to [0, 1].
-        classes: public labels. None: those of y, of which a warning says that epsilon does not cover them.
-        titles: public text of each label, by label; or, of features, their vectors [classes, width]. The head starts
-            there, without cost. None: at zero.
+        bounds: public (lowest, highest) of the features, a number or one per feature. Features are
+            cut to them, and scaled to what the mechanism reads: [0, 1] for one of tables, [-1, 1]
+            otherwise. None: features as they are; a mechanism of tables cuts them to [0, 1].
+        classes: public labels. None: those of y, of which a warning says that epsilon does not
+            cover them.
+        titles: public text of each label, by label; or, of features, their vectors [classes,
+            width]. The head starts there, without cost. None: at zero.
         encoder: of texts, a hub name or folder.
         words: whether the head also reads how much words of a text are like those of the titles
             (`mechanisms.model.lexicon`), where both are texts.
-        records_per_unit: how many records one unit may have. The caller sees to it that none has more.
+        records_per_unit: how many records one unit may have. The caller sees to it that none has
+            more.
         privacy_unit: the name of that unit.
-        unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
+        unprotected_inputs: what else of the records reached the call, such as tuning; stated with
+            the claim.
         random_state: seed of shuffling and initial values; it does not affect privacy.
-        key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None: the operating system's
-            random numbers, at every fit.
+        key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None: the
+            operating system's random numbers, at every fit.
         folder: where a fit that was interrupted resumes; keep it private. None: it starts again.
 
     >>> import numpy as np
@@ -129,8 +135,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             y: n labels.
 
         Raises:
-            MechanismError: an argument, a text or a label that cannot be used; everything is checked before a text is
-                encoded, and no message quotes a cell.
+            MechanismError: an argument, a text or a label that cannot be used; everything is
+                checked before a text is encoded, and no message quotes a cell.
             ValueError: what scikit-learn refuses (MechanismError is one too).
         """
         mechanism = self._checked(unsupported)
@@ -141,8 +147,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             y = column_or_1d(y, warn=True)
             check_classification_targets(y)
             self._require_titles(y)
-        self.lexicon_ = None if texts is None else self._lexicon(np.unique(y if self.classes is None else self.classes))
-        features, y = self._features(X if texts is None else texts, y, mechanism=mechanism, fitting=True)
+        self.lexicon_ = (
+            None
+            if texts is None
+            else self._lexicon(np.unique(y if self.classes is None else self.classes))
+        )
+        features, y = self._features(
+            X if texts is None else texts, y, mechanism=mechanism, fitting=True
+        )
         inputs.require_labels(y, len(y), self.classes)
         inputs.require_delta_below(self.delta, len(y))
         if self.classes is None:
@@ -155,7 +167,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         start = self._start(width)
 
         def untrained() -> Classifier:
-            classifier = classifiers.build(ModelConfig(pooling="none"), num_labels=classes, seed=seed, width=width)
+            classifier = classifiers.build(
+                ModelConfig(pooling="none"), num_labels=classes, seed=seed, width=width
+            )
             classifier.flat.zero_()
             if start is not None:
                 prior.start(classifier, start[None], torch.ones(classes, dtype=torch.bool))
@@ -169,7 +183,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             delta=self.delta,
             features=width,
         )
-        run = Run(classes=classes, seed=seed, classifier=untrained, key=self.key, folder=self.folder)
+        run = Run(
+            classes=classes, seed=seed, classifier=untrained, key=self.key, folder=self.folder
+        )
         self.plan_ = mechanism.plan(task)
         fitted, self.claim_ = fit_once(
             self.plan_,
@@ -177,14 +193,19 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             run,
             task,
             privacy_unit=self.privacy_unit,
-            unprotected_inputs=(*self.unprotected_inputs, *([] if self.classes is not None else [_LABELS])),
+            unprotected_inputs=(
+                *self.unprotected_inputs,
+                *([] if self.classes is not None else [_LABELS]),
+            ),
         )
         self.model_, self.figures_ = fitted.model, dict(fitted.figures)
         return self
 
     @property
     def claim(self) -> Claim:
-        """Returns the claim of what ran: epsilon, delta, the type of guarantee, and all that it depends on."""
+        """Returns the claim of what ran: epsilon, delta, the type of guarantee, and all that it
+        depends on.
+        """
         check_is_fitted(self)
         return self.claim_
 
@@ -192,7 +213,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """Returns probabilities [n, classes], in the order of `classes_`."""
         check_is_fitted(self)
         return (
-            self.model_.log_probabilities(FeatureInputs(self._features(X, mechanism=self.mechanism_)[0])).exp().numpy()
+            self.model_.log_probabilities(
+                FeatureInputs(self._features(X, mechanism=self.mechanism_)[0])
+            )
+            .exp()
+            .numpy()
         )
 
     def predict(self, X: Any) -> np.ndarray:
@@ -203,7 +228,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def _checked(self, unsupported: Mapping[str, Any]) -> Mechanism:
         if "sample_weight" in unsupported:
             raise MechanismError(
-                "sample_weight is not supported: a weight changes how much one record can move the model, and so "
+                "sample_weight is not supported: a weight changes how much one record can move "
+                "the model, and so "
                 "epsilon. Leave it out; DpSgd(class_weights=…) weighs classes."
             )
         if unsupported:
@@ -224,13 +250,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """Sets `classes_`; returns the index of each label, int64 [n]."""
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
-            raise MechanismError("y has one class. Give records of two classes at least, or pass classes=.")
+            raise MechanismError(
+                "y has one class. Give records of two classes at least, or pass classes=."
+            )
         return torch.from_numpy(np.searchsorted(self.classes_, y).astype(np.int64))
 
     def _features(
         self, X: Any, y: Any = None, *, mechanism: Mechanism, fitting: bool = False
     ) -> tuple[Tensor, np.ndarray]:
-        """Returns features float32 [n, width], and y as scikit-learn checks it. The first call fixes the width."""
+        """Returns features float32 [n, width], and y as scikit-learn checks it. The first call
+        fixes the width.
+        """
         texts = inputs.texts_of(X)
         if texts is not None:
             X = self._embed(texts).numpy()
@@ -250,7 +280,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     def _embed(self, texts: list[str]) -> Tensor:
         encoded = _encoded(self.encoder, texts)
-        return encoded if self.lexicon_ is None else self.lexicon_.join(encoded, self.lexicon_.words(texts))
+        return (
+            encoded
+            if self.lexicon_ is None
+            else self.lexicon_.join(encoded, self.lexicon_.words(texts))
+        )
 
     def _lexicon(self, classes: np.ndarray) -> Lexicon | None:
         if not (self.words and isinstance(self.titles, Mapping)):
@@ -286,7 +320,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             vectors = torch.as_tensor(np.asarray(self.titles), dtype=torch.float32)
         if vectors.shape != (len(self.classes_), width):
             raise MechanismError(
-                f"titles have the shape {list(vectors.shape)}, the head [{len(self.classes_)}, {width}]. Give one "
+                f"titles have the shape {list(vectors.shape)}, the head [{len(self.classes_)}, "
+                f"{width}]. Give one "
                 "vector per class in the width of X. Texts of titles go with texts in X."
             )
         return vectors
@@ -299,7 +334,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _encoded(encoder: str, texts: list[str]) -> Tensor:
-    return prior.embed(ModelConfig(encoder=encoder, trainable="head", pooling="mean"), texts, device="cpu")
+    return prior.embed(
+        ModelConfig(encoder=encoder, trainable="head", pooling="mean"), texts, device="cpu"
+    )
 
 
 @lru_cache(maxsize=2)
@@ -327,8 +364,8 @@ def fit_once(
 ) -> tuple[Fitted, Claim]:
     """Fits a plan, draws once where the model is a posterior, and claims what ran.
 
-    The draw of a SWAG posterior is the operating system's entropy's, or the key's; Delta is measured at it too, and the
-    larger value is claimed.
+    The draw of a SWAG posterior is the operating system's entropy's, or the key's; Delta is
+    measured at it too, and the larger value is claimed.
     """
     fitted = plan.fit(records, run)
     if isinstance(fitted.model, PosteriorDraw):
@@ -346,19 +383,27 @@ def fit_once(
 
 
 def _drawn(fitted: Fitted, model: PosteriorDraw, records: Records, run: Run) -> Fitted:
-    """Returns the classifier at one draw that no one can repeat; its event counts Delta there too, in nats."""
+    """Returns the classifier at one draw that no one can repeat; its event counts Delta there too,
+    in nats.
+    """
     classifier = model.classifier
     swag.sample(model.posterior, normal=_normal_of(run), out=classifier.flat)
     alpha = torch.ones(len(records)) if model.weights is None else model.weights
-    at_draw = risks.at_draw(classifier, records.inputs, records.labels, weights=alpha.to(classifier.device))
+    at_draw = risks.at_draw(
+        classifier, records.inputs, records.labels, weights=alpha.to(classifier.device)
+    )
     event: Event = fitted.event
     if isinstance(event, SwagPpmEvent):  # a bound holds at every draw
         event = event.model_copy(update={"sensitivity": max(event.sensitivity, at_draw)})
-    return Fitted(ClassifierModel(classifier), event, dict(fitted.figures) | {"sensitivity_at_draw": at_draw})
+    return Fitted(
+        ClassifierModel(classifier), event, dict(fitted.figures) | {"sensitivity_at_draw": at_draw}
+    )
 
 
 def _normal_of(run: Run) -> Normal:
-    """Returns the source of a draw's normals: the operating system's entropy, unless the run has a key."""
+    """Returns the source of a draw's normals: the operating system's entropy, unless the run has a
+    key.
+    """
     if run.key is None:
         return system_normal
     stream, step = SecretStream(run.key), count()
@@ -367,8 +412,12 @@ def _normal_of(run: Run) -> Normal:
 
 def _defaults(records: int) -> dict[str, Any]:
     return {
-        "phase": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=20, batch_size=64, schedule="linear"),
-        "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=10, batch_size=64),
+        "phase": OptimiserPhase(
+            optimiser="adamw", learning_rate=0.05, epochs=20, batch_size=64, schedule="linear"
+        ),
+        "fine_tune": OptimiserPhase(
+            optimiser="adamw", learning_rate=0.05, epochs=10, batch_size=64
+        ),
         "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=20, batch_size=64),
         "pseudo_posterior": PseudoPosteriorConfig(risk_draws=100, sensitivity_draws=100),
         "epochs": 30,

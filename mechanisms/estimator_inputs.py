@@ -1,4 +1,6 @@
-"""Checks what a caller of `PrivateClassifier` passes, before a text is encoded. No message quotes a cell."""
+"""Checks what a caller of `PrivateClassifier` passes, before a text is encoded. No message quotes a
+cell.
+"""
 
 import difflib
 import math
@@ -22,26 +24,45 @@ def mechanism_of(given: Any) -> Mechanism:
         known = kinds()
         if given not in known:
             close = difflib.get_close_matches(given, known, n=1) or ["prior-descent"]
-            raise MechanismError(f"mechanism: there is none of this name. Did you mean {close[0]!r}?")
+            raise MechanismError(
+                f"mechanism: there is none of this name. Did you mean {close[0]!r}?"
+            )
         given = known[given]
     if isinstance(given, type) and issubclass(given, Mechanism):
         given = given.model_validate({})
     if not isinstance(given, Mechanism):
-        raise MechanismError('mechanism: give a name such as "dp-sgd", or a mechanism such as DpSgd().')
+        raise MechanismError(
+            'mechanism: give a name such as "dp-sgd", or a mechanism such as DpSgd().'
+        )
     if "features" not in given.reads:
         raise MechanismError(f"mechanism `{given.kind}` does not read features. Use another one.")
     return given
 
 
 def require_settings(
-    mechanism: Mechanism, *, epsilon: Any, delta: Any, bounds: Any, records_per_unit: Any, key: Any, classes: Any
+    mechanism: Mechanism,
+    *,
+    epsilon: Any,
+    delta: Any,
+    bounds: Any,
+    records_per_unit: Any,
+    key: Any,
+    classes: Any,
 ) -> None:
-    if mechanism.has_target and epsilon is None and getattr(mechanism, "target_epsilon", None) is None:
-        raise MechanismError(f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example.")
+    if (
+        mechanism.has_target
+        and epsilon is None
+        and getattr(mechanism, "target_epsilon", None) is None
+    ):
+        raise MechanismError(
+            f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example."
+        )
     if not mechanism.has_target and epsilon is not None:
         raise MechanismError(f"mechanism `{mechanism.kind}` takes no target. Leave epsilon out.")
     if epsilon is not None and not (_is_number(epsilon) and 0 < epsilon <= 1000):
-        raise MechanismError("epsilon must be a number above 0 and at most 1000, such as epsilon=1.")
+        raise MechanismError(
+            "epsilon must be a number above 0 and at most 1000, such as epsilon=1."
+        )
     if not (_is_number(delta) and 0 < delta < 1):
         raise MechanismError("delta must be a number between 0 and 1, such as delta=1e-5.")
     if not isinstance(records_per_unit, Integral) or int(records_per_unit) < 1:
@@ -53,20 +74,28 @@ def require_settings(
     if bounds is not None:
         try:
             low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)
-            ordered = bool(np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all())
+            ordered = bool(
+                np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()
+            )
         except (TypeError, ValueError):
             ordered = False
         if not ordered:
-            raise MechanismError("bounds must be two finite numbers or arrays, (lowest, highest), in this order.")
+            raise MechanismError(
+                "bounds must be two finite numbers or arrays, (lowest, highest), in this order."
+            )
 
 
 def require_delta_below(delta: float, records: int) -> None:
     if records and delta >= 1 / records:
-        raise MechanismError(f"delta must be far below 1/n: with {records} records below {1 / records:.3g}.")
+        raise MechanismError(
+            f"delta must be far below 1/n: with {records} records below {1 / records:.3g}."
+        )
 
 
 def texts_of(X: Any) -> list[str] | None:
-    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn checks."""
+    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn
+    checks.
+    """
     if isinstance(X, str | bytes):
         raise MechanismError("X is one string. Give a list of texts.")
     if hasattr(X, "dtypes") and hasattr(X, "columns"):
@@ -80,13 +109,16 @@ def texts_of(X: Any) -> list[str] | None:
             raise MechanismError(f"X has {len(X.shape)} dimensions and text in it. {_COLUMN}")
         return None
     if not _has_text(X):
-        if isinstance(X, list | tuple) and any(_has_text(row) for row in X if isinstance(row, list | tuple)):
+        if isinstance(X, list | tuple) and any(
+            _has_text(row) for row in X if isinstance(row, list | tuple)
+        ):
             raise MechanismError(f"X has rows with text in them. {_COLUMN}")
         return None
     others = [place for place, text in enumerate(X) if not isinstance(text, str)]
     if others:
         raise MechanismError(
-            f"X: {len(others)} of {len(X)} records are no text, the first at position {others[0]}. Leave them out, or "
+            f"X: {len(others)} of {len(X)} records are no text, the first at position "
+            f"{others[0]}. Leave them out, or "
             'put "" in their place.'
         )
     return [str(text) for text in X]
@@ -98,23 +130,32 @@ def require_labels(y: Any, records: int, classes: Any) -> None:
         raise MechanismError("y is one string. Give a list of labels.")
     if y is None or not hasattr(y, "__len__"):
         raise MechanismError(
-            "y is missing: requires y to be passed, but the target y is None. Give a label per record."
+            "y is missing: requires y to be passed, but the target y is None. Give a label per "
+            "record."
         )
     if len(y) != records:
-        raise MechanismError(f"X and y have inconsistent numbers of samples: {records} and {len(y)}.")
+        raise MechanismError(
+            f"X and y have inconsistent numbers of samples: {records} and {len(y)}."
+        )
     flat = np.asarray(y, dtype=object).ravel().tolist()
     missing = sum(label is None or label != label for label in flat)
     if missing:
-        raise MechanismError(f"y: {missing} of {len(flat)} labels are missing (NaN or None). Leave those records out.")
+        raise MechanismError(
+            f"y: {missing} of {len(flat)} labels are missing (NaN or None). Leave those records "
+            "out."
+        )
     words = sum(isinstance(label, str) for label in flat)
     if 0 < words < len(flat):
-        raise MechanismError(f"y: {words} labels are text and {len(flat) - words} are numbers. Make them alike.")
+        raise MechanismError(
+            f"y: {words} labels are text and {len(flat) - words} are numbers. Make them alike."
+        )
     if classes is not None:
         allowed = set(np.asarray(classes).tolist())
         outside = sum(label not in allowed for label in np.asarray(y).ravel().tolist())
         if outside:
             raise MechanismError(
-                f"y: {outside} of {len(flat)} records have a label outside classes. Add it to classes."
+                f"y: {outside} of {len(flat)} records have a label outside classes. Add it to "
+                "classes."
             )
 
 

@@ -1,13 +1,15 @@
-"""Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its `kind`.
+"""Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its
+`kind`.
 
-    plan(task)                settle what is open and solve the noise, before a record is read     -> Plan
-    event(noise, task)        what a fit at this noise does to the records                         -> Event
-    plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
-    load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
+    plan(task)                settle what is open and solve the noise, before a record is read
+    -> Plan event(noise, task)        what a fit at this noise does to the records
+    -> Event plan.fit(records, run)    do it; resumes from `run.folder`
+    -> Fitted load(folder, run)         the model that `Fitted.model.save(folder)` wrote
+    -> Model
 
-A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle has `release_to`.
-The event that ran, and nothing else, says what is claimed (`mechanisms.privacy.claims`).
-`docs/how-to/add-a-mechanism.md` walks one through.
+A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle
+has `release_to`. The event that ran, and nothing else, says what is claimed
+(`mechanisms.privacy.claims`). `docs/how-to/add-a-mechanism.md` walks one through.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from functools import cache
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
@@ -64,15 +76,19 @@ class Task(BaseModel, frozen=True, extra="forbid"):
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """Holds settings with nothing left open, the noise that they were calibrated to, and the task that they are for.
+    """Holds settings with nothing left open, the noise that they were calibrated to, and the task
+    that they are for.
 
-    The event follows from these and stands nowhere else, so that what is paid for is what the settings do.
+    The event follows from these and stands nowhere else, so that what is paid for is what the
+    settings do.
     """
 
     mechanism: AnyMechanism
     task: Task
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The number that a target sets, in the measure of `Mechanism.event`. 0: nothing was calibrated."""
+    """The number that a target sets, in the measure of `Mechanism.event`. 0: nothing was
+    calibrated.
+    """
     noise_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Multiplies all noise of the event, in an audit."""
 
@@ -83,22 +99,30 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def event(self) -> Event | None:
-        """Returns the event that a fit has to match; None where the cost is measured, and known after the fit."""
+        """Returns the event that a fit has to match; None where the cost is measured, and known
+        after the fit.
+        """
         return self._event_for(self.task)
 
     def _event_for(self, task: Task) -> Event | None:
         event = self.mechanism.event(self.noise, task)
-        return event if event is None or self.noise_factor == 1 else noise_scaled(event, self.noise_factor)
+        return (
+            event
+            if event is None or self.noise_factor == 1
+            else noise_scaled(event, self.noise_factor)
+        )
 
     def fit(self, records: Records, run: Run) -> Fitted:
         """Do what is planned, with the settled mechanism.
 
         Raises:
-            MechanismError: other records than planned, or of another shape, a folder of another fit, training diverged,
-                or another event ran.
+            MechanismError: other records than planned, or of another shape, a folder of another
+                fit, training diverged, or another event ran.
         """
         if len(records) != self.records and not run.resampled:
-            raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
+            raise MechanismError(
+                f"the plan is for {self.records} records, there are {len(records)}: plan again"
+            )
         event = self.event
         # guard: test_an_event_edited_by_hand
         if self._event_for(self._task(records, run)) != event:
@@ -108,11 +132,15 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         fitted = self.mechanism.fit(self, records, run)
         # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
-            raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
+            raise MechanismError(
+                f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it"
+            )
         return fitted
 
     def _task(self, records: Records, run: Run) -> Task:
-        width = records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
+        width = (
+            records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
+        )
         return self.task.model_copy(update={"classes": run.classes, "features": width})
 
 
@@ -135,10 +163,13 @@ class Run:
     seed: int
     classifier: Callable[[], Classifier]
     folder: Path | None = None
-    """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
+    """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none.
+    """
     progress: Progress | None = None
     key: bytes | None = field(default=None, repr=False)
-    """That all secret noise of the fit follows from, only for tests and examples. None: the system's entropy."""
+    """That all secret noise of the fit follows from, only for tests and examples. None: the
+    system's entropy.
+    """
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
     witness: Witness | None = None
@@ -165,7 +196,9 @@ class Model(Protocol):
 class Releasable(Protocol):
     """A model that knows how to become a bundle."""
 
-    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision) -> Mapping[str, Shapes]:
+    def release_to(
+        self, folder: Path, *, codes: Sequence[str], precision: Precision
+    ) -> Mapping[str, Shapes]:
         """Write the released files; return the shape of each weight by file and name."""
         ...
 
@@ -183,8 +216,8 @@ class Fitted:
 class Reruns:
     """Holds the results of T reruns of a mechanism on an audit's pool of n records.
 
-    ell float32 [T, n]: log-likelihoods of the records' own labels. right bool [T, n]: whether the label is the most
-    probable. events: what each rerun claims for itself, by its accountant.
+    ell float32 [T, n]: log-likelihoods of the records' own labels. right bool [T, n]: whether the
+    label is the most probable. events: what each rerun claims for itself, by its accountant.
     """
 
     ell: Tensor
@@ -208,7 +241,9 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return False
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
-        """Settings that are None taken from a run's own, by name; what it has no field for is not taken."""
+        """Settings that are None taken from a run's own, by name; what it has no field for is not
+        taken.
+        """
         fields = type(self).model_fields
         taken = {n: v for n, v in defaults.items() if n in fields and getattr(self, n) is None}
         return self.model_copy(update=taken)
@@ -221,7 +256,8 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     def plan(self, task: Task) -> Plan:
-        """Settle what is open in the settings, and solve the noise for the target; here there is nothing to do.
+        """Settle what is open in the settings, and solve the noise for the target; here there is
+        nothing to do.
 
         Raises:
             MechanismError: the target cannot be met, or a setting contradicts the task.
@@ -229,10 +265,11 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> Event | None:
-        """Returns the event of a fit at this noise, whose number has the measure that `plan` sets it in.
+        """Returns the event of a fit at this noise, whose number has the measure that `plan` sets
+        it in.
 
-        Everything else in it (a sensitivity, a clip, how often a record is sampled) follows from settings and task.
-        None: the cost is measured, and known after the fit.
+        Everything else in it (a sensitivity, a clip, how often a record is sampled) follows from
+        settings and task. None: the cost is measured, and known after the fit.
 
         Raises:
             MechanismError: the task lacks a number that the event depends on.
@@ -240,28 +277,35 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return None
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the claim counts."""
+        """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the
+        claim counts.
+        """
         return {}
 
     @abstractmethod
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call continues from `run.folder`.
+        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call continues from
+        `run.folder`.
 
-        Noise is that of the plan's event. Anyone who starts from `run.classifier` calls it before anything is drawn.
+        Noise is that of the plan's event. Anyone who starts from `run.classifier` calls it before
+        anything is drawn.
 
         Raises:
             MechanismError: training diverged.
         """
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Model:
-        """Read back what its model saved. Where that is a posterior: its repeatable draw of this purpose."""
+        """Read back what its model saved. Where that is a posterior: its repeatable draw of this
+        purpose.
+        """
         return ClassifierModel.load(folder, run)
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
         """The mechanism whose reruns also hold this one's, and the name that they have there.
 
         Args:
-            draws: for what a rerun measures over draws of a posterior, in place of the mechanism's own number.
+            draws: for what a rerun measures over draws of a posterior, in place of the mechanism's
+                own number.
             batched: whether reruns are made side by side, or one by one.
         """
         return self, self.kind
@@ -283,12 +327,21 @@ class Batched(Protocol):
 
 
 class Aimed(Mechanism, frozen=True):
-    """A mechanism whose noise is solved for (target_epsilon, delta); a task fills in what is left open."""
+    """A mechanism whose noise is solved for (target_epsilon, delta); a task fills in what is left
+    open.
+    """
 
     target_epsilon: float | None = Field(
-        default=None, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon", description="Empty: the task's."
+        default=None,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Target epsilon",
+        description="Empty: the task's.",
     )
-    delta: float | None = Field(default=None, gt=0, lt=1, title="Delta", description="Empty: the task's.")
+    delta: float | None = Field(
+        default=None, gt=0, lt=1, title="Delta", description="Empty: the task's."
+    )
 
     @property
     def has_target(self) -> bool:
@@ -299,10 +352,14 @@ class Aimed(Mechanism, frozen=True):
         return "pld"
 
     def with_target(self, task: Task) -> Self:
-        """Returns the settings with the task's target and delta in place of what is open; one of them has a target."""
+        """Returns the settings with the task's target and delta in place of what is open; one of
+        them has a target.
+        """
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
-            raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --epsilon a number")
+            raise MechanismError(
+                f"mechanism `{self.kind}` needs a target epsilon: give --epsilon a number"
+            )
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
     def plan(self, task: Task) -> Plan:
@@ -312,7 +369,9 @@ class Aimed(Mechanism, frozen=True):
         return plan
 
     def calibrate(self, task: Task) -> float:
-        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier."""
+        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise
+        multiplier.
+        """
         assert self.target_epsilon is not None
         assert self.delta is not None
 
@@ -355,7 +414,9 @@ class ClassifierModel:
     def save(self, folder: Path) -> None:
         checkpoint.save(folder / ClassifierModel.FILE, {"theta": self.classifier.flat}, {})
 
-    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
+    def release_to(
+        self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
+    ) -> dict[str, Shapes]:
         """A folder that plain libraries load."""
         return export(self.classifier, folder, codes=codes, precision=precision)
 
@@ -384,10 +445,14 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def registered(mechanism: M) -> M:
-    """Registers a mechanism by its `kind`, which profiles and reports know it by; one kind has one class."""
+    """Registers a mechanism by its `kind`, which profiles and reports know it by; one kind has one
+    class.
+    """
     kind = mechanism.model_fields["kind"].default
     if not isinstance(kind, str):
-        raise TypeError(f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by")
+        raise TypeError(
+            f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by"
+        )
     other = _KINDS.setdefault(kind, mechanism)
     if (other.__module__, other.__qualname__) != (mechanism.__module__, mechanism.__qualname__):
         raise TypeError(f"mechanism `{kind}` is {other.__module__}.{other.__qualname__} already")
@@ -428,7 +493,9 @@ Plan.model_rebuild()
 
 
 def form_of(model: ModelConfig) -> str:
-    """Returns the form: `features` under a linear layer, `head-features` under a standard head, or `tokens`."""
+    """Returns the form: `features` under a linear layer, `head-features` under a standard head, or
+    `tokens`.
+    """
     if model.trainable != "head":
         return "tokens"
     return "features" if model.linear_head else "head-features"

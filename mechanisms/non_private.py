@@ -6,7 +6,17 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from mechanisms.audit import trials
-from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.mechanism import (
+    ClassifierModel,
+    Fitted,
+    Mechanism,
+    Plan,
+    Records,
+    Reruns,
+    Run,
+    Task,
+    registered,
+)
 from mechanisms.model import training
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.training import Progress
@@ -30,7 +40,9 @@ class NonPrivate(Mechanism, frozen=True):
     """None: the run's own."""
 
     def plan(self, task: Task) -> Plan:
-        phase = self.phase or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=30, batch_size=8)
+        phase = self.phase or OptimiserPhase(
+            optimiser="adamw", learning_rate=5e-5, epochs=30, batch_size=8
+        )
         return Plan(mechanism=self.model_copy(update={"phase": phase}), task=task)
 
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
@@ -63,7 +75,9 @@ class NonPrivate(Mechanism, frozen=True):
         """All trials in one batched descent."""
         theta = initial.repeat(len(pool.seeds), 1, 1)
         phase = self.settled
-        for epoch, _ in enumerate(trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1):
+        for epoch, _ in enumerate(
+            trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1
+        ):
             if progress is not None:
                 progress(epoch, phase.epochs)
         ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels)

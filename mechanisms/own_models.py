@@ -1,8 +1,9 @@
 """A torch module and a loss of one's own under SWAG-PPM, in one call.
 
-The call fits and claims as a branch of the pipeline with the same settings does; what is new is the module
-(`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle, so adding up what several
-calls on the same records cost is the caller's affair. DP-SGD of a module of one's own is Opacus' `PrivacyEngine`.
+The call fits and claims as a branch of the pipeline with the same settings does; what is new is the
+module (`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle,
+so adding up what several calls on the same records cost is the caller's affair. DP-SGD of a module
+of one's own is Opacus' `PrivacyEngine`.
 """
 
 import copy
@@ -34,7 +35,8 @@ from mechanisms.swag_ppm import SwagPpm
 
 _PUBLIC = "the model as it was given, its layers and the parameters that training starts at"
 _GIBBS = (
-    "the likelihood is exp(-loss) of a loss that the caller brought; it was checked to be at least 0 at these records "
+    "the likelihood is exp(-loss) of a loss that the caller brought; it was checked to be at "
+    "least 0 at these records "
     "and samples, not at others"
 )
 
@@ -43,10 +45,11 @@ _GIBBS = (
 class Private:
     """Holds what one call returns.
 
-    model: a copy of the given one, in evaluation mode, with the parameters that the claim is of. claim: epsilon, delta
-    or why there is none, the type of guarantee, neighbours, unit, and its assumptions. figures: aggregates of the
-    run; those in nats are read from the records without protection and are no part of what is claimed. event: what ran,
-    in numbers, which the claim is computed from.
+    model: a copy of the given one, in evaluation mode, with the parameters that the claim is of.
+    claim: epsilon, delta or why there is none, the type of guarantee, neighbours, unit, and its
+    assumptions. figures: aggregates of the run; those in nats are read from the records without
+    protection and are no part of what is claimed. event: what ran, in numbers, which the claim is
+    computed from.
     """
 
     model: nn.Module
@@ -77,30 +80,41 @@ def swag_ppm(
     progress: Progress | None = None,
     key: bytes | None = None,
 ) -> Private:
-    """One draw from a SWAG pseudo posterior (Chew et al.), and what its guarantee, asymptotic and local, amounts to.
+    """One draw from a SWAG pseudo posterior (Chew et al.), and what its guarantee, asymptotic and
+    local, amounts to.
 
-    The draw is made here, once, with the operating system's entropy and no seed; Delta is measured at it too, and the
-    larger value is claimed. **A small epsilon of this kind is no evidence of privacy**: audit it.
+    The draw is made here, once, with the operating system's entropy and no seed; Delta is measured
+    at it too, and the larger value is claimed. **A small epsilon of this kind is no evidence of
+    privacy**: audit it.
 
     Args:
-        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied, not changed.
-        loss: (output, target) of one record as a batch of one -> one number: a negative log-likelihood of a discrete
-            target, never below 0, such as cross-entropy.
-        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs. Read once.
-        draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability 1/(S+1).
+        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied,
+            not changed.
+        loss: (output, target) of one record as a batch of one -> one number: a negative
+            log-likelihood of a discrete target, never below 0, such as cross-entropy.
+        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs.
+            Read once.
+        draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability
+            1/(S+1).
         round: the posterior that is drawn from.
         fine_tune: the first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
-        collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a large pretrained model.
+        collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a
+            large pretrained model.
         moments: rank of the posterior and its scale.
         c: slope of the weight map; `g` is its offset, and `k` that of equation 7.
-        records_per_unit: how many records one unit may have. The caller sees to it that none has more.
-        unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
+        records_per_unit: how many records one unit may have. The caller sees to it that none has
+            more.
+        unprotected_inputs: what else of the records reached the call, such as tuning; stated with
+            the claim.
         seed: of orders, masks and the draws that are measured, none of which is released.
-        folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which goes.
-        key: 32 bytes that the draw follows from, only for tests. None: the operating system's entropy.
+        folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which
+            goes.
+        key: 32 bytes that the draw follows from, only for tests. None: the operating system's
+            entropy.
 
     Raises:
-        MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.
+        MechanismError: the module mixes records or changes a buffer; the loss is below 0; training
+            diverged.
 
     >>> x, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
     >>> private = swag_ppm(nn.Linear(2, 2), nn.functional.cross_entropy, (x, y), draws=20)
@@ -112,14 +126,20 @@ def swag_ppm(
     records = Records(inputs_of(inputs, model), targets)
     mechanism = SwagPpm(
         round=round,
-        fine_tune=fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=1e-3, epochs=10, batch_size=32),
-        collect=collect or OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=20, batch_size=32),
+        fine_tune=fine_tune
+        or OptimiserPhase(optimiser="adamw", learning_rate=1e-3, epochs=10, batch_size=32),
+        collect=collect
+        or OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=20, batch_size=32),
         moments=moments,
-        pseudo_posterior=PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k),
+        pseudo_posterior=PseudoPosteriorConfig(
+            risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k
+        ),
     )
     # the number of classes is the module's: the mechanism does not plan by it
     task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
-    run = Run(classes=1, seed=seed, classifier=lambda: own, folder=folder, progress=progress, key=key)
+    run = Run(
+        classes=1, seed=seed, classifier=lambda: own, folder=folder, progress=progress, key=key
+    )
     with unchanged_buffers(own.part):
         fitted, claim = fit_once(
             mechanism.plan(task),

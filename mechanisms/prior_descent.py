@@ -1,24 +1,26 @@
 """Prior descent: a formally private linear head that starts at what is publicly known of the codes.
 
-The run's untrained classifier is the start: with `prior: titles` its rows W_0 are the directions of the code list's
-titles (`mechanisms.model.prior`), for which no record is read. Then all rows and the bias descend, in steps over *all*
-records with per-record gradients cut to norm C. Nothing is sampled, so the whole is a composition of Gaussians, whose
-cost is exact.
+The run's untrained classifier is the start: with `prior: titles` its rows W_0 are the directions of
+the code list's titles (`mechanisms.model.prior`), for which no record is read. Then all rows and
+the bias descend, in steps over *all* records with per-record gradients cut to norm C. Nothing is
+sampled, so the whole is a composition of Gaussians, whose cost is exact.
 
-Features are centred by the mean of the titles' features, which is public: the direction that all narratives share would
-take most of every clipped gradient. The centre is folded into the bias at the end, so that what is released is one
-linear layer on the encoder's own features. A head that does not start at titles is not centred, and learns the sizes of
-the classes along that direction.
+Features are centred by the mean of the titles' features, which is public: the direction that all
+narratives share would take most of every clipped gradient. The centre is folded into the bias at
+the end, so that what is released is one linear layer on the encoder's own features. A head that
+does not start at titles is not centred, and learns the sizes of the classes along that direction.
 
-**Exact arithmetic.** The steps sum integers, with a part of the records in memory at a time, and add rounded Gaussian
-noise (`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`): the claim covers the bits that are released.
-Any number of threads gives the same.
+**Exact arithmetic.** The steps sum integers, with a part of the records in memory at a time, and
+add rounded Gaussian noise (`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`): the
+claim covers the bits that are released. Any number of threads gives the same.
 
-**How long to descend.** What is set is the noise nu that a parameter may have at the end, as a standard deviation; the
-rate follows from it and from the plan's event (`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or
-a larger epsilon, make it descend further; where there are few it stays near the prior.
+**How long to descend.** What is set is the noise nu that a parameter may have at the end, as a
+standard deviation; the rate follows from it and from the plan's event
+(`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or a larger epsilon, make it
+descend further; where there are few it stays near the prior.
 
-docs/explanation/formal-method.md has what else was part of it, and what each part gave under the same rule.
+docs/explanation/formal-method.md has what else was part of it, and what each part gave under the
+same rule.
 """
 
 import math
@@ -33,7 +35,16 @@ from mechanisms.descent import exact_sums
 from mechanisms.descent.exact_sums import Scores
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent, rate_for_noise
-from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import (
+    ClassifierModel,
+    Descending,
+    Fitted,
+    Plan,
+    Records,
+    Run,
+    Task,
+    registered,
+)
 from mechanisms.model.config import Positive
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.linear_head import feature_blocks, linear_head
@@ -59,14 +70,20 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
     kind: Literal["prior-descent"] = "prior-descent"
     steps: int = Field(default=60, ge=1, le=10_000, title="Steps")
-    weight_noise: Positive = Field(default=0.5, title="Noise of a weight", description="Nu of an entry of the head.")
+    weight_noise: Positive = Field(
+        default=0.5, title="Noise of a weight", description="Nu of an entry of the head."
+    )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
 
     def event(self, noise: float, task: Task) -> ComposedEvent:
-        """Returns T steps that cost what one Gaussian of this noise multiplier costs: sqrt(T) times it each."""
+        """Returns T steps that cost what one Gaussian of this noise multiplier costs: sqrt(T) times
+        it each.
+        """
         segment = NoiseSegment(
-            steps=self.steps, noise_multiplier=noise * math.sqrt(self.steps), l2_clip_norm=self.l2_clip_norm
+            steps=self.steps,
+            noise_multiplier=noise * math.sqrt(self.steps),
+            l2_clip_norm=self.l2_clip_norm,
         )
         descent = DpSgdEvent(sampling_prob=1.0, segments=(segment,), exact=True)
         return ComposedEvent(mechanism="prior-descent", events=(descent,))
@@ -86,10 +103,14 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
                 on_card = list(_parts(some, given, centre)) if device.type != "cpu" else None
 
-                def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> int:
+                def clipped_sum(
+                    theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor
+                ) -> int:
                     for scores in on_card or _parts(some, given, centre):
                         for residuals, values, losses in exact_sums.residuals(scores, theta):
-                            exact_sums.clipped_outer_sum(residuals, values, norm=segment.l2_clip_norm, out=out)
+                            exact_sums.clipped_outer_sum(
+                                residuals, values, norm=segment.l2_clip_norm, out=out
+                            )
                             tally[0] += losses.sum()
                             tally[2] += len(losses)
                     return exact_sums.SUM_BITS
@@ -98,7 +119,9 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
             weights = head.weight.detach()
             start = torch.cat([weights, (head.bias.detach() + weights @ mean)[:, None]], 1)
-            rate = rate_for_noise(self.weight_noise, descent_event, divisor=plan.records, momentum=self.momentum)
+            rate = rate_for_noise(
+                self.weight_noise, descent_event, divisor=plan.records, momentum=self.momentum
+            )
             descent = NoisyDescent(
                 state,
                 descent_event,
@@ -116,10 +139,14 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
         losses = fit_classifier(classifier, run.folder, run.new_key, descend).numbers["losses"]
         last = {"loss": losses[-1]} if losses else {}
-        return Fitted(ClassifierModel(classifier), event, {"steps": len(losses), **last, "losses": losses})
+        return Fitted(
+            ClassifierModel(classifier), event, {"steps": len(losses), **last, "losses": losses}
+        )
 
 
 def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[Scores]:
     """Puts records on the grid part by part, so that memory does not grow with their number."""
     for features, given in zip(feature_blocks(inputs, _PART), labels.split(_PART), strict=True):
-        yield Scores(exact_sums.on_grid(features.to(centre.device), centre), given.to(centre.device))
+        yield Scores(
+            exact_sums.on_grid(features.to(centre.device), centre), given.to(centre.device)
+        )

@@ -1,8 +1,10 @@
-"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is weighted.
+"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is
+weighted.
 
-Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures risks or Delta.
-`fit` runs a round and those before it in one process, for your own model and for audits. `train` runs the same
-chain as stages (`tasks.branches.swag_chain`), with the same seeds and purposes, and comes to the same posteriors.
+Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures
+risks or Delta. `fit` runs a round and those before it in one process, for your own model and for
+audits. `train` runs the same chain as stages (`tasks.branches.swag_chain`), with the same seeds and
+purposes, and comes to the same posteriors.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import trials
-from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.mechanism import (
+    ClassifierModel,
+    Fitted,
+    Mechanism,
+    Plan,
+    Records,
+    Reruns,
+    Run,
+    Task,
+    registered,
+)
 from mechanisms.model import training
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
@@ -43,7 +55,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     """
 
     kind: Literal["swag-ppm"] = "swag-ppm"
-    round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is sampled.")
+    round: RoundName = Field(
+        default="reweighted", title="Round", description="The posterior that is sampled."
+    )
     fine_tune: OptimiserPhase | None = Field(default=None, title="Fine-tuning")
     collect: OptimiserPhase | None = Field(default=None, title="SWAG collection")
     moments: SwagConfig | None = Field(default=None, title="SWAG")
@@ -52,8 +66,12 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     @property
     def phases(self) -> tuple[OptimiserPhase, OptimiserPhase]:
         """Fine-tuning and collection; the paper's where nothing is set."""
-        tune = self.fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8)
-        collect = self.collect or OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8)
+        tune = self.fine_tune or OptimiserPhase(
+            optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8
+        )
+        collect = self.collect or OptimiserPhase(
+            optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8
+        )
         return tune, collect
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
@@ -88,7 +106,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         """All rounds up to this one; checkpoints an epoch, in a folder a round."""
         folder = run.folder or Path(tempfile.mkdtemp(prefix="swag-"))
         fitted = self._rounds(records, run, folder)
-        if run.folder is None:  # a posterior's deviations are read from its files as long as the model lives
+        if (
+            run.folder is None
+        ):  # a posterior's deviations are read from its files as long as the model lives
             weakref.finalize(fitted.model, shutil.rmtree, folder)
         return fitted
 
@@ -114,7 +134,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
                 purpose=TABLE[name].purpose,
                 weights=weights,
             )
-            figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity)
+            figures.update(
+                loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity
+            )
             return measured.risk
 
         rounds.run(ROUNDS[self.round], fit, partial(risks.weights_of, config))
@@ -127,7 +149,12 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             draws=figures["draws"],
         )
         model = PosteriorDraw(
-            classifier, posterior, folder / self.round, seed=run.seed, purpose="evaluate", weights=alpha
+            classifier,
+            posterior,
+            folder / self.round,
+            seed=run.seed,
+            purpose="evaluate",
+            weights=alpha,
         )
         return Fitted(model, event, figures)
 
@@ -166,7 +193,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def fit_many(
         self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """Runs the whole chain in each trial, batched over trials; one draw of each round's posterior."""
+        """Runs the whole chain in each trial, batched over trials; one draw of each round's
+        posterior.
+        """
         moments, config = self.settings
         tune, collect = self.phases
         drawn = trials.chain(
@@ -207,10 +236,14 @@ class PosteriorDraw(ClassifierModel):
     seed: int
     purpose: str
     weights: Tensor | None = None
-    """Risk weights alpha of the fit, float32 [n]; None where there were none, or where it was read from a folder."""
+    """Risk weights alpha of the fit, float32 [n]; None where there were none, or where it was read
+    from a folder.
+    """
 
     def __post_init__(self) -> None:
-        risks.load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0)
+        risks.load_draw(
+            self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0
+        )
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""Computes the features of the generated narratives by the packaged encoder, which come with the program.
+"""Computes the features of the generated narratives by the packaged encoder, which come with the
+program.
 
     .venv/bin/python scripts/generated_features.py
 
-Run it after a change of the generator (`storage/demo_data.py`) or of the packaged encoder. Neither reads a record.
+Run it after a change of the generator (`storage/demo_data.py`) or of the packaged encoder. Neither
+reads a record.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ def packaged() -> Released:
     name = encoder_files.PACKAGED
     encoder, tokenizer = encoders.load_encoder(name), encoder_files.load_tokenizer(name)
     model = MeanPooled(encoder, encoders.width(encoder), 1).eval()
-    return Released(model=model, tokenizer=tokenizer, codes=("",), max_length=encoder_files.longest(name))
+    return Released(
+        model=model, tokenizer=tokenizer, codes=("",), max_length=encoder_files.longest(name)
+    )
 
 
 def main() -> None:
@@ -30,7 +34,9 @@ def main() -> None:
         "public": public_features.key_of_packaged(texts, public_features.encoder_digest(released)),
         "tokens": int(tokens.lengths.max()),
     }
-    checkpoint.save(public_features.PACKAGED, {"features": public_features.compute(released, texts)}, described)
+    checkpoint.save(
+        public_features.PACKAGED, {"features": public_features.compute(released, texts)}, described
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
     python scripts/list_attacks.py
 
-Each module of tests/attacks, and the fuzzing, has a text `DECLARES`: rows with an empty line between them, of promise,
-attacks tried, what is not promised; a cell begins with `|`. Nothing is imported: no page needs the tests' libraries.
+Each module of tests/attacks, and the fuzzing, has a text `DECLARES`: rows with an empty line
+between them, of promise, attacks tried, what is not promised; a cell begins with `|`. Nothing is
+imported: no page needs the tests' libraries.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ def declared() -> Iterator[tuple[str, str, str, str]]:
         assigned = [
             ast.literal_eval(node.value)
             for node in ast.parse(file.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["DECLARES"]
+            if isinstance(node, ast.Assign)
+            and [ast.unparse(target) for target in node.targets] == ["DECLARES"]
         ]
         if len(assigned) != 1 or not assigned[0]:
-            raise ValueError(f"{file.name} declares no promise. Add DECLARES = promise\\n| attacks\\n| not promised")
+            raise ValueError(
+                f"{file.name} declares no promise. Add DECLARES = promise\\n| attacks\\n| not "
+                "promised"
+            )
         place = f"`{file.stem}`" if file.parent.name == "attacks" else "`tests/fuzz`"
         for row in assigned[0].strip().split("\n\n"):
             promise, attacks, beyond = (" ".join(cell.split()) for cell in row.split("|"))

@@ -1,4 +1,6 @@
-"""Prints the tables of all parameters, from the models that check them; `make docs` puts them on their page."""
+"""Prints the tables of all parameters, from the models that check them; `make docs` puts them on
+their page.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,23 @@ def _section(defined: dict[str, Any], section: dict[str, Any], path: str) -> Ite
         if target := next((kind["$ref"] for kind in (entry, *kinds) if "$ref" in kind), None):
             inner.append((f"{where}.", defined[target.rpartition("/")[2]]))
             continue
-        default = "required" if name in section.get("required", ()) else _value(entry.get("default"))
+        default = (
+            "required" if name in section.get("required", ()) else _value(entry.get("default"))
+        )
         option = f"<br>`{OPTIONS[where]}`" if where in OPTIONS else ""
         values = ", or ".join(_kind(kind) for kind in kinds)
-        cells = (f"`{where}`{option}", entry.get("title", ""), values, default, entry.get("description", ""))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
+        cells = (
+            f"`{where}`{option}",
+            entry.get("title", ""),
+            values,
+            default,
+            entry.get("description", ""),
+        )
+        rows.append(
+            "| "
+            + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+            + " |\n"
+        )
     if rows:
         yield f"\n## {section.get('title', 'Retrain')}{f' (`{path[:-1]}`)' if path else ''}\n\n"
         yield "| parameter | title | values | default | meaning |\n|---|---|---|---|---|\n"
@@ -53,7 +67,11 @@ def _number(value: float) -> str:
 def _value(value: Any) -> str:
     if value is None:
         return "–"
-    text = str(value).lower() if isinstance(value, bool) else str(value).replace("'", "").replace('"', "")
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else str(value).replace("'", "").replace('"', "")
+    )
     return f"`{text}`" if text not in ("", "[]", "{}", "()") else "empty"
 
 

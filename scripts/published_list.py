@@ -1,6 +1,7 @@
-"""Registers a code list as published, so that bundles may hold its titles: python scripts/published_list.py
-oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to storage/egress/lists/, for review: anyone who
-adds a list says by that that anyone can read it, and where.
+"""Registers a code list as published, so that bundles may hold its titles: python
+scripts/published_list.py oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to
+storage/egress/lists/, for review: anyone who adds a list says by that that anyone can read it, and
+where.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from storage.egress.public_lists import LISTS, entry_digest
 
 def main() -> None:
     """Reads the list and writes its file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("list", type=Path, help="CSV with code and title, as it was published")
     parser.add_argument("name", help="whose list and which version, such as 'OIICS 2.01, nature'")
     options = parser.parse_args()

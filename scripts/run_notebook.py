@@ -2,8 +2,9 @@
 
     python scripts/run_notebook.py examples/own_model.ipynb
 
-Needs the extra `notebooks`. Times and the name of the machine's kernel stay out, so that two versions differ in text,
-code and outputs alone. A digest of the code goes in: a test fails when a cell was changed and not run.
+Needs the extra `notebooks`. Times and the name of the machine's kernel stay out, so that two
+versions differ in text, code and outputs alone. A digest of the code goes in: a test fails when a
+cell was changed and not run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def run(path: Path) -> None:
         raise SystemExit(f"{error.name} is missing: pip install -e '.[notebooks]'") from error
     notebook: Any = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": "."}}
-    nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", resources=where
+    ).execute()
     written = path.with_suffix(".partial")
     nbformat.write(tidied(notebook), written)
     written.replace(path)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Takes the pictures of the docs: an approver's page, Prefect's by the steps of the browser test, and the service's.
+"""Takes the pictures of the docs: an approver's page, Prefect's by the steps of the browser test,
+and the service's.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
-plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic narratives (or uses the
-one that `make stack` is running in FOLDER), starts a training run and lets its release wait, and writes form.png,
-release-plan.png and waiting-release.png; then the officer signs,
-and the service codes with what was released: service-page.png,
-review-page.png. Needs Chromium (Debian: chromium).
+plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic
+narratives (or uses the one that `make stack` is running in FOLDER), starts a training run and lets
+its release wait, and writes form.png, release-plan.png and waiting-release.png; then the officer
+signs, and the service codes with what was released: service-page.png, review-page.png. Needs
+Chromium (Debian: chromium).
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ NARRATIVES = (
 REVIEWED = (
     "Employee slipped on a wet floor and sprained his ankle.",
     "Cook spilled hot oil from a fryer and burned both forearms.",
-    "Employee was changing a light bulb when the ladder slid; he fell about six feet and fractured his left wrist.",
+    (
+        "Employee was changing a light bulb when the ladder slid; he fell about six feet and "
+        "fractured his left wrist."
+    ),
     "A worker cleared a jam; the conveyor caught his hand and two fingers were amputated.",
 )
 
@@ -60,10 +64,26 @@ def take_plan(picture: Path) -> None:
 
         run("demo-data", "--out", "demo", "--records", "1800")
         columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "my-records")
-        codes = ("--codelist", "demo/codelist.csv", "--classification", "OIICS", "--classification-version", "2.01")
+        codes = (
+            "--codelist",
+            "demo/codelist.csv",
+            "--classification",
+            "OIICS",
+            "--classification-version",
+            "2.01",
+        )
         rest = ("--epsilon", "2", "--home", "work", "--json")
         trained = json.loads(
-            run("retrain", "--profile", "formal", "--data", "demo/injuries.csv", *codes, *columns, *rest)
+            run(
+                "retrain",
+                "--profile",
+                "formal",
+                "--data",
+                "demo/injuries.csv",
+                *codes,
+                *columns,
+                *rest,
+            )
         )
         plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
         run("plan", str(plan), "--html", "plan.html")
@@ -107,7 +127,9 @@ def take(stack: Stack, out: Path) -> None:
         operator.settle()
         operator.picture(out / "waiting-release.png")
 
-    signed = stack.command("approve", release["parameters"]["plan"], "--key", str(officer), "--yes", "--post")
+    signed = stack.command(
+        "approve", release["parameters"]["plan"], "--key", str(officer), "--yes", "--post"
+    )
     if signed.returncode:
         sys.exit(f"the officer could not sign: {signed.stderr}")
     stack.wait("the release", lambda: in_state(stack, release["id"], "COMPLETED"))
@@ -123,9 +145,20 @@ def serving(stack: Stack, bundle: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "flows.cli", "serve", "--bundle", str(bundle), "--no-key", "--allow-unsigned"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "serve",
+        "--bundle",
+        str(bundle),
+        "--no-key",
+        "--allow-unsigned",
+    ]
     address = f"http://127.0.0.1:{port}/"
-    process = subprocess.Popen([*command, "--port", str(port)], env=stack.environment(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], env=stack.environment(), stdout=subprocess.DEVNULL
+    )
 
     def answers() -> bool:
         if process.poll() is not None:
@@ -156,7 +189,11 @@ def take_review(address: str, picture: Path) -> None:
     rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(REVIEWED * 40, start=1))
     with page_at(f"{address}review", width=1280, height=800) as page:
         page.fill("#coder", "ab")
-        file = {"name": "reports.csv", "mimeType": "text/csv", "buffer": f"case,narrative\n{rows}".encode()}
+        file = {
+            "name": "reports.csv",
+            "mimeType": "text/csv",
+            "buffer": f"case,narrative\n{rows}".encode(),
+        }
         page.set_input_files("#file", cast(Any, file))
         page.fill("#threshold", "0.5")
         page.locator("#column:enabled").wait_for()
@@ -171,8 +208,12 @@ def take_review(address: str, picture: Path) -> None:
 
 def main() -> None:
     """Checks what is needed, takes the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures"
+    )
     parser.add_argument("--stack", type=Path, help="folder of a stack that is running")
     options = parser.parse_args()
     lacking = missing() if options.stack is None else None

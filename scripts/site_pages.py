@@ -1,8 +1,9 @@
 """Hooks of the documentation's site: pages that are outside `docs/`, and links that lead out of it.
 
-PRIVACY.md and its like stay where a reader of the repository looks for them; here they become pages of the site, with
-their links made right. Links to code and settings have no page to lead to: they become plain text. A
-notebook becomes a page as it is there, with the outputs that it holds: nothing is run here.
+PRIVACY.md and its like stay where a reader of the repository looks for them; here they become pages
+of the site, with their links made right. Links to code and settings have no page to lead to: they
+become plain text. A notebook becomes a page as it is there, with the outputs that it holds: nothing
+is run here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 def on_files(files: Files, config: Any) -> Files:
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     for source, page in NOTEBOOKS.items():
         content, pictures = page_of(ROOT / source, page)
         files.append(File.generated(config, page, content=content))
@@ -56,10 +59,14 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         if cell["cell_type"] == "code" and cell["execution_count"] is None:
-            raise ValueError(f"{notebook.name} has cells that were not run: scripts/run_notebook.py {notebook}")
+            raise ValueError(
+                f"{notebook.name} has cells that were not run: scripts/run_notebook.py {notebook}"
+            )
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
-                raise ValueError(f"{notebook.name} holds an error: run it again with scripts/run_notebook.py")
+                raise ValueError(
+                    f"{notebook.name} holds an error: run it again with scripts/run_notebook.py"
+                )
             text = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
             if "image/png" in output.get("data", {}):
                 name = f"{page.removesuffix('.md')}-{len(pictures) + 1}.png"
@@ -71,7 +78,9 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Leads each relative link to the page that its file has become; a page of wide tables gets the whole width."""
+    """Leads each relative link to the page that its file has become; a page of wide tables gets the
+    whole width.
+    """
     if page.file.src_uri == "reference/parameters.md":
         sys.path += [str(ROOT), str(ROOT / "scripts")]
         from parameter_tables import parameter_tables
@@ -93,7 +102,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if inside not in known:
             if not (ROOT / place).exists():
                 return match[0]  # leads nowhere, which the strict build tells
-            return f"`{place}`" if match["text"].strip("`") in (place, posixpath.basename(place)) else match["text"]
+            return (
+                f"`{place}`"
+                if match["text"].strip("`") in (place, posixpath.basename(place))
+                else match["text"]
+            )
         relative = posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or ".")
         return f"{match['mark']}[{match['text']}]({relative}{'#' + anchor if anchor else ''})"
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python
-"""Runs the production stack without Docker, each component as a local process on a free loopback port.
+"""Runs the production stack without Docker, each component as a local process on a free loopback
+port.
 
     python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
 
-PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with authentication, its
-background services, two workers for the pool `cpu` (one trains, one releases and keeps house) and, where torch finds a
-card, one for `gpu`, the deployments and automations applied. It prints what a shell needs to act on this stack, its
-ledger above all.
-PostgreSQL is the server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
-Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is set. What dies is
-started again. Ctrl-C stops all of it; the folder keeps the data.
+PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with
+authentication, its background services, two workers for the pool `cpu` (one trains, one releases
+and keeps house) and, where torch finds a card, one for `gpu`, the deployments and automations
+applied. It prints what a shell needs to act on this stack, its ledger above all. PostgreSQL is the
+server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
+Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is
+set. What dies is started again. Ctrl-C stops all of it; the folder keeps the data.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ WORKERS = {
     "worker-release": ("cpu", "cpu-2", ("release", "upkeep")),
     "worker-gpu": ("gpu", "gpu-1", ()),
 }
-"""Component, and its pool, its name at the server, the queues it serves (none named: all). One run at a time each."""
+"""Component, and its pool, its name at the server, the queues it serves (none named: all). One run
+at a time each.
+"""
 CONNECT_TO_SELF = (
     '<meta http-equiv="Content-Security-Policy" '
-    "content=\"connect-src 'self' ws://127.0.0.1:*; object-src 'none'; base-uri 'self'; form-action 'self'\">"
+    "content=\"connect-src 'self' ws://127.0.0.1:*; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'\">"
 )
 """What deployments/Caddyfile sends as a header, that a page could state itself."""
 PATIENCE = 600
@@ -58,7 +62,8 @@ PATIENCE = 600
 def free_port() -> int:
     """A loopback port that no one listens on, below those that systems give to clients.
 
-    Of theirs a client might get one while the server is not up yet, or away: it asks for that very port all the time.
+    Of theirs a client might get one while the server is not up yet, or away: it asks for that very
+    port all the time.
     """
     while True:
         with socket.socket() as probe, suppress(OSError):
@@ -95,7 +100,9 @@ def settings_of_containers(name: str) -> dict[str, str]:
 
 
 def claim(folder: Path) -> int:
-    """Claims a folder for this process until it ends: two stacks in one would destroy each other's state."""
+    """Claims a folder for this process until it ends: two stacks in one would destroy each other's
+    state.
+    """
     lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +143,9 @@ class Stack:
         self.api_port = free_port()
         self.api = f"http://127.0.0.1:{self.api_port}/api"
         self.auth = f"operator:{self.secret('operator')}"
-        self.base = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
+        self.base = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))
+        }
         self.base["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
     def secret(self, name: str) -> str:
@@ -154,18 +163,25 @@ class Stack:
     def exports(self) -> list[str]:
         """Lines for a person's shell: the server, and the workspace and ledger of the workers.
 
-        The ledger's password is not among what is printed; the shell reads it from the file that holds it.
+        The ledger's password is not among what is printed; the shell reads it from the file that
+        holds it.
         """
         password = f"$(cat {shlex.quote(str(self.folder / 'secrets' / 'autocoder'))})"
         url = self.database("autocoder", "ledger", "psycopg", password=password)
         return [
             f"export PREFECT_API_URL={self.api} PREFECT_API_AUTH_STRING={self.auth}",
-            f'export AUTOCODER_HOME={shlex.quote(str(self.folder / "home"))} AUTOCODER_LEDGER_URL="{url}"',
+            (
+                f"export AUTOCODER_HOME={shlex.quote(str(self.folder / 'home'))} "
+                f'AUTOCODER_LEDGER_URL="{url}"'
+            ),
         ]
 
-    # -- components ----------------------------------------------------------------------------------------
+    # -- components
+    # ----------------------------------------------------------------------------------------
 
-    def run(self, name: str, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> None:
+    def run(
+        self, name: str, *command: str, env: dict[str, str] | None = None, user: str | None = None
+    ) -> None:
         """Starts a component; `watch` starts it again when it dies."""
         component = Component(name, list(command), env or self.base, user)
         self.components.append(component)
@@ -188,9 +204,14 @@ class Stack:
 
     def once(self, *command: str, env: dict[str, str]) -> None:
         """Runs a command to its end; its failure is the stack's."""
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=env, cwd=ROOT, capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            sys.exit(f"stack: {' '.join(command[2:5])} failed\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            sys.exit(
+                f"stack: {' '.join(command[2:5])} "
+                f"failed\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            )
 
     def write_state(self) -> None:
         """Writes the addresses of all components, for `--json`, tests and people."""
@@ -212,7 +233,10 @@ class Stack:
         while True:
             for component in self.components:
                 if component.process is not None and component.process.poll() is not None:
-                    print(f"stack: {component.name} ended ({component.process.returncode}); started again")
+                    print(
+                        f"stack: {component.name} ended ({component.process.returncode}); "
+                        "started again"
+                    )
                     self._start(component)
             time.sleep(1)
 
@@ -231,7 +255,8 @@ class Stack:
                 process.wait()
         (self.folder / "stack.json").unlink(missing_ok=True)
 
-    # -- PostgreSQL and Redis ------------------------------------------------------------------------------
+    # -- PostgreSQL and Redis
+    # ------------------------------------------------------------------------------
 
     def postgres(self) -> tuple[str, int]:
         """Finds or start PostgreSQL, make roles and databases; returns host and port."""
@@ -240,7 +265,9 @@ class Stack:
         wait_for("PostgreSQL", lambda: _connects(admin))
         with psycopg.connect(admin, autocommit=True) as connection:
             for role in ROLES:
-                known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+                known = connection.execute(
+                    "SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)
+                ).fetchone()
                 verb = "ALTER" if known else "CREATE"
                 connection.execute(
                     sql.SQL(verb + " ROLE {} LOGIN PASSWORD {}").format(
@@ -248,24 +275,36 @@ class Stack:
                     )
                 )
             for database, owner in (("prefect", "prefect"), ("ledger", "ledger_owner")):
-                if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
+                if not connection.execute(
+                    "SELECT 1 FROM pg_database WHERE datname = %s", (database,)
+                ).fetchone():
                     connection.execute(
-                        sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(owner))
+                        sql.SQL("CREATE DATABASE {} OWNER {}").format(
+                            sql.Identifier(database), sql.Identifier(owner)
+                        )
                     )
-                    # PUBLIC may connect to every database by default: Prefect's role has nothing to do in the ledger's.
+                    # PUBLIC may connect to every database by default: Prefect's role has nothing to
+                    # do in the ledger's.
                     connection.execute(
-                        sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database))
+                        sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(
+                            sql.Identifier(database)
+                        )
                     )
             connection.execute("GRANT CONNECT ON DATABASE ledger TO autocoder")
             return connection.info.host, connection.info.port
 
     def _own_postgres(self) -> str:
         initdb = shutil.which("initdb") or next(
-            (str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None
+            (
+                str(p)
+                for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+            ),
+            None,
         )
         if initdb is None:
             sys.exit(
-                "stack: no PostgreSQL: install it (Debian: postgresql), or set AUTOCODER_STACK_POSTGRES to its URL"
+                "stack: no PostgreSQL: install it (Debian: postgresql), or set "
+                "AUTOCODER_STACK_POSTGRES to its URL"
             )
         environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         user = "postgres" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
@@ -280,9 +319,20 @@ class Stack:
             password.chmod(0o600)
             if user is not None:
                 shutil.chown(password, user)
-            command = [initdb, "-D", str(folder / "data"), "-U", "postgres", "-E", "UTF8", "--no-sync"]
+            command = [
+                initdb,
+                "-D",
+                str(folder / "data"),
+                "-U",
+                "postgres",
+                "-E",
+                "UTF8",
+                "--no-sync",
+            ]
             command += ["-A", "scram-sha-256", f"--pwfile={password}"]
-            done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, env=environment)
+            done = subprocess.run(
+                command, user=user, cwd="/", capture_output=True, text=True, env=environment
+            )
             password.unlink()
             if done.returncode:
                 sys.exit(f"stack: initdb failed: {done.stderr}")
@@ -305,19 +355,24 @@ class Stack:
             return given.rstrip("/")
         binary = shutil.which("redis-server")
         if binary is None:
-            sys.exit("stack: no Redis: install it (Debian: redis-server), or set AUTOCODER_STACK_REDIS to its URL")
+            sys.exit(
+                "stack: no Redis: install it (Debian: redis-server), or set "
+                "AUTOCODER_STACK_REDIS to its URL"
+            )
         folder, port = self.folder / "redis", free_port()
         folder.mkdir(exist_ok=True, mode=0o700)
         config = folder / "redis.conf"  # the password stays out of the list of processes
         config.write_text(
-            f"bind 127.0.0.1\nport {port}\ndir {folder}\nappendonly yes\nrequirepass {self.secret('redis')}\n"
+            f"bind 127.0.0.1\nport {port}\ndir {folder}\nappendonly yes\nrequirepass "
+            f"{self.secret('redis')}\n"
         )
         config.chmod(0o600)
         self.run("redis", binary, str(config))
         wait_for("Redis", lambda: answers(port))
         return f"redis://:{self.secret('redis')}@127.0.0.1:{port}"
 
-    # -- Prefect -------------------------------------------------------------------------------------------
+    # -- Prefect
+    # -------------------------------------------------------------------------------------------
 
     def up(self) -> None:
         """Starts all of it, in order."""
@@ -341,10 +396,27 @@ class Stack:
         }
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
         self.once(
-            *(sys.executable, "-m", "flows.cli", "ledger", "migrate", "--release-role", "autocoder"),
-            env=self.base | {"AUTOCODER_LEDGER_URL": self.database("ledger_owner", "ledger", "psycopg")},
+            *(
+                sys.executable,
+                "-m",
+                "flows.cli",
+                "ledger",
+                "migrate",
+                "--release-role",
+                "autocoder",
+            ),
+            env=self.base
+            | {"AUTOCODER_LEDGER_URL": self.database("ledger_owner", "ledger", "psycopg")},
         )
-        start = ("server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(self.api_port))
+        start = (
+            "server",
+            "start",
+            "--no-services",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.api_port),
+        )
         self.run("server", *PREFECT, *start, env=server)
         self.run("services", sys.executable, "-m", "flows.server.services", env=server)
         wait_for("Prefect's server", lambda: _healthy(self.api))
@@ -361,13 +433,32 @@ class Stack:
             "AUTOCODER_CODELIST": self.codelist,
         }
         webhook = {k: v for k, v in os.environ.items() if k == "AUTOCODER_NOTIFY_WEBHOOK"}
-        self.once(sys.executable, "-m", "flows.cli", "deploy", env=worker | webhook | self.prefect_home("deploy"))
+        self.once(
+            sys.executable,
+            "-m",
+            "flows.cli",
+            "deploy",
+            env=worker | webhook | self.prefect_home("deploy"),
+        )
         for component, (pool, name, queues) in WORKERS.items():
-            command = ("worker", "start", "--pool", pool, "--type", "process", "--limit", "1", "--name", name)
+            command = (
+                "worker",
+                "start",
+                "--pool",
+                pool,
+                "--type",
+                "process",
+                "--limit",
+                "1",
+                "--name",
+                name,
+            )
             if pool == "gpu" and not has_card():
                 continue
             served = (part for queue in queues for part in ("--work-queue", queue))
-            self.run(component, *PREFECT, *command, *served, env=worker | self.prefect_home(component))
+            self.run(
+                component, *PREFECT, *command, *served, env=worker | self.prefect_home(component)
+            )
 
     def prefect_home(self, name: str) -> dict[str, str]:
         """A folder of its own for each of Prefect's processes."""
@@ -375,12 +466,16 @@ class Stack:
 
 
 def close_pages(folder: Path) -> None:
-    """Lets the pages that the server has copied here connect only to the server: they ask an analytics host too."""
+    """Lets the pages that the server has copied here connect only to the server: they ask an
+    analytics host too.
+    """
     for index in folder.glob("*/index.html"):
         page = index.read_text(encoding="utf-8")
         if CONNECT_TO_SELF not in page:
             partial = index.with_suffix(".partial")
-            partial.write_text(page.replace("<head>", f"<head>{CONNECT_TO_SELF}", 1), encoding="utf-8")
+            partial.write_text(
+                page.replace("<head>", f"<head>{CONNECT_TO_SELF}", 1), encoding="utf-8"
+            )
             partial.replace(index)
 
 
@@ -403,20 +498,34 @@ def _healthy(api: str) -> bool:
 def _require_way_in(folder: Path) -> None:
     closed = [p for p in folder.parents if not p.stat().st_mode & 0o001]
     if closed:
-        sys.exit(f"stack: user postgres can't enter {closed[-1]}; give a --folder that others may pass through")
+        sys.exit(
+            f"stack: user postgres can't enter {closed[-1]}; give a --folder that others may "
+            "pass through"
+        )
 
 
 def main() -> None:
     """Starts, prints the address, watch, stop."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("stack"), help="folder of its data, logs and secrets")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("stack"), help="folder of its data, logs and secrets"
+    )
     parser.add_argument("--data", default="", help="file of records that scheduled training reads")
     parser.add_argument("--codelist", default="", help="its code list")
-    parser.add_argument("--json", action="store_true", help="print stack.json when everything answers")
+    parser.add_argument(
+        "--json", action="store_true", help="print stack.json when everything answers"
+    )
     options = parser.parse_args()
-    data, codelist = (str(Path(value).resolve()) if value else "" for value in (options.data, options.codelist))
+    data, codelist = (
+        str(Path(value).resolve()) if value else "" for value in (options.data, options.codelist)
+    )
     stack = Stack(options.folder.resolve(), data, codelist)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a shell starts background jobs with SIGINT ignored
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         stack.up()

@@ -1,4 +1,6 @@
-"""Writes docs/reference/statement-sentences.md from the sentences of statements (tasks/bundle/sentences.py)."""
+"""Writes docs/reference/statement-sentences.md from the sentences of statements
+(tasks/bundle/sentences.py).
+"""
 
 from __future__ import annotations
 

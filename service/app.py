@@ -1,4 +1,6 @@
-"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/health`, and its two pages."""
+"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/health`, and its two
+pages.
+"""
 
 import asyncio
 import base64
@@ -45,8 +47,12 @@ from tasks.running import installation
 
 _STATIC = Path(__file__).parent / "static"
 _PARTS = ("review.css", "table.js", "review.js")
-_PAGES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
-_KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+)
+_KEY_HEADER = APIKeyHeader(
+    name="X-API-Key", auto_error=False, description="The key of this service."
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             return request.client.host if request.client else "unknown"
         if key is not None and (name := state.clients.name_of(key)) is not None:
             return f"client {name}"
-        raise HTTPException(401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"})
+        raise HTTPException(
+            401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"}
+        )
 
     def require_not_revoked() -> None:
         if state.withdrawn is not None:
@@ -98,7 +106,10 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Autocoder",
         version=VERSION,
-        description="Codes for narratives from one released model. Narratives are neither stored nor logged.",
+        description=(
+            "Codes for narratives from one released model. Narratives are neither stored "
+            "nor logged."
+        ),
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,
@@ -107,16 +118,26 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         coder=coder,
         keyed=settings.state.clients is not None,
         targets=(targets := _targets(coder)),
-        preset=min((name for name, _ in targets), key=lambda name: abs(name - settings.accuracy), default=None),
+        preset=min(
+            (name for name, _ in targets),
+            key=lambda name: abs(name - settings.accuracy),
+            default=None,
+        ),
         fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
-        origin=describe_release(coder.folder) if (coder.folder / STATEMENT).is_file() else coder.release,
+        origin=describe_release(coder.folder)
+        if (coder.folder / STATEMENT).is_file()
+        else coder.release,
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
         most_rows=files.MOST_ROWS,
         most_bytes=files.MOST_BYTES,
     )
     parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
-    review = _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
+    review = _PAGES.get_template("static/review.html").render(
+        coder=coder, parts=parts, most_rows=files.MOST_ROWS
+    )
+    app.add_middleware(
+        TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
+    )
     app.add_middleware(
         Guard,
         most_bytes=settings.most_bytes,
@@ -134,7 +155,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         require_not_revoked()
-        codings = await files.coded(batcher, coder, body.texts, top_k=body.top_k, threshold=body.threshold)
+        codings = await files.coded(
+            batcher, coder, body.texts, top_k=body.top_k, threshold=body.threshold
+        )
         results = [{"needs_review": None, "group": None} | coding.as_dict() for coding in codings]
         return CodeResponse.model_validate(coder.origin | {"results": results})
 
@@ -157,15 +180,21 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         """
         require_not_revoked()
         if request.headers.get("content-type", "").startswith("multipart/"):
-            raise HTTPException(422, "the body is a form. Send the file itself: curl --data-binary @FILE")
+            raise HTTPException(
+                422, "the body is a form. Send the file itself: curl --data-binary @FILE"
+            )
         try:
             settings_of_reading = ReadOptions.model_validate_json(read)
         except ValidationError as error:
-            faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            faults = "; ".join(
+                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+            )
             raise HTTPException(422, f"read: {faults}") from None
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
-            raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
+            raise HTTPException(
+                503, "other files are being coded. Wait.", headers={"Retry-After": "10"}
+            )
         coding.add(name)
         answering.add(name)
 
@@ -176,14 +205,21 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         def end(task: asyncio.Future[Any]) -> None:
             done()
             if not task.cancelled():
-                task.exception()  # taken, or the loop would log a message that names a column of the file
+                # taken, or the loop would log a message that names a column of the file
+                task.exception()
 
-        how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "read": settings_of_reading}
+        how: Any = {
+            "column": column,
+            "top_k": top_k,
+            "threshold": threshold,
+            "read": settings_of_reading,
+        }
         reading = asyncio.ensure_future(asyncio.to_thread(files.read, body, coder, **how))
         try:
             upload = await asyncio.shield(reading)
         except asyncio.CancelledError:
-            # a thread cannot be stopped: it holds its place to its end, also where no one waits for it
+            # a thread cannot be stopped: it holds its place to its end, also where no one waits for
+            # it
             reading.add_done_callback(end)
             raise
         except InputError as error:
@@ -193,10 +229,14 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             done()
             raise
         coded = files.lines(upload, coder, batcher, require_not_revoked)
-        return files.Answer(files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done)
+        return files.Answer(
+            files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done
+        )
 
     listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]
-    codes_answer = CodeList.model_validate(coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)})
+    codes_answer = CodeList.model_validate(
+        coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)}
+    )
 
     @app.get("/codes", responses=problems(401, 413, 500), dependencies=[keyed])
     async def codes() -> CodeList:
@@ -208,7 +248,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         """Show which words of one narrative spoke for some codes."""
         require_not_revoked()
         if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-            raise HTTPException(501, f"words are not explained here. {installation.refusal(absent)}")
+            raise HTTPException(
+                501, f"words are not explained here. {installation.refusal(absent)}"
+            )
         from tasks.coding.explain import explain
 
         try:
@@ -253,7 +295,11 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
 
 def _targets(coder: Coder) -> list[tuple[float, float]]:
     fitted = (coder.thresholds or {}).get("thresholds", ())
-    return [(entry["target_accuracy"], entry["threshold"]) for entry in fitted if entry["threshold"] is not None]
+    return [
+        (entry["target_accuracy"], entry["threshold"])
+        for entry in fitted
+        if entry["threshold"] is not None
+    ]
 
 
 def _add_refusals(app: FastAPI) -> None:
@@ -270,9 +316,13 @@ def _add_refusals(app: FastAPI) -> None:
 def _content_policy(page: str) -> str:
     def hashes(tag: str) -> str:
         texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in texts)
+        return " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'"
+            for s in texts
+        )
 
     return (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        "connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

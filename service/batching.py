@@ -1,7 +1,8 @@
 """Batches narratives that arrive while the model works: they go through it together next.
 
-Nothing waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow with the load. A
-batch is bounded by its number and its characters, so that a narrative waits for one such batch and is in the next.
+Nothing waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow
+with the load. A batch is bounded by its number and its characters, so that a narrative waits for
+one such batch and is in the next.
 """
 
 import asyncio
@@ -33,7 +34,9 @@ class _Waiting:
 
 
 class Batcher:
-    def __init__(self, scores: Scoring, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
+    def __init__(
+        self, scores: Scoring, *, most: int = 16, most_characters: int = 8000, waiting: int = 512
+    ) -> None:
         self._scores = scores
         self._most, self._most_characters, self._waiting = most, most_characters, waiting
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
@@ -84,7 +87,9 @@ class Batcher:
         while True:
             batch = await self._next()
             try:
-                rows = await loop.run_in_executor(self._pool, self._scores, [item.text for item in batch])
+                rows = await loop.run_in_executor(
+                    self._pool, self._scores, [item.text for item in batch]
+                )
             except Exception as error:
                 for item in batch:
                     if not item.answer.done():
@@ -97,7 +102,11 @@ class Batcher:
     async def _next(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         characters = 0
-        while not batch or (len(batch) < self._most and characters < self._most_characters and not self._queue.empty()):
+        while not batch or (
+            len(batch) < self._most
+            and characters < self._most_characters
+            and not self._queue.empty()
+        ):
             item = await self._queue.get()
             if not item.answer.done():
                 batch.append(item)

@@ -22,7 +22,11 @@ class Clients:
 
     @classmethod
     def read(cls, text: str) -> Clients:
-        lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        lines = [
+            line.split()
+            for line in text.splitlines()
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
         if not lines:
             raise ValueError("the file has no key")
         if len(lines) == 1 and len(lines[0]) == 1:
@@ -34,9 +38,14 @@ class Clients:
             name, key = words
             if name in keys or key in keys.values():
                 raise ValueError(f"key {number} has the name or the key of another client")
-            if len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable()) or not name.isprintable():
+            if (
+                len(key) < SHORTEST_KEY
+                or not (key.isascii() and key.isprintable())
+                or not name.isprintable()
+            ):
                 raise ValueError(
-                    f"key {number} needs {SHORTEST_KEY} or more printable characters; make one: openssl rand -hex 32"
+                    f"key {number} needs {SHORTEST_KEY} or more printable characters; make one: "
+                    "openssl rand -hex 32"
                 )
             keys[name] = key
         return cls.of(keys)
@@ -44,7 +53,9 @@ class Clients:
     def name_of(self, key: str) -> str | None:
         """Returns the client of a key; every key is compared, in constant time."""
         digest = hashlib.sha256(key.encode()).digest()
-        names = [name for name, stored in self.digests.items() if hmac.compare_digest(digest, stored)]
+        names = [
+            name for name, stored in self.digests.items() if hmac.compare_digest(digest, stored)
+        ]
         return names[0] if names else None
 
 

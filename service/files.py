@@ -32,7 +32,15 @@ AT_ONCE = 2
 _PIECE = 16
 _PAUSE = 0.2
 """Seconds until a piece tries again where too many narratives wait."""
-_OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"PAR1", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\xd0\xcf\x11\xe0")
+_OTHER_KINDS = (
+    b"PK\x03\x04",
+    b"PK\x05\x06",
+    b"PAR1",
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"\xd0\xcf\x11\xe0",
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,19 @@ class Upload:
 
 
 def read(
-    content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None, read: ReadOptions = AS_IT_LOOKS
+    content: bytes,
+    coder: Coder,
+    *,
+    column: str,
+    top_k: int,
+    threshold: float | None,
+    read: ReadOptions = AS_IT_LOOKS,
 ) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does."""
     if content.startswith(_OTHER_KINDS):
-        raise InputError("This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`.")
+        raise InputError(
+            "This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`."
+        )
     with _in_memory(content) as path:
         try:
             records = Narratives((column,))
@@ -73,7 +89,8 @@ def read(
 async def lines(
     upload: Upload, coder: Coder, batcher: Batcher, require_not_revoked: Callable[[], None]
 ) -> AsyncIterator[str]:
-    """Yields the file's lines with codes, a few narratives at a time, so that others get their turn.
+    """Yields the file's lines with codes, a few narratives at a time, so that others get their
+    turn.
 
     Args:
         require_not_revoked: raises for a withdrawn bundle; called before each piece.
@@ -90,7 +107,12 @@ async def lines(
                 break
             except Overloaded:
                 await asyncio.sleep(_PAUSE)
-        yield csv_lines([row + columns.row(own) + origin for row, own in zip(upload.rows[piece], codings, strict=True)])
+        yield csv_lines(
+            [
+                row + columns.row(own) + origin
+                for row, own in zip(upload.rows[piece], codings, strict=True)
+            ]
+        )
 
 
 async def coded(

@@ -1,6 +1,8 @@
-"""Asks for a request's key before its body is read, bounds the body, and hides the text of failures.
+"""Asks for a request's key before its body is read, bounds the body, and hides the text of
+failures.
 
-Deadlines of connections, headers and bodies, and limits of rates are the proxy's (deployments/serve.Caddyfile).
+Deadlines of connections, headers and bodies, and limits of rates are the proxy's
+(deployments/serve.Caddyfile).
 """
 
 import asyncio
@@ -26,8 +28,8 @@ _HEADERS = {
 class Guard:
     """Wraps the application as its outermost layer.
 
-    The server would log an exception with its text, in which a library may quote the narrative: stderr gets only its
-    type and place.
+    The server would log an exception with its text, in which a library may quote the narrative:
+    stderr gets only its type and place.
 
     Args:
         most_bytes: bytes of a body at most.
@@ -88,7 +90,9 @@ class Guard:
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             print(f"failed: {type(error).__name__} at {place}", file=sys.stderr)  # noqa: T201
             if not started:
-                await _refuse(answer, 500, "the service failed. The request was not at fault; try again.")
+                await _refuse(
+                    answer, 500, "the service failed. The request was not at fault; try again."
+                )
         finally:
             gone.cancel()
             served.cancel()
@@ -120,11 +124,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _refuse(send: Send, status: int, detail: str, more: Mapping[str, str] | None = None) -> None:
+async def _refuse(
+    send: Send, status: int, detail: str, more: Mapping[str, str] | None = None
+) -> None:
     body = json.dumps({"detail": detail}).encode()
-    named = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"} | dict(
-        more or {}
-    )
+    named = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    } | dict(more or {})
     headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

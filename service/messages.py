@@ -28,17 +28,29 @@ class CodeRequest(BaseModel):
         json_schema_extra={
             "examples": [
                 {"narratives": _EXAMPLE, "top_k": 3},
-                {"narratives": [_EXAMPLE, "Cook spilled hot oil and burned both forearms."], "threshold": 0.8},
+                {
+                    "narratives": [_EXAMPLE, "Cook spilled hot oil and burned both forearms."],
+                    "threshold": 0.8,
+                },
             ]
         },
     )
 
-    narratives: Narrative | Annotated[list[Narrative], Field(min_length=1, max_length=MOST_NARRATIVES)] = Field(
-        description=f"A narrative, or a list of at most {MOST_NARRATIVES}. A blank one gets no code."
+    narratives: (
+        Narrative | Annotated[list[Narrative], Field(min_length=1, max_length=MOST_NARRATIVES)]
+    ) = Field(
+        description=(
+            f"A narrative, or a list of at most {MOST_NARRATIVES}. A blank one gets no code."
+        )
     )
-    top_k: Annotated[int, BeforeValidator(_whole)] = Field(default=1, ge=1, le=20, description="Codes per narrative.")
+    top_k: Annotated[int, BeforeValidator(_whole)] = Field(
+        default=1, ge=1, le=20, description="Codes per narrative."
+    )
     threshold: float | None = Field(
-        default=None, ge=0, le=1, description="Score below which a person must check; adds needs_review and group."
+        default=None,
+        ge=0,
+        le=1,
+        description="Score below which a person must check; adds needs_review and group.",
     )
 
     @property
@@ -58,9 +70,14 @@ class Result(BaseModel):
     """Holds the codes of one narrative."""
 
     codes: list[Answer] = Field(description="Best first; none for a blank narrative.")
-    needs_review: bool | None = Field(description="Whether a person must check; null without a threshold.")
+    needs_review: bool | None = Field(
+        description="Whether a person must check; null without a threshold."
+    )
     group: Answer | None = Field(
-        description="Where the best code is unsure: the most detailed group of codes that reaches the threshold."
+        description=(
+            "Where the best code is unsure: the most detailed group of codes that "
+            "reaches the threshold."
+        )
     )
 
 
@@ -77,7 +94,9 @@ class ExplainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     narrative: Narrative
-    codes: Annotated[list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MOST_EXPLAINED)]
+    codes: Annotated[
+        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MOST_EXPLAINED)
+    ]
 
 
 class Reason(BaseModel):
@@ -85,8 +104,12 @@ class Reason(BaseModel):
 
     code: str
     score: float = Field(ge=0, le=1)
-    lexical: list[float] = Field(description="Per word, exact: feature times weight; empty without such features.")
-    encoder: list[float] = Field(description="Per word, to first order: gradient times input of the encoder.")
+    lexical: list[float] = Field(
+        description="Per word, exact: feature times weight; empty without such features."
+    )
+    encoder: list[float] = Field(
+        description="Per word, to first order: gradient times input of the encoder."
+    )
 
 
 class Origin(BaseModel):
@@ -117,7 +140,9 @@ class CodeList(Origin):
 class ExplainResponse(Origin):
     """Holds the words of the narrative, and what they added."""
 
-    words: list[tuple[int, int]] = Field(description="First character and the one behind the last, in code points.")
+    words: list[tuple[int, int]] = Field(
+        description="First character and the one behind the last, in code points."
+    )
     reasons: list[Reason]
     read: int = Field(description="Characters that the encoder read.")
 
@@ -127,10 +152,17 @@ class Version(Origin):
 
     software: str
     codes: int = Field(description="Number of codes of the model.")
-    signed_by: str | None = Field(description="Id of the key that signed the bundle; null if it was not checked.")
-    calibrated_on: str | None = Field(description="What the temperature of the scores was fitted on.")
+    signed_by: str | None = Field(
+        description="Id of the key that signed the bundle; null if it was not checked."
+    )
+    calibrated_on: str | None = Field(
+        description="What the temperature of the scores was fitted on."
+    )
     withdrawn: str | None = Field(
-        description="Reason that nothing is coded any more, such as a revocation; null while the service codes."
+        description=(
+            "Reason that nothing is coded any more, such as a revocation; null while the "
+            "service codes."
+        )
     )
 
 
@@ -151,21 +183,32 @@ _OTHER_FORM = ("string_type", "list_type")
 
 
 def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what is wrong with a request and what to do, by the kinds and places of pydantic's errors.
+    """Returns what is wrong with a request and what to do, by the kinds and places of pydantic's
+    errors.
 
-    Of errors of both forms of `narratives`, those of the form that was sent count. No value is quoted.
+    Of errors of both forms of `narratives`, those of the form that was sent count. No value is
+    quoted.
     """
-    sent = (error for error in errors if error["type"] not in _OTHER_FORM or isinstance(error["loc"][-1], int))
+    sent = (
+        error
+        for error in errors
+        if error["type"] not in _OTHER_FORM or isinstance(error["loc"][-1], int)
+    )
     error = next(sent, errors[0])
     place, kind = error["loc"], error["type"]
     if place == ("body",) and kind != "json_invalid":
-        return "the body is no JSON object. Send one, with the header Content-Type: application/json"
+        return (
+            "the body is no JSON object. Send one, with the header Content-Type: application/json"
+        )
     if place[:2] == ("body", "narratives") and kind != "missing":
         item = f", item {place[-1] + 1}" if isinstance(place[-1], int) else ""
         words = {
             "string_type": "no text. Send a string" + ("" if item else ", or a list of strings"),
             "string_too_long": f"longer than {MOST_CHARACTERS:,} characters. Shorten it",
-            "too_long": f"more than {MOST_NARRATIVES} narratives. Send at most {MOST_NARRATIVES} in a request",
+            "too_long": (
+                f"more than {MOST_NARRATIVES} narratives. Send at most {MOST_NARRATIVES} "
+                "in a request"
+            ),
             "too_short": "an empty list. Send at least one narrative",
         }
         if kind in words:

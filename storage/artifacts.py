@@ -1,14 +1,18 @@
-"""Stores stage outputs privately: looked up by what they were made from, checked by what they contain.
+"""Stores stage outputs privately: looked up by what they were made from, checked by what they
+contain.
 
-A stage's folder is named by a key: the digest of stage name, configuration, the digests of its inputs and the code
-version. A run that died finds the finished stages by their keys and a stage that died half-way by its working folder.
+A stage's folder is named by a key: the digest of stage name, configuration, the digests of its
+inputs and the code version. A run that died finds the finished stages by their keys and a stage
+that died half-way by its working folder.
 
-    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when finished
-    private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
+    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when
+    finished private/stages/<stage>/<key>/    finished: moved here in one rename, with
+    `manifest.json` inside
 
-Two processes with the same key do not compute it twice: the second waits for the lock and finds the result. With a
-store that machines share (storage/shared_store.py) a finished stage is written to it too, or fetched from it; the local
-folder is then a copy. Two machines may compute the same stage at once; the first to finish counts.
+Two processes with the same key do not compute it twice: the second waits for the lock and finds the
+result. With a store that machines share (storage/shared_store.py) a finished stage is written to it
+too, or fetched from it; the local folder is then a copy. Two machines may compute the same stage at
+once; the first to finish counts.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ MANIFEST = "manifest.json"
 
 
 class ArtifactRef(BaseModel, frozen=True, extra="forbid"):
-    """Refers to an artifact, in place of its data: its kind, its folder and the digest of its manifest."""
+    """Refers to an artifact, in place of its data: its kind, its folder and the digest of its
+    manifest.
+    """
 
     kind: str = Field(description="stage that made it")
     uri: str = Field(description="file:// URI of the folder")
@@ -62,12 +68,15 @@ def file_digest(path: Path) -> str:
 
 
 def files_digest(paths: list[Path]) -> str:
-    """Returns one digest of several files' names and contents, whatever their folder. Unchanged files are read once.
+    """Returns one digest of several files' names and contents, whatever their folder. Unchanged
+    files are read once.
 
-    A file counts as unchanged while its size and the time of its last change of status are the same. No one can set
-    that time back, as the time of modification can be.
+    A file counts as unchanged while its size and the time of its last change of status are the
+    same. No one can set that time back, as the time of modification can be.
     """
-    return _files_digest(tuple((path, path.stat().st_ctime_ns, path.stat().st_size) for path in paths))
+    return _files_digest(
+        tuple((path, path.stat().st_ctime_ns, path.stat().st_size) for path in paths)
+    )
 
 
 @lru_cache(maxsize=4)
@@ -95,12 +104,16 @@ class Stage:
     def finish(self, figures: Mapping[str, Any]) -> ArtifactRef:
         """Seals the output: digests every file, writes the manifest, moves the folder into place.
 
-        The figures are shown and logged: nothing per record or per code. They enter the digest: no times, no paths.
+        The figures are shown and logged: nothing per record or per code. They enter the digest: no
+        times, no paths.
         """
         for partial in self.out.rglob("*.partial"):
             partial.unlink()
         files = {
-            str(path.relative_to(self.out)): {"sha256": file_digest(path), "bytes": path.stat().st_size}
+            str(path.relative_to(self.out)): {
+                "sha256": file_digest(path),
+                "bytes": path.stat().st_size,
+            }
             for path in sorted(self.out.rglob("*"))
             if path.is_file()
         }
@@ -121,25 +134,35 @@ class Stage:
         shutil.rmtree(self.work, ignore_errors=True)
         self.ref = self._store.reconcile(self.name, self.key)
         if self.ref is None:
-            raise StorageError(f"stage {self.name}: {self.final} was removed during writing. Run again")
+            raise StorageError(
+                f"stage {self.name}: {self.final} was removed during writing. Run again"
+            )
         return self.ref
 
 
 class Store:
-    """Stores stage outputs in a private folder, and in the store that machines share, if one is configured."""
+    """Stores stage outputs in a private folder, and in the store that machines share, if one is
+    configured.
+    """
 
     def __init__(self, private: Path, shared: SharedStore | None = None) -> None:
         self.private = private.resolve()
         self.shared = shared
         self._verified: set[str] = set()
 
-    def key(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> str:
+    def key(
+        self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str
+    ) -> str:
         """Returns a stage's key, which changes with anything that could change its output."""
-        return digest({"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code})[:32]
+        return digest(
+            {"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code}
+        )[:32]
 
     @property
     def has_key(self) -> bool:
-        """Checks whether the workspace has a registry key: without one nothing was read from records yet."""
+        """Checks whether the workspace has a registry key: without one nothing was read from
+        records yet.
+        """
         from storage.ledger.records import has_registry_key  # the ledger imports this module
 
         return has_registry_key(self.private)
@@ -147,8 +170,9 @@ class Store:
     def keyed(self, sha256: str) -> str:
         """Returns a digest of records under the workspace's registry key.
 
-        Only this form enters stages and plans: anyone who knows all records but one could try candidates for it
-        against a digest without a key, and against every digest that follows from it.
+        Only this form enters stages and plans: anyone who knows all records but one could try
+        candidates for it against a digest without a key, and against every digest that follows from
+        it.
         """
         from storage.ledger.records import registry_key
 
@@ -156,7 +180,9 @@ class Store:
         return hmac.new(registry_key(self.private), sha256.encode(), hashlib.sha256).hexdigest()
 
     def find(self, name: str, key: str) -> ArtifactRef | None:
-        """Returns the finished stage of this key, local or shared, or None. Fetches nothing: `open` does."""
+        """Returns the finished stage of this key, local or shared, or None. Fetches nothing: `open`
+        does.
+        """
         final = self._final(name, key)
         if (final / MANIFEST).is_file():
             return _ref(name, final)
@@ -164,10 +190,11 @@ class Store:
         return None if manifest is None else _ref(name, final, manifest)
 
     def reconcile(self, name: str, key: str) -> ArtifactRef | None:
-        """Returns the finished stage of this key after making the local and the shared store agree; None if in neither.
+        """Returns the finished stage of this key after making the local and the shared store agree;
+        None if in neither.
 
-        Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit for bit, the shared
-        one counts and the local one is set aside (`private/superseded`).
+        Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit
+        for bit, the shared one counts and the local one is set aside (`private/superseded`).
         """
         final = self._final(name, key)
         local = _ref(name, final) if (final / MANIFEST).is_file() else None
@@ -199,15 +226,22 @@ class Store:
         shutil.rmtree(fetched.parent, ignore_errors=True)
 
     def adopt(self, ref: ArtifactRef) -> ArtifactRef:
-        """Returns the same artifact in this store; fetches from the shared store what another machine made."""
+        """Returns the same artifact in this store; fetches from the shared store what another
+        machine made.
+        """
         key = ref.path.name
         with self.lock(f"{ref.kind}-{key}"):
             artifact = self.reconcile(ref.kind, key)
         if artifact is None or artifact.sha256 != ref.sha256:
-            place = self.shared.url if self.shared else f"{self.private}, and no AUTOCODER_STORAGE is set"
+            place = (
+                self.shared.url
+                if self.shared
+                else f"{self.private}, and no AUTOCODER_STORAGE is set"
+            )
             what = "is not" if artifact is None else "differs from the one requested"
             raise StorageError(
-                f"artifact {ref.kind}/{key} {what} in {place}. Give all workers the same AUTOCODER_STORAGE "
+                f"artifact {ref.kind}/{key} {what} in {place}. Give all workers the same "
+                "AUTOCODER_STORAGE "
                 "or a common workspace"
             )
         return artifact
@@ -219,11 +253,14 @@ class Store:
         return self.private / "stages" / name / key
 
     @contextmanager
-    def stage(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> Iterator[Stage]:
-        """Holds the lock of one stage; the caller computes unless `ref` is set, then calls `finish`.
+    def stage(
+        self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str
+    ) -> Iterator[Stage]:
+        """Holds the lock of one stage; the caller computes unless `ref` is set, then calls
+        `finish`.
 
-        The working folder is the one a killed run left, if any, `out` included: what is there may be resumed or
-        is overwritten under the same names.
+        The working folder is the one a killed run left, if any, `out` included: what is there may
+        be resumed or is overwritten under the same names.
         """
         recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
         key = self.key(name, config=config, inputs=inputs, code=code)
@@ -231,17 +268,27 @@ class Store:
         with self.lock(f"{name}-{key}"):
             ref = self.reconcile(name, key)
             stage = Stage(
-                name=name, key=key, work=work, final=self._final(name, key), ref=ref, _recipe=recipe, _store=self
+                name=name,
+                key=key,
+                work=work,
+                final=self._final(name, key),
+                ref=ref,
+                _recipe=recipe,
+                _store=self,
             )
             if ref is None:
                 stage.out.mkdir(parents=True, exist_ok=True)
             else:
                 self.open(ref)
-                shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
+                shutil.rmtree(
+                    work, ignore_errors=True
+                )  # left by a run killed right after its last rename
             yield stage
 
     def discard(self, ref: ArtifactRef) -> None:
-        """Removes a stage that another one has taken in, here and from the store that machines share."""
+        """Removes a stage that another one has taken in, here and from the store that machines
+        share.
+        """
         name, key = ref.kind, ref.path.name
         with self.lock(f"{name}-{key}"):
             shutil.rmtree(self._final(name, key), ignore_errors=True)
@@ -263,7 +310,9 @@ class Store:
             yield
 
     def open(self, ref: ArtifactRef) -> Path:
-        """Returns an artifact's folder after checking every file against the manifest (once per process)."""
+        """Returns an artifact's folder after checking every file against the manifest (once per
+        process).
+        """
         path = ref.path
         if self.shared is not None and not (path / MANIFEST).is_file():
             path = self.adopt(ref).path
@@ -273,12 +322,19 @@ class Store:
         if not manifest_path.is_file():
             raise StorageError(f"artifact {path} is missing. Run again to compute it")
         if file_digest(manifest_path) != ref.sha256:
-            raise StorageError(f"artifact {path}: {MANIFEST} was changed. Remove the folder and run again")
+            raise StorageError(
+                f"artifact {path}: {MANIFEST} was changed. Remove the folder and run again"
+            )
         for name, entry in json.loads(manifest_path.read_bytes())["files"].items():
             file = path / name
-            if not file.is_file() or file.stat().st_size != entry["bytes"] or file_digest(file) != entry["sha256"]:
+            if (
+                not file.is_file()
+                or file.stat().st_size != entry["bytes"]
+                or file_digest(file) != entry["sha256"]
+            ):
                 raise StorageError(
-                    f"artifact {path}: file {name} is missing or damaged. Remove the folder and run again"
+                    f"artifact {path}: file {name} is missing or damaged. Remove the folder and "
+                    "run again"
                 )
         self._verified.add(ref.sha256)
         return path
@@ -293,10 +349,16 @@ class Store:
 
     def _manifest(self, ref: ArtifactRef) -> dict[str, Any]:
         manifest = ref.path / MANIFEST
-        shared = self.shared.manifest(ref.kind, ref.path.name) if self.shared and not manifest.is_file() else None
+        shared = (
+            self.shared.manifest(ref.kind, ref.path.name)
+            if self.shared and not manifest.is_file()
+            else None
+        )
         return json.loads(manifest.read_bytes() if shared is None else shared)
 
 
 def _ref(name: str, folder: Path, manifest: bytes | None = None) -> ArtifactRef:
     content = (folder / MANIFEST).read_bytes() if manifest is None else manifest
-    return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=hashlib.sha256(content).hexdigest())
+    return ArtifactRef(
+        kind=name, uri=f"file://{folder}", sha256=hashlib.sha256(content).hexdigest()
+    )

@@ -1,7 +1,8 @@
-"""Computes the version of the code behind a stage: a digest of its module and of all project modules it imports.
+"""Computes the version of the code behind a stage: a digest of its module and of all project
+modules it imports.
 
-A task's own source is not enough, since it would miss the helpers it calls; the whole tree is too much, since a word
-in the ledger would throw away a week of training.
+A task's own source is not enough, since it would miss the helpers it calls; the whole tree is too
+much, since a word in the ledger would throw away a week of training.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LIBRARIES = ("torch", "transformers", "peft")
 
 @cache
 def code_version(*modules: str) -> str:
-    """Returns a digest of the sources of `modules`, of every project module they import, and of library versions."""
+    """Returns a digest of the sources of `modules`, of every project module they import, and of
+    library versions.
+    """
     digests: dict[str, str] = {}
     queue = [(name, _file(name)) for name in modules]
     while queue:
@@ -63,7 +66,11 @@ def _imports(content: bytes) -> tuple[str, ...]:
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
     """Yields every statement but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             yield from _run(ast.Module(node.orelse, []))
         elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             yield node
@@ -72,14 +79,20 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
 
 @cache
 def _source(module: str) -> Path | None:
-    """Returns the file of a project module; None for libraries, excluded packages and names that are not modules.
+    """Returns the file of a project module; None for libraries, excluded packages and names that
+    are not modules.
 
-    By its path: to find a name that is no module, `find_spec` would import the module before it, and torch with it.
+    By its path: to find a name that is no module, `find_spec` would import the module before it,
+    and torch with it.
     """
-    if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in EXCLUDED):
+    if module.partition(".")[0] not in PACKAGES or any(
+        f"{module}.".startswith(f"{room}.") for room in EXCLUDED
+    ):
         return None
     place = _ROOT.joinpath(*module.split("."))
-    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+    return next(
+        (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None
+    )
 
 
 def _file(module: str) -> Path | None:

@@ -1,4 +1,6 @@
-"""Prevents core dumps, which would contain narratives and posteriors and are where the system puts them."""
+"""Prevents core dumps, which would contain narratives and posteriors and are where the system puts
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import resource
 def forbid() -> None:
     """Forbids core dumps in this process and its children, permanently.
 
-    The limit is one byte: no file is that small, and a program that the system pipes dumps to gets none only at this
-    limit, not at zero (Linux, core(5) and `do_coredump`).
+    The limit is one byte: no file is that small, and a program that the system pipes dumps to gets
+    none only at this limit, not at zero (Linux, core(5) and `do_coredump`).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = 1 if hard != 0 else 0

@@ -31,20 +31,25 @@ def split_file(folder: Path, split: str) -> Path:
 def load_split(folder: Path, split: str) -> Dataset:
     """Returns the records of `train`, `test` or `holdout`, in the order of the source.
 
-    Columns: record_id (int64 or string), text, label (int32, an index into the label space), cohort, unit (null without
-    a unit column). Held in memory: no cache is written, here or anywhere.
+    Columns: record_id (int64 or string), text, label (int32, an index into the label space),
+    cohort, unit (null without a unit column). Held in memory: no cache is written, here or
+    anywhere.
     """
     from datasets import Dataset  # takes a second with pandas
 
     # A fingerprint given here keeps the library from hashing the table a second time.
-    return Dataset(load_table(folder, split), fingerprint=file_digest(split_file(folder, split))[:16])
+    return Dataset(
+        load_table(folder, split), fingerprint=file_digest(split_file(folder, split))[:16]
+    )
 
 
 def load_table(folder: Path, split: str) -> pa.Table:
     """Returns the records of a split as Arrow has them, in the columns of `load_split`."""
     path = split_file(folder, split)
     if not path.is_file():
-        raise StorageError(f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)")
+        raise StorageError(
+            f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)"
+        )
     try:
         table = pq.ParquetFile(path).read()  # `read_table` imports pandas
     except (pa.ArrowException, OSError):

@@ -1,8 +1,10 @@
-"""Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, to try the pipeline.
+"""Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, to try the
+pipeline.
 
-No one was hurt: job, activity, incident, object, body part and outcome are drawn from lists of words. What makes real
-records hard is drawn, too: a long tail of codes, spelling, narratives that leave the injury out or name another one
-beside it, and wrong codes. A seed gives the same file everywhere.
+No one was hurt: job, activity, incident, object, body part and outcome are drawn from lists of
+words. What makes real records hard is drawn, too: a long tail of codes, spelling, narratives that
+leave the injury out or name another one beside it, and wrong codes. A seed gives the same file
+everywhere.
 """
 
 from __future__ import annotations
@@ -21,19 +23,57 @@ from typing import Any
 from storage import strict_yaml
 
 HEADER = (
-    "EventDate", "State", "City", "Primary NAICS", "Hospitalized", "Amputation", "Final Narrative", "Nature",
-    "NatureTitle", "Part of Body Title", "EventTitle", "SourceTitle", "Establishment",
-)  # fmt: skip
+    "EventDate",
+    "State",
+    "City",
+    "Primary NAICS",
+    "Hospitalized",
+    "Amputation",
+    "Final Narrative",
+    "Nature",
+    "NatureTitle",
+    "Part of Body Title",
+    "EventTitle",
+    "SourceTitle",
+    "Establishment",
+)
 
 FIRST_DAY, DAYS = date(2021, 1, 1), 3 * 365
 VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.02, 0.03, 0.02, 0.015
-"""Shares: narratives without the injury, with another injury beside it, with a wrong code; words misspelt."""
+"""Shares: narratives without the injury, with another injury beside it, with a wrong code; words
+misspelt.
+"""
 _TAIL_SHIFT, _TAIL_POWER = 9.0, 3.1
-"""Size of the r-th code is as (r + shift)^-power: Gini 0.6 of the 46 codes, as in Chew et al., figure 2."""
+"""Size of the r-th code is as (r + shift)^-power: Gini 0.6 of the 46 codes, as in Chew et al.,
+figure 2.
+"""
 
-_STATES = ("OHIO", "TEXAS", "FLORIDA", "GEORGIA", "COLORADO", "ILLINOIS", "NEW YORK", "PENNSYLVANIA", "MISSOURI")
-_CITIES = ("FAIRHAVEN", "MILL CREEK", "EASTBROOK", "NORTHFIELD", "CEDAR POINT", "GRANTVILLE", "LAKEMONT", "STONEBRIDGE")
-_PRONOUNS = (("he", "him", "his"), ("she", "her", "her"), ("the employee", "the employee", "the employee's"))
+_STATES = (
+    "OHIO",
+    "TEXAS",
+    "FLORIDA",
+    "GEORGIA",
+    "COLORADO",
+    "ILLINOIS",
+    "NEW YORK",
+    "PENNSYLVANIA",
+    "MISSOURI",
+)
+_CITIES = (
+    "FAIRHAVEN",
+    "MILL CREEK",
+    "EASTBROOK",
+    "NORTHFIELD",
+    "CEDAR POINT",
+    "GRANTVILLE",
+    "LAKEMONT",
+    "STONEBRIDGE",
+)
+_PRONOUNS = (
+    ("he", "him", "his"),
+    ("she", "her", "her"),
+    ("the employee", "the employee", "the employee's"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +83,11 @@ class DemoData:
 
 
 def write_demo_data(
-    folder: Path, *, records: int = 1800, seed: int, progress: Callable[[int, int], None] | None = None
+    folder: Path,
+    *,
+    records: int = 1800,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> DemoData:
     """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names."""
     words = _words()
@@ -71,7 +115,9 @@ def narratives(records: int, *, seed: int) -> list[str]:
 
 @cache
 def _words() -> dict[str, Any]:
-    return strict_yaml.load(Path(__file__).with_name("demo_vocabulary.yaml").read_text(encoding="utf-8"))
+    return strict_yaml.load(
+        Path(__file__).with_name("demo_vocabulary.yaml").read_text(encoding="utf-8")
+    )
 
 
 def _sizes(records: int, codes: int) -> list[int]:
@@ -82,8 +128,14 @@ def _sizes(records: int, codes: int) -> list[int]:
     return [least + end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _records(words: dict[str, Any], records: int, rng: random.Random) -> Iterator[tuple[str | int, ...]]:
-    order = [place for place, size in enumerate(_sizes(records, len(words["codes"]))) for _ in range(size)]
+def _records(
+    words: dict[str, Any], records: int, rng: random.Random
+) -> Iterator[tuple[str | int, ...]]:
+    order = [
+        place
+        for place, size in enumerate(_sizes(records, len(words["codes"])))
+        for _ in range(size)
+    ]
     rng.shuffle(order)
     establishments = max(records // 3, 1)
     for n, place in enumerate(order):
@@ -110,7 +162,11 @@ def _records(words: dict[str, Any], records: int, rng: random.Random) -> Iterato
 
 
 def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    near = [other for other in words["codes"] if other is not code and set(other["from"]) & set(code["from"])]
+    near = [
+        other
+        for other in words["codes"]
+        if other is not code and set(other["from"]) & set(code["from"])
+    ]
     return rng.choice(near or words["codes"])
 
 
@@ -121,18 +177,31 @@ def _narrative(
     he, him, his = rng.choice(_PRONOUNS)
     part, thing = rng.choice(words["parts"][code["part"]]), rng.choice(event["thing"])
     fill: dict[str, str] = {
-        "he": he, "him": him, "his": his, "part": part, "thing": thing,
+        "he": he,
+        "him": him,
+        "his": his,
+        "part": part,
+        "thing": thing,
         "floor": rng.choice(event.get("floor", ["the floor"])),
-        "feet": f"{rng.randrange(3, 30)}", "hours": f"{rng.randrange(2, 9)}", "degrees": f"{rng.randrange(88, 110)}",
-        "goods": rng.choice(words["goods"]), "place": rng.choice(words["place"]), "job": rng.choice(words["jobs"]),
-        "time": f"{rng.randrange(1, 12)}:{rng.randrange(0, 60):02} {rng.choice(('a.m.', 'p.m.', 'AM', 'PM'))}",
+        "feet": f"{rng.randrange(3, 30)}",
+        "hours": f"{rng.randrange(2, 9)}",
+        "degrees": f"{rng.randrange(88, 110)}",
+        "goods": rng.choice(words["goods"]),
+        "place": rng.choice(words["place"]),
+        "job": rng.choice(words["jobs"]),
+        "time": (
+            f"{rng.randrange(1, 12)}:{rng.randrange(0, 60):02} "
+            f"{rng.choice(('a.m.', 'p.m.', 'AM', 'PM'))}"
+        ),
         "day": rng.choice(("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")),
-    }  # fmt: skip
+    }
     luck = rng.random()
     outcome = rng.choice(words["vague"] if luck < VAGUE else code["outcome"])
     if VAGUE <= luck < VAGUE + BESIDE:
         other = rng.choice(_mistaken(words, code, rng)["outcome"])
-        outcome = f"{outcome} and possibly {other}" if rng.random() < 0.5 else f"{other} and {outcome}"
+        outcome = (
+            f"{outcome} and possibly {other}" if rng.random() < 0.5 else f"{other} and {outcome}"
+        )
     for name, pattern in (
         ("outcome", outcome),
         ("incident", rng.choice(event["incident"])),
@@ -142,7 +211,9 @@ def _narrative(
     ):
         fill[name] = _filled(pattern, fill)
     text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", _filled(rng.choice(words["sentences"]), fill))
-    text = " ".join(_misspelt(word, rng) if rng.random() < MISSPELT else word for word in text.split(" "))
+    text = " ".join(
+        _misspelt(word, rng) if rng.random() < MISSPELT else word for word in text.split(" ")
+    )
     if rng.random() < 0.02:
         text = text.replace(". ", ".\n", 1)
     return text, part, thing

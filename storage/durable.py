@@ -1,4 +1,6 @@
-"""Writes files that survive a power cut (under a temporary name, synced, then renamed), and reads files of others."""
+"""Writes files that survive a power cut (under a temporary name, synced, then renamed), and reads
+files of others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def sync(path: Path) -> None:
 
 
 def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
-    """Gives a file the rights of the one that it will replace; a new one opens to no one to whom `source` is closed.
+    """Gives a file the rights of the one that it will replace; a new one opens to no one to whom
+    `source` is closed.
 
     A file system without such rights leaves them.
     """
@@ -30,12 +33,15 @@ def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
         if path.exists():
             fresh.chmod(stat.S_IMODE(path.stat().st_mode) | 0o600)
         elif source is not None:
-            fresh.chmod(stat.S_IMODE(fresh.stat().st_mode) & stat.S_IMODE(source.stat().st_mode) | 0o600)
+            fresh.chmod(
+                stat.S_IMODE(fresh.stat().st_mode) & stat.S_IMODE(source.stat().st_mode) | 0o600
+            )
 
 
 @contextmanager
 def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Path]:
-    """Yields a temporary name for a file that replaces `path` when the block ends, and is removed if it fails.
+    """Yields a temporary name for a file that replaces `path` when the block ends, and is removed
+    if it fails.
 
     Processes, threads and machines may do this at once: the last to end counts.
 
@@ -67,7 +73,9 @@ def write_atomically(path: Path, content: bytes, *, source: Path | None = None) 
 
 
 def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
-    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read."""
+    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused
+    before it is read.
+    """
     named = f"{option} {path}".strip()
     try:
         # not blocking: opening a pipe would wait for its writer

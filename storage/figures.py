@@ -9,8 +9,15 @@ _FOUR = Decimal("0.0001")
 
 
 def epsilon_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
-    """Writes an epsilon with at most four decimals, rounded up; with ROUND_FLOOR, of what remains, down."""
-    shown = format(Decimal(repr(value) if isinstance(value, float) else value).quantize(_FOUR, rounding=rounding), "f")
+    """Writes an epsilon with at most four decimals, rounded up; with ROUND_FLOOR, of what remains,
+    down.
+    """
+    shown = format(
+        Decimal(repr(value) if isinstance(value, float) else value).quantize(
+            _FOUR, rounding=rounding
+        ),
+        "f",
+    )
     return shown.rstrip("0").rstrip(".")
 
 
@@ -26,12 +33,16 @@ def delta_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns text with a space for every line break and tab: a carriage return alone ends a line of Markdown too."""
+    """Returns text with a space for every line break and tab: a carriage return alone ends a line
+    of Markdown too.
+    """
     return re.sub(r"[^\S ]", " ", text)
 
 
 def escape(cell: str) -> str:
-    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no new line."""
+    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no
+    new line.
+    """
     text = one_line(cell).replace("\\", "\\\\").replace("<", "&lt;")
     for mark in "|*_`[]~":
         text = text.replace(mark, "\\" + mark)

@@ -26,7 +26,9 @@ class Workspace:
 
     @property
     def roots(self) -> Path:
-        """Returns the file of the agency's roots, for those who read bundles and may not read the ledger."""
+        """Returns the file of the agency's roots, for those who read bundles and may not read the
+        ledger.
+        """
         return self.bundles / ".roots.json"
 
     @property
@@ -36,14 +38,18 @@ class Workspace:
 
     @property
     def ledger_url(self) -> str:
-        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's database.
+        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's
+        database.
 
         Raises:
             InputError: no URL can name it.
         """
         file = self.ledger.resolve()
         if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
-            raise InputError(f"--home {self.home}: a workspace's path cannot have a question mark. Name another folder")
+            raise InputError(
+                f"--home {self.home}: a workspace's path cannot have a question mark. Name "
+                "another folder"
+            )
         return f"sqlite:///{file}"
 
     def create(self) -> Workspace:

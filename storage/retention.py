@@ -1,6 +1,8 @@
-"""Finds and removes what a workspace no longer needs: stages, abandoned work and superseded copies that hold records.
+"""Finds and removes what a workspace no longer needs: stages, abandoned work and superseded copies
+that hold records.
 
-Never among them: bundles, the ledger, keys, plans, and what a plan names that was written since the cutoff.
+Never among them: bundles, the ledger, keys, plans, and what a plan names that was written since the
+cutoff.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ def expired(private: Path, *, older_than_days: float) -> list[Expired]:
 
     Args:
         private: the private folder of a workspace.
-        older_than_days: age of a folder's newest file; plans as young as that keep the stages that they name.
+        older_than_days: age of a folder's newest file; plans as young as that keep the stages that
+            they name.
     """
     cutoff = time.time() - older_than_days * _DAY
     named = _named_by_plans(private / "plans", since=cutoff)
     entries = []
     for place, folder in _folders(private):
-        files = [path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        files = [
+            path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        ]
         newest = max((status.st_mtime for status in files), default=folder.stat().st_mtime)
         if newest < cutoff and folder.name[:32] not in named:
             size = sum(status.st_size for status in files)
@@ -49,7 +54,9 @@ def expired(private: Path, *, older_than_days: float) -> list[Expired]:
 
 
 def remove(store: Store, entry: Expired) -> None:
-    """Removes one folder, here and, for a finished stage, from the store that machines share; waits for its lock."""
+    """Removes one folder, here and, for a finished stage, from the store that machines share; waits
+    for its lock.
+    """
     key = entry.folder.name[:32]
     with store.lock(f"{entry.stage}-{key}"):
         shutil.rmtree(entry.folder)

@@ -1,14 +1,18 @@
-"""Stores finished stages under one URL, a folder or S3, so that workers on any number of machines share them.
+"""Stores finished stages under one URL, a folder or S3, so that workers on any number of machines
+share them.
 
     <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
-    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage does not exist
+    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage
+    does not exist
 
-The first to write the manifest of a key decides what the stage is: it is created, never replaced. Who comes second
-takes the first one's, which differs only where a stage can't be repeated bit for bit. An upload that dies leaves files
-that no manifest names. What is fetched is checked against the manifest, file by file.
+The first to write the manifest of a key decides what the stage is: it is created, never replaced.
+Who comes second takes the first one's, which differs only where a stage can't be repeated bit for
+bit. An upload that dies leaves files that no manifest names. What is fetched is checked against the
+manifest, file by file.
 
-The place holds records and posteriors: it is as private as the workspace. Credentials come only from
-the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that is not Amazon's).
+The place holds records and posteriors: it is as private as the workspace. Credentials come only
+from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that
+is not Amazon's).
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ _MANIFEST = "manifest.json"
 
 
 class SharedStore:
-    """Stores stages under one URL: a folder closed to others, or `s3://bucket/prefix` without credentials."""
+    """Stores stages under one URL: a folder closed to others, or `s3://bucket/prefix` without
+    credentials.
+    """
 
     def __init__(self, url: str) -> None:
         scheme, place = _parsed(url)
@@ -39,9 +45,13 @@ class SharedStore:
             import fsspec
 
             # Listings are not cached: other machines write too.
-            self._fs: Any = fsspec.filesystem(scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS))
+            self._fs: Any = fsspec.filesystem(
+                scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS)
+            )
         except ImportError:
-            raise InputError(f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'") from None
+            raise InputError(
+                f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'"
+            ) from None
         self._root = place
         self.url = place if self._folder else f"s3://{place}"
         if self._folder:
@@ -56,7 +66,11 @@ class SharedStore:
                 return None
         try:
             manifest = json.loads(content)
-            whole = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (name, key, True)
+            whole = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (
+                name,
+                key,
+                True,
+            )
         except (ValueError, KeyError, TypeError):
             whole = False
         if not whole:
@@ -64,7 +78,9 @@ class SharedStore:
         return content
 
     def publish(self, name: str, key: str, folder: Path) -> bytes:
-        """Writes a finished stage, its manifest last; returns the manifest that counts: this or an earlier one."""
+        """Writes a finished stage, its manifest last; returns the manifest that counts: this or an
+        earlier one.
+        """
         manifest = (folder / _MANIFEST).read_bytes()
         with self._safe_errors():
             for file in json.loads(manifest)["files"]:
@@ -72,20 +88,28 @@ class SharedStore:
             self._create(self._place(name, key, _MANIFEST), manifest)
         counts = self.manifest(name, key)
         if counts is None:
-            raise StorageError(f"{VARIABLE}: {self.url} accepts files and does not return them. Check its settings")
+            raise StorageError(
+                f"{VARIABLE}: {self.url} accepts files and does not return them. Check its settings"
+            )
         return counts
 
     def discard(self, name: str, key: str) -> None:
         """Removes a stage; one that is not there is no error."""
         with self._safe_errors(), suppress(FileNotFoundError):
-            self._fs.rm_file(self._place(name, key, _MANIFEST))  # first: without it the stage does not exist
+            self._fs.rm_file(
+                self._place(name, key, _MANIFEST)
+            )  # first: without it the stage does not exist
             self._fs.rm(self._place(name, key), recursive=True)
 
     def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
         """Copies a finished stage into an empty folder and checks every file against the manifest."""
         files = json.loads(manifest)["files"]
-        if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files):
-            raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder")
+        if any(
+            PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files
+        ):
+            raise StorageError(
+                f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder"
+            )
         for file, entry in files.items():
             to = into / file
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +119,9 @@ class SharedStore:
                 except FileNotFoundError:
                     to.unlink(missing_ok=True)
             if not to.is_file() or _sha256(to) != entry["sha256"]:
-                raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: file {file} is missing or damaged")
+                raise StorageError(
+                    f"{VARIABLE}: {self._remedy(name, key)}: file {file} is missing or damaged"
+                )
         (into / _MANIFEST).write_bytes(manifest)
 
     def _place(self, *parts: str) -> str:
@@ -105,15 +131,21 @@ class SharedStore:
         return f"remove {self.url}/stages/{name}/{key} and run again"
 
     def _put(self, file: Path, to: str) -> None:
-        """Writes a file, all or nothing: S3 shows none before it is whole, a folder gets it by rename."""
+        """Writes a file, all or nothing: S3 shows none before it is whole, a folder gets it by
+        rename.
+        """
         if not self._folder:
             self._fs.put_file(str(file), to)
             return
-        with replace_atomically(Path(to)) as partial:  # the manifest says that it is there, after a power cut, too
+        with replace_atomically(
+            Path(to)
+        ) as partial:  # the manifest says that it is there, after a power cut, too
             self._fs.put_file(str(file), str(partial))
 
     def _create(self, to: str, content: bytes) -> None:
-        """Writes a small file, all or nothing, unless one exists. A server without conditional writes replaces it."""
+        """Writes a small file, all or nothing, unless one exists. A server without conditional
+        writes replaces it.
+        """
         try:
             if not self._folder:
                 self._fs.pipe_file(to, content, mode="create")
@@ -131,16 +163,21 @@ class SharedStore:
 
     @contextmanager
     def _safe_errors(self) -> Iterator[None]:
-        """Reports errors of a folder or a server in one line; a library's text may contain anything."""
+        """Reports errors of a folder or a server in one line; a library's text may contain
+        anything.
+        """
         try:
             yield
         except (StorageError, FileExistsError):
             raise
         except Exception as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
-            answered = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+            answered = isinstance(error, OSError) and not isinstance(
+                error, ConnectionError | TimeoutError
+            )
             raise (StorageError if answered else Unavailable)(
-                f"{VARIABLE}: {self.url}: {reason}. Check that it answers and that the credentials in the environment "
+                f"{VARIABLE}: {self.url}: {reason}. Check that it answers and that the "
+                "credentials in the environment "
                 "allow reading and writing, then run again"
             ) from None
 
@@ -149,12 +186,16 @@ _S3_OPTIONS = {"use_listings_cache": False}
 
 
 def _parsed(url: str) -> tuple[str, str]:
-    """Returns scheme (`file` or `s3`) and place; errors do not repeat the URL, which may contain a password."""
+    """Returns scheme (`file` or `s3`) and place; errors do not repeat the URL, which may contain a
+    password.
+    """
     if "://" not in url:
         return "file", str(Path(url).expanduser().resolve())
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise InputError(f"{VARIABLE}: the URL contains credentials. Give them in AWS_ACCESS_KEY_ID and so on")
+        raise InputError(
+            f"{VARIABLE}: the URL contains credentials. Give them in AWS_ACCESS_KEY_ID and so on"
+        )
     if parts.scheme == "file" and not parts.netloc:
         return "file", str(Path(parts.path).resolve())
     if parts.scheme == "s3" and parts.netloc:
@@ -163,7 +204,9 @@ def _parsed(url: str) -> tuple[str, str]:
 
 
 def _require_closed(folder: Path) -> None:
-    """Creates the folder, closed to others, or refuses one that is open to them. A group may share it."""
+    """Creates the folder, closed to others, or refuses one that is open to them. A group may share
+    it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = folder.stat().st_mode
@@ -171,7 +214,8 @@ def _require_closed(folder: Path) -> None:
         raise StorageError(f"{VARIABLE}: {folder}: {error.strerror}") from None
     if mode & 0o007:
         raise InputError(
-            f"{VARIABLE}: {folder}: every user of this machine may enter it, and it holds records. Run chmod o-rwx "
+            f"{VARIABLE}: {folder}: every user of this machine may enter it, and it holds "
+            "records. Run chmod o-rwx "
             "on it (workers of several users share it by their group)"
         )
 

@@ -1,4 +1,5 @@
-"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), in one language.
+"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), in one
+language.
 
 Messages quote languages, schemes and notations: a published classification is public.
 """
@@ -23,7 +24,12 @@ _LARGEST = 512 << 20
 _SKOS, _XKOS = "http://www.w3.org/2004/02/skos/core#", "http://rdf-vocabulary.ddialliance.org/xkos#"
 _XL, _RDF = "http://www.w3.org/2008/05/skos-xl#", "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 _TITLES = (f"{_SKOS}prefLabel", f"{_XL}prefLabel")
-_NOTES = (f"{_SKOS}definition", f"{_SKOS}scopeNote", f"{_XKOS}coreContentNote", f"{_XKOS}additionalContentNote")
+_NOTES = (
+    f"{_SKOS}definition",
+    f"{_SKOS}scopeNote",
+    f"{_XKOS}coreContentNote",
+    f"{_XKOS}additionalContentNote",
+)
 _INSIDE = (f"{_XL}literalForm", f"{_XKOS}plainText", f"{_RDF}value")
 """Where a title or note that is a resource of its own has its text."""
 _ENDED = {"deprecated", "obsolete", "retired", "withdrawn"}
@@ -43,39 +49,56 @@ class Import:
 
 
 def import_codes(
-    path: Path, *, language: str | None = None, scheme: str | None = None, notation: str | None = None
+    path: Path,
+    *,
+    language: str | None = None,
+    scheme: str | None = None,
+    notation: str | None = None,
 ) -> Import:
     """Returns the concepts of one scheme with their titles in one language.
 
     Args:
-        language: tag of the titles; untagged texts serve every language. None: the only one there is.
+        language: tag of the titles; untagged texts serve every language. None: the only one there
+            is.
         scheme: address of the concept scheme, or the end of it.
-        notation: where concepts have several: `dotted`, `plain`, or the end of the data type's address.
+        notation: where concepts have several: `dotted`, `plain`, or the end of the data type's
+            address.
 
     Raises:
-        InputError: the file cannot be read, or has several languages, schemes or notations of which none was named.
+        InputError: the file cannot be read, or has several languages, schemes or notations of which
+            none was named.
     """
     graph = _parse(path)
     concepts = _of_scheme(graph, path, scheme)
     current = [concept for concept in concepts if not _ended(graph, concept)]
     titles = {concept: list(_texts(graph, concept, _TITLES)) for concept in current}
-    tag = _language(Counter(tag for texts in titles.values() for tag in {tag for _, tag in texts}), language, path)
+    tag = _language(
+        Counter(tag for texts in titles.values() for tag in {tag for _, tag in texts}),
+        language,
+        path,
+    )
     kinds = {concept: _notations(graph, concept) for concept in current}
-    codes = {concept: code for concept in current if (code := _notation(kinds[concept], notation, path))}
+    codes = {
+        concept: code for concept in current if (code := _notation(kinds[concept], notation, path))
+    }
     if twice := [code for code, number in Counter(codes.values()).items() if number > 1]:
         raise InputError(
-            f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name a --scheme"
+            f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name "
+            "a --scheme"
         )
     if len(codes) < 2 or max(map(len, codes.values())) > MAX_CODE:
         raise InputError(
-            f"codelist: {path} has {len(codes)} concepts with a skos:notation. Give two or more, of at most {MAX_CODE} "
+            f"codelist: {path} has {len(codes)} concepts with a skos:notation. Give two or more, "
+            f"of at most {MAX_CODE} "
             "characters each"
         )
     rows = [
         (
             code,
             _without_code(_spoken(titles[concept], tag), kinds[concept].values()),
-            " ".join(filter(None, (_spoken(_texts(graph, concept, (note,)), tag) for note in _NOTES))),
+            " ".join(
+                filter(None, (_spoken(_texts(graph, concept, (note,)), tag) for note in _NOTES))
+            ),
             _parent(graph, concept, codes),
         )
         for concept, code in codes.items()
@@ -99,11 +122,15 @@ def _parse(path: Path) -> Graph:
     try:
         import rdflib
     except ImportError:
-        raise InputError("codelist import needs rdflib. Install the extra: pip install '.[skos]'") from None
+        raise InputError(
+            "codelist import needs rdflib. Install the extra: pip install '.[skos]'"
+        ) from None
     form = _FORMS.get(path.suffix.lower())
     if form is None or not path.is_file() or path.stat().st_size > _LARGEST:
         endings = ", ".join(_FORMS)
-        raise InputError(f"codelist: {path} is no file of up to {_LARGEST >> 20} MB that ends in {endings}")
+        raise InputError(
+            f"codelist: {path} is no file of up to {_LARGEST >> 20} MB that ends in {endings}"
+        )
     rdflib.NORMALIZE_LITERALS = False  # pyrefly: ignore[bad-assignment]
     fault = f"it is no {form} in UTF-8. Correct it, or fetch it again"
     try:
@@ -126,8 +153,12 @@ def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
                 schemes[str(scheme)].add(concept)
     fitting = [name for name in schemes if wanted in (None, name, _end(name))]
     if len(fitting) > 1 or (wanted and not fitting):
-        shown = ", ".join(f"{name} ({len(members):,} concepts)" for name, members in sorted(schemes.items()))
-        raise InputError(f"--scheme: {path} has {len(schemes)} concept schemes: {shown}. Name one of them")
+        shown = ", ".join(
+            f"{name} ({len(members):,} concepts)" for name, members in sorted(schemes.items())
+        )
+        raise InputError(
+            f"--scheme: {path} has {len(schemes)} concept schemes: {shown}. Name one of them"
+        )
     return [concept for concept in concepts if wanted is None or concept in schemes[fitting[0]]]
 
 
@@ -169,12 +200,16 @@ def _notations(graph: Graph, concept: Any) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for value in sorted(graph.objects(concept, _uri(f"{_SKOS}notation")), key=str):
         text = str(value).strip()
-        kinds[f"{_end(getattr(value, 'datatype', None) or '')} {'dotted' if '.' in text else 'plain'}".strip()] = text
+        kinds[
+            f"{_end(getattr(value, 'datatype', None) or '')} {'dotted' if '.' in text else 'plain'}".strip()
+        ] = text
     return kinds
 
 
 def _notation(kinds: dict[str, str], wanted: str | None, path: Path) -> str:
-    different = {text for kind, text in kinds.items() if wanted is None or wanted in (kind, *kind.split())}
+    different = {
+        text for kind, text in kinds.items() if wanted is None or wanted in (kind, *kind.split())
+    }
     if wanted is not None and len(set(kinds.values())) == 1:
         different = set(kinds.values())
     if len(different) > 1:
@@ -193,5 +228,10 @@ def _without_code(title: str, codes: Iterable[str]) -> str:
 
 
 def _parent(graph: Graph, concept: Any, codes: dict[Any, str]) -> str:
-    above = [*graph.objects(concept, _uri(f"{_SKOS}broader")), *graph.subjects(_uri(f"{_SKOS}narrower"), concept)]
-    return min((codes[broader] for broader in above if broader in codes and broader != concept), default="")
+    above = [
+        *graph.objects(concept, _uri(f"{_SKOS}broader")),
+        *graph.subjects(_uri(f"{_SKOS}narrower"), concept),
+    ]
+    return min(
+        (codes[broader] for broader in above if broader in codes and broader != concept), default=""
+    )

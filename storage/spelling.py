@@ -1,4 +1,6 @@
-"""Reads codes that were written in another way than their list has them; no sentence here quotes a value."""
+"""Reads codes that were written in another way than their list has them; no sentence here quotes a
+value.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from storage.errors import InputError
 from storage.tables.options import MARKS
 
 _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
-    "without the text behind a dash": lambda code: re.split(r"\s+[-\u2013\u2014:]\s+|:\s|\t", code)[0].strip(),
+    "without the text behind a dash": lambda code: re.split(r"\s+[-\u2013\u2014:]\s+|:\s|\t", code)[
+        0
+    ].strip(),
     "in another case": str.casefold,
-    "with or without points, commas, hyphens and blanks": lambda code: re.sub(r"[.,\-\u2013/\s]", "", code),
+    "with or without points, commas, hyphens and blanks": lambda code: re.sub(
+        r"[.,\-\u2013/\s]", "", code
+    ),
     "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
 }
 """Forms that two spellings of one code share, in the order in which they are applied together."""
@@ -50,14 +56,22 @@ class Spellings:
         total = sum(values.values())
         notes = []
         for name, form in _FORMS.items():
-            if count := sum(n for value, n in values.items() if len(self._index[name].get(form(value), ())) == 1):
+            if count := sum(
+                n for value, n in values.items() if len(self._index[name].get(form(value), ())) == 1
+            ):
                 notes.append(f"{_of(count, total)} would be on the list {name}")
         together = sum(n for value, n in values.items() if self.match(value))
         if together and not notes:
-            notes.append(f"{_of(together, total)} would be on the list with several of its forms changed")
+            notes.append(
+                f"{_of(together, total)} would be on the list with several of its forms changed"
+            )
         several = sum(n for value, n in values.items() if self._is_several(value))
         return "; ".join(
-            [*notes, *([f"{_of(several, total)} would be several listed codes"] if several else []), *odd(values)]
+            [
+                *notes,
+                *([f"{_of(several, total)} would be several listed codes"] if several else []),
+                *odd(values),
+            ]
         )
 
     def _is_several(self, value: str) -> bool:
@@ -79,11 +93,16 @@ def _by_form(form: Callable[[str], str], codes: Iterable[str]) -> dict[str, list
 def odd(values: Mapping[str, int]) -> list[str]:
     """Says how many records have a code that a spreadsheet turned into a number with an exponent."""
     numbers = sum(count for value, count in values.items() if _SHEET_NUMBER.fullmatch(value))
-    return [f"{numbers:,} are a spreadsheet's numbers with an exponent, whose digits are lost"] if numbers else []
+    return (
+        [f"{numbers:,} are a spreadsheet's numbers with an exponent, whose digits are lost"]
+        if numbers
+        else []
+    )
 
 
 def twins(codes: Mapping[str, int]) -> list[str]:
-    """Says, of codes without a list, which may be one code in several spellings, or several codes in one cell.
+    """Says, of codes without a list, which may be one code in several spellings, or several codes
+    in one cell.
 
     Args:
         codes: records by code.
@@ -94,14 +113,18 @@ def twins(codes: Mapping[str, int]) -> list[str]:
         if groups:
             records = sum(codes[code] for group in groups for code in group)
             notes.append(
-                f"{sum(map(len, groups)):,} codes of {records:,} records would be {len(groups):,} codes {name}"
+                f"{sum(map(len, groups)):,} codes of {records:,} records would be "
+                f"{len(groups):,} codes {name}"
             )
     several = [
-        code for code in codes if len(parts := _SEVERAL.split(code)) > 1 and all(part in codes for part in parts)
+        code
+        for code in codes
+        if len(parts := _SEVERAL.split(code)) > 1 and all(part in codes for part in parts)
     ]
     if several:
         notes.append(
-            f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are made of other codes"
+            f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are "
+            "made of other codes"
         )
     return [*notes, *(f"of the codes, {fault}" for fault in odd(codes))]
 
@@ -115,7 +138,8 @@ def human_codes(
     complete: bool = True,
     marks: Collection[str] = MARKS,
 ) -> tuple[list[str], str]:
-    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted or missing.
+    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted
+    or missing.
 
     Other spellings count only where every cell that is not listed has a listed one.
 
@@ -125,7 +149,8 @@ def human_codes(
         complete: the list has every code; otherwise a code beside it may be right.
 
     Returns:
-        a code for each cell, in the list's spelling, "" where it has none; and a sentence that accounts for all.
+        a code for each cell, in the list's spelling, "" where it has none; and a sentence that
+        accounts for all.
 
     Raises:
         InputError: a code is not on a complete list, or none of many is on any.
@@ -147,9 +172,11 @@ def human_codes(
         raise InputError(
             f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
             f"{'; ' + hint if hint else ''}). Correct them, give the list that has them, or "
-            "leave their cells blank: blank ones are counted. --allow-unlisted takes them as they are"
+            "leave their cells blank: blank ones are counted. --allow-unlisted takes them as "
+            "they are"
         )
     return codes, (
         f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"
-        f"{f' ({respelt:,} in another spelling)' if respelt else ''}, {unlisted:,} not, {missing:,} without a code"
+        f"{f' ({respelt:,} in another spelling)' if respelt else ''}, {unlisted:,} not, "
+        f"{missing:,} without a code"
     )

@@ -18,7 +18,8 @@ def load(text: str) -> Any:
     """Returns the document; keys are strings.
 
     Raises:
-        yaml.YAMLError: it cannot be read, is too large or too deep, a key is given twice, where the last would win in
+        yaml.YAMLError: it cannot be read, is too large or too deep, a key is given twice, where the
+        last would win in
             silence, a key is not a string in YAML, or a value holds itself.
     """
     if len(text) > _MOST_CHARACTERS:
@@ -65,15 +66,22 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
             problem = f"key {str(key_node.value)[:40]!r} is not a string in YAML. Put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
         if key in mapping:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} given twice", key_node.start_mark
+            )
         mapping[key] = loader.construct_object(value_node, deep=True)
     return mapping
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which no one means."""
+    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which no
+    one means.
+    """
     if re.search(r"[:_]|\A[-+]?0[0-9box]", node.value):
-        problem = f"number {node.value[:40]!r} is read otherwise in YAML. Write plain digits, or put it in quotes"
+        problem = (
+            f"number {node.value[:40]!r} is read otherwise in YAML. Write plain digits, or "
+            "put it in quotes"
+        )
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     whole = node.tag.endswith(":int")
     return loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)

@@ -1,1 +1,3 @@
-"""Systems of the papers that can be compared and are not released: outside of the wheel, the ledger and Prefect."""
+"""Systems of the papers that can be compared and are not released: outside of the wheel, the ledger
+and Prefect.
+"""

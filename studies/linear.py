@@ -1,5 +1,6 @@
-"""Linear systems of the imbalance papers: logistic regression, plain, by objective perturbation (weighted or not), in
-bags that vote, and by class-weighted private gradient descent."""
+"""Linear systems of the imbalance papers: logistic regression, plain, by objective perturbation
+(weighted or not), in bags that vote, and by class-weighted private gradient descent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import generator
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
+from mechanisms.privacy.events import (
+    ComposedEvent,
+    DpSgdEvent,
+    GaussianReleaseEvent,
+    NoiseSegment,
+    descent_of,
+)
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
 from studies.accounting import Constants, Perturbation, Weights
@@ -29,20 +36,27 @@ SMALLEST_COUNT = 5.0
 Split = Literal["subsamples", "disjoint", "stratified"]
 
 
-def minimise(x: Tensor, y: Tensor, weights: Tensor, *, regularisation: float, linear: Tensor) -> Tensor:
-    """Returns the minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta + (regularisation/2) |beta|^2.
+def minimise(
+    x: Tensor, y: Tensor, weights: Tensor, *, regularisation: float, linear: Tensor
+) -> Tensor:
+    """Returns the minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta +
+    (regularisation/2) |beta|^2.
 
-    Newton in float64, steps halved until the gradient's norm falls: it tells two points apart where terms of the value
-    cancel and its digits no longer do. x [n, d], y in {-1, 1} [n], weights [n], linear b [d].
+    Newton in float64, steps halved until the gradient's norm falls: it tells two points apart where
+    terms of the value cancel and its digits no longer do. x [n, d], y in {-1, 1} [n], weights [n],
+    linear b [d].
 
     Raises:
-        MechanismError: the gradient's norm stays above `GRADIENT_TOLERANCE`: nothing may be claimed then.
+        MechanismError: the gradient's norm stays above `GRADIENT_TOLERANCE`: nothing may be claimed
+            then.
     """
     n, d = x.shape
     beta = torch.zeros(d, dtype=torch.float64)
 
     def gradient_of(point: Tensor) -> Tensor:
-        return (-(weights * y * torch.sigmoid(-y * (x @ point))) @ x + linear) / n + regularisation * point
+        return (
+            -(weights * y * torch.sigmoid(-y * (x @ point))) @ x + linear
+        ) / n + regularisation * point
 
     for _ in range(NEWTON_STEPS):
         gradient = gradient_of(beta)
@@ -50,13 +64,20 @@ def minimise(x: Tensor, y: Tensor, weights: Tensor, *, regularisation: float, li
         if norm <= GRADIENT_TOLERANCE:
             return beta
         p = torch.sigmoid(x @ beta)
-        hessian = (x * (weights * p * (1 - p))[:, None]).T @ x / n + regularisation * torch.eye(d, dtype=torch.float64)
+        hessian = (x * (weights * p * (1 - p))[:, None]).T @ x / n + regularisation * torch.eye(
+            d, dtype=torch.float64
+        )
         step = torch.linalg.solve(hessian, gradient)
         size = 1.0
-        while size > 1e-10 and float(gradient_of(beta - size * step).norm()) > (1 - 1e-4 * size) * norm:
+        while (
+            size > 1e-10
+            and float(gradient_of(beta - size * step).norm()) > (1 - 1e-4 * size) * norm
+        ):
             size /= 2
         beta = beta - size * step
-    raise MechanismError(f"the minimiser was not reached after {NEWTON_STEPS} steps; raise the regularisation")
+    raise MechanismError(
+        f"the minimiser was not reached after {NEWTON_STEPS} steps; raise the regularisation"
+    )
 
 
 def of_coefficients(beta: Tensor, columns: Columns) -> Callable[[Tensor], Tensor]:
@@ -80,16 +101,20 @@ class PlainLogistic:
         weights = compute_sample_weight("balanced" if self.balanced else None, train.labels.numpy())
         x, y = train.columns.unit(train.features), 2.0 * train.labels - 1
         zero = torch.zeros_like(x[0])
-        beta = minimise(x, y, torch.from_numpy(weights), regularisation=self.regularisation, linear=zero)
+        beta = minimise(
+            x, y, torch.from_numpy(weights), regularisation=self.regularisation, linear=zero
+        )
         return Fit(of_coefficients(beta, train.columns), accounting.nothing())
 
 
 def usual_regularisation(records: int, features: int, epsilon: float) -> float:
-    """Returns lambda by a rule that reads no record: the one that balances noise and shrinkage, up to constants.
+    """Returns lambda by a rule that reads no record: the one that balances noise and shrinkage, up
+    to constants.
 
-    A perturbation of norm 2 d / epsilon costs (2 d / epsilon)^2 / (2 n^2 lambda) of the objective at most, and
-    shrinkage lambda B^2 / 2 for coefficients of norm B. Their sum is least at 2 d / (epsilon n B), here for B = 16:
-    records have a norm of at most 1, so that scores of a few nats need coefficients of that size.
+    A perturbation of norm 2 d / epsilon costs (2 d / epsilon)^2 / (2 n^2 lambda) of the objective
+    at most, and shrinkage lambda B^2 / 2 for coefficients of norm B. Their sum is least at 2 d /
+    (epsilon n B), here for B = 16: records have a norm of at most 1, so that scores of a few nats
+    need coefficients of that size.
     """
     return min(features / (8 * records * epsilon), 1e3)
 
@@ -100,8 +125,8 @@ class Objective:
 
     beta = argmin (1/n) sum_i w_i l(y_i, x_i beta) + (1/n) b beta + (lambda + Delta)/2 |beta|^2
 
-    Corrected against the paper: lambda is in the objective (its line 6 leaves it out), and the fallback's Delta is
-    solved so that the Jacobian costs half of epsilon.
+    Corrected against the paper: lambda is in the objective (its line 6 leaves it out), and the
+    fallback's Delta is solved so that the Jacobian costs half of epsilon.
     """
 
     weights: Weights = "none"
@@ -110,8 +135,12 @@ class Objective:
     """None: by `usual_regularisation`, raised where epsilon asks for it."""
 
     def plan(self, records: int, features: int, epsilon: float) -> Perturbation:
-        """The perturbation that costs this epsilon, for records of so many coordinates, the constant among them."""
-        how = Perturbation(records=records, features=features, weights=self.weights, constants=self.constants)
+        """The perturbation that costs this epsilon, for records of so many coordinates, the
+        constant among them.
+        """
+        how = Perturbation(
+            records=records, features=features, weights=self.weights, constants=self.constants
+        )
         chosen = self.regularisation or usual_regularisation(records, features, epsilon)
         how = replace(how, regularisation=max(chosen, how.smallest_regularisation(epsilon)))
         return replace(how, noise_rate=(epsilon * (1 - 1e-9) - how.jacobian) / how.distance)
@@ -126,14 +155,24 @@ class Objective:
 def perturbed(how: Perturbation, x: Tensor, labels: Tensor, stream: SecretStream) -> Tensor:
     """Coefficients float64 [d] of records x [n, d] of norm at most 1."""
     n = torch.bincount(labels, minlength=2).double()
-    weights = n.flip(0) / len(labels) if how.weights == "frequencies" else torch.ones(2, dtype=torch.float64)
+    weights = (
+        n.flip(0) / len(labels)
+        if how.weights == "frequencies"
+        else torch.ones(2, dtype=torch.float64)
+    )
     b = drawn(how.noise_rate, x.shape[1], stream)
-    return minimise(x, 2.0 * labels - 1, weights[labels], regularisation=how.regularisation, linear=b)
+    return minimise(
+        x, 2.0 * labels - 1, weights[labels], regularisation=how.regularisation, linear=b
+    )
 
 
 def drawn(rate: float, size: int, stream: SecretStream, *, step: int = 0) -> Tensor:
-    """b float64 [size] of density proportional to exp(-rate |b|): any direction, a norm that is Gamma(size)."""
-    direction = stream.normal_(torch.empty(size, dtype=torch.float64), purpose="perturbation", step=step)
+    """b float64 [size] of density proportional to exp(-rate |b|): any direction, a norm that is
+    Gamma(size).
+    """
+    direction = stream.normal_(
+        torch.empty(size, dtype=torch.float64), purpose="perturbation", step=step
+    )
     steps = -(1 - stream.uniform(size, purpose="norm of the perturbation", step=step)).log()
     return direction / direction.norm() * steps.sum() / rate
 
@@ -148,8 +187,9 @@ class Bagging:
     | `disjoint`   | one                      | one bag's: a record that is replaced stays in its bag                  |
     | `stratified` | one of its class         | one bag's, for neighbours that keep the label: else others change bags |
 
-    Subsamples are drawn without replacement, since a record that a bootstrap holds k times costs a bag up to k times
-    as much. A bag of `share` 0.632 has as many different records as a bootstrap on average.
+    Subsamples are drawn without replacement, since a record that a bootstrap holds k times costs a
+    bag up to k times as much. A bag of `share` 0.632 has as many different records as a bootstrap
+    on average.
     """
 
     bags: int = 10
@@ -164,10 +204,14 @@ class Bagging:
         size -= self.split == "stratified"
         how = Objective(regularisation=self.regularisation).plan(size, x.shape[1], epsilon / paid)
         chosen = filled(train.labels, self.bags, self.split, size, generator(seed, "bagging"))
-        betas = [perturbed(how, x[bag], train.labels[bag], SecretStream(new_key())) for bag in chosen]
+        betas = [
+            perturbed(how, x[bag], train.labels[bag], SecretStream(new_key())) for bag in chosen
+        ]
 
         def scores(features: Tensor) -> Tensor:
-            members = torch.stack([of_coefficients(beta, train.columns)(features) for beta in betas])
+            members = torch.stack(
+                [of_coefficients(beta, train.columns)(features) for beta in betas]
+            )
             if self.vote == "soft":
                 return members.logsumexp(0).log_softmax(-1)
             votes = torch.nn.functional.one_hot(members.argmax(-1), 2).sum(0).double()
@@ -175,41 +219,62 @@ class Bagging:
 
         claim = accounting.pure(paid * how.epsilon)
         if self.split == "stratified":
-            kept = "bags are filled class by class: neighbours keep the label, and the size of each class is public"
+            kept = (
+                "bags are filled class by class: neighbours keep the label, and the size of "
+                "each class is public"
+            )
             claim = claim.model_copy(update={"assumptions": (*claim.assumptions, kept)})
         return Fit(scores, claim)
 
 
-def filled(labels: Tensor, bags: int, split: Split, size: int, draws: torch.Generator) -> list[Tensor]:
+def filled(
+    labels: Tensor, bags: int, split: Split, size: int, draws: torch.Generator
+) -> list[Tensor]:
     if split == "subsamples":
         return [torch.randperm(len(labels), generator=draws)[:size] for _ in range(bags)]
     order = torch.randperm(len(labels), generator=draws)
     strata = labels[order] if split == "stratified" else torch.zeros_like(order)
     # the smallest class first, so that what a bag has above its size is of the largest
     groups = sorted((order[strata == stratum] for stratum in strata.unique()), key=len)
-    return [torch.cat([own[bag::bags][: len(own) // bags] for own in groups])[:size] for bag in range(bags)]
+    return [
+        torch.cat([own[bag::bags][: len(own) // bags] for own in groups])[:size]
+        for bag in range(bags)
+    ]
 
 
-def weighted_descent(counts_noise: float, *, prob: float, steps: int, noise: float, clip: float) -> ComposedEvent:
-    counts = GaussianReleaseEvent(what="class counts", noise_multiplier=counts_noise, l2_sensitivity=1.0)
+def weighted_descent(
+    counts_noise: float, *, prob: float, steps: int, noise: float, clip: float
+) -> ComposedEvent:
+    counts = GaussianReleaseEvent(
+        what="class counts", noise_multiplier=counts_noise, l2_sensitivity=1.0
+    )
     segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=clip)
     return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
 
 
-def class_weights(event: ComposedEvent, labels: Tensor, stream: SecretStream) -> tuple[Tensor, float]:
-    """Weights in (0, 1] of both classes from private counts, and the total of all records' by these counts."""
+def class_weights(
+    event: ComposedEvent, labels: Tensor, stream: SecretStream
+) -> tuple[Tensor, float]:
+    """Weights in (0, 1] of both classes from private counts, and the total of all records' by these
+    counts.
+    """
     (counts,) = event.releases
-    noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream).clamp(min=SMALLEST_COUNT)
-    weights = class_counts.class_weights(noisy, ClassWeightsConfig(smallest_count=SMALLEST_COUNT)).double()
+    noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream).clamp(
+        min=SMALLEST_COUNT
+    )
+    weights = class_counts.class_weights(
+        noisy, ClassWeightsConfig(smallest_count=SMALLEST_COUNT)
+    ).double()
     return weights, float((weights * noisy).sum())
 
 
 @dataclass(frozen=True)
 class WeightedDescent:
-    """Full-batch private gradient descent of a softmax, weighted by private class counts: both noises solved together.
+    """Full-batch private gradient descent of a softmax, weighted by private class counts: both
+    noises solved together.
 
-    `counts_share` of the Gaussian budget releases the counts. The noisy sum is divided by the noisy total of the
-    weights, so that the rate means the same at every imbalance.
+    `counts_share` of the Gaussian budget releases the counts. The noisy sum is divided by the noisy
+    total of the weights, so that the rate means the same at every imbalance.
     """
 
     counts_share: float = 0.1
@@ -222,11 +287,19 @@ class WeightedDescent:
         """Counts and descent that cost together what one Gaussian of this noise multiplier costs."""
         each = noise * math.sqrt(self.steps / (1 - self.counts_share))
         counts_noise = noise / math.sqrt(self.counts_share)
-        return weighted_descent(counts_noise, prob=1.0, steps=self.steps, noise=each, clip=self.clip)
+        return weighted_descent(
+            counts_noise, prob=1.0, steps=self.steps, noise=each, clip=self.clip
+        )
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        event, stream = self.event(accounting.noise_for(self.event, epsilon, delta)), SecretStream(new_key())
-        x, target = train.columns.unit(train.features), torch.nn.functional.one_hot(train.labels, 2).double()
+        event, stream = (
+            self.event(accounting.noise_for(self.event, epsilon, delta)),
+            SecretStream(new_key()),
+        )
+        x, target = (
+            train.columns.unit(train.features),
+            torch.nn.functional.one_hot(train.labels, 2).double(),
+        )
         weights, total = class_weights(event, train.labels, stream)
         own, norms = weights[train.labels], x.norm(dim=1)
         theta = velocity = torch.zeros(2, x.shape[1], dtype=torch.float64)
@@ -236,7 +309,9 @@ class WeightedDescent:
             factor = own * self.clip / (residual.norm(dim=1) * norms).clamp(min=self.clip)
             gradient = (residual * factor[:, None]).T @ x
             std = segment.noise_multiplier * segment.l2_clip_norm
-            gradient += std * stream.normal_(torch.empty_like(gradient), purpose="gradient noise", step=step)
+            gradient += std * stream.normal_(
+                torch.empty_like(gradient), purpose="gradient noise", step=step
+            )
             velocity = self.momentum * velocity + gradient / total
             theta = theta - self.learning_rate * velocity
 

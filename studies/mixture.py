@@ -1,8 +1,8 @@
-"""Two Gaussians under imbalance, where everything is known in closed form (Rosenblatt et al. 2024, appendices C.2 and
-D.2: table 10, proposition 12, figure 4).
+"""Two Gaussians under imbalance, where everything is known in closed form (Rosenblatt et al. 2024,
+appendices C.2 and D.2: table 10, proposition 12, figure 4).
 
-`Mixture` has the figures as they follow, `printed` as the paper has them; tests hold both against Monte Carlo. Records
-are drawn from fixed seeds; the noise of private fits has none.
+`Mixture` has the figures as they follow, `printed` as the paper has them; tests hold both against
+Monte Carlo. Records are drawn from fixed seeds; the noise of private fits has none.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ RECORDS, SHARE, MEANS, SPREAD = 1000, 0.1, ((0.0, 0.0), (4.0, 4.0)), 2.0
 
 @dataclass(frozen=True)
 class Mixture:
-    """X | y ~ N(mu_y, sigma^2), r = P(y = 0)/P(y = 1), Delta = (mu_1 - mu_0)/sigma, and the threshold
-    theta = gamma mu_1 + (1 - gamma) mu_0 above which a record is called positive."""
+    """X | y ~ N(mu_y, sigma^2), r = P(y = 0)/P(y = 1), Delta = (mu_1 - mu_0)/sigma, and the
+    threshold theta = gamma mu_1 + (1 - gamma) mu_0 above which a record is called positive.
+    """
 
     r: float
     delta: float
 
     def metrics(self, gamma: float, *, noise_variance: float = 0.0) -> dict[str, float]:
-        """Recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold with normal error.
+        """Recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold with
+        normal error.
 
         Args:
-            noise_variance: of the threshold, in units of sigma^2; precision and F1 are those of the expected rates.
+            noise_variance: of the threshold, in units of sigma^2; precision and F1 are those of the
+                expected rates.
         """
         width = math.sqrt(1 + noise_variance)
         hit = float(norm.cdf((1 - gamma) * self.delta / width))
@@ -62,14 +65,19 @@ class Mixture:
 
     @property
     def bayes(self) -> float:
-        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is right only for equal classes."""
+        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is right only for equal
+        classes.
+        """
         return 0.5 + math.log(self.r) / self.delta**2
 
-    def threshold_variance(self, majority: int, *, radius: float, epsilon: float, printed: bool = False) -> float:
-        """Returns the variance of the mean of two private class means (proposition 12), in units of sigma^2.
+    def threshold_variance(
+        self, majority: int, *, radius: float, epsilon: float, printed: bool = False
+    ) -> float:
+        """Returns the variance of the mean of two private class means (proposition 12), in units of
+        sigma^2.
 
-        (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon. The printed one
-        leaves the quarter in front of the data and takes it out of the noise.
+        (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon.
+        The printed one leaves the quarter in front of the data and takes it out of the noise.
 
         Args:
             radius: R, to which records are cut, in units of sigma; it should cut none.
@@ -113,7 +121,9 @@ def drawn(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return (points - 2.0) / 4.0, labels
 
 
-def private_line(points: np.ndarray, labels: np.ndarray, *, epsilon: float, weighted: bool, seed: int) -> np.ndarray:
+def private_line(
+    points: np.ndarray, labels: np.ndarray, *, epsilon: float, weighted: bool, seed: int
+) -> np.ndarray:
     model = descend(points, labels, epsilon=epsilon, seed=seed, weighted=weighted)
     weight, bias = (values.detach().numpy() for values in model.classifier.part.parameters())
     return np.append(weight[1] - weight[0], bias[1] - bias[0])
@@ -125,10 +135,15 @@ def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
 
 
 def balanced_accuracy(line: np.ndarray) -> float:
-    """Returns the balanced accuracy of a line, exactly: each class is normal along its normal vector."""
+    """Returns the balanced accuracy of a line, exactly: each class is normal along its normal
+    vector.
+    """
     w, norm_w = line[:2] / 4.0, float(np.linalg.norm(line[:2]) / 4.0)
     rates = [
-        float(norm.cdf((w @ (np.array(mean) - 2.0) + line[2]) / (SPREAD * norm_w))) if norm_w else 0.5 for mean in MEANS
+        float(norm.cdf((w @ (np.array(mean) - 2.0) + line[2]) / (SPREAD * norm_w)))
+        if norm_w
+        else 0.5
+        for mean in MEANS
     ]
     return (1 - rates[0] + rates[1]) / 2
 
@@ -138,10 +153,15 @@ def fits(draws: int = DRAWS) -> dict[str, list[np.ndarray]]:
     minority = points[labels == 1]
     rounds = round(1 / SHARE) - 2
     lists = neighbours(minority, 5)
-    more = interpolated(minority, np.arange(len(minority)), lists, rounds=rounds, seed=0).reshape(-1, 2)
+    more = interpolated(minority, np.arange(len(minority)), lists, rounds=rounds, seed=0).reshape(
+        -1, 2
+    )
 
     def with_more(extra: np.ndarray) -> np.ndarray:
-        return line(np.concatenate([points, extra]), np.concatenate([labels, np.ones(len(extra), dtype=int)]))
+        return line(
+            np.concatenate([points, extra]),
+            np.concatenate([labels, np.ones(len(extra), dtype=int)]),
+        )
 
     found = {
         "non-private": [line(points, labels)],
@@ -153,7 +173,8 @@ def fits(draws: int = DRAWS) -> dict[str, list[np.ndarray]]:
         for epsilon in EPSILONS:
             name = f"ε {epsilon:g}{', private weights' if weighted else ''}"
             found[name] = [
-                private_line(points, labels, epsilon=epsilon, weighted=weighted, seed=seed) for seed in range(draws)
+                private_line(points, labels, epsilon=epsilon, weighted=weighted, seed=seed)
+                for seed in range(draws)
             ]
     return found
 
@@ -167,7 +188,13 @@ def formulas(records: int = 4_000_000) -> list[results.Row]:
         closed, printed = mixture.metrics(gamma), mixture.printed(gamma)
         counted = monte_carlo(mixture, gamma, records=records, seed=1)
         for name, value in closed.items():
-            row = {"gamma": gamma, "what": what, "figure": name, "closed_form": value, "counted": counted[name]}
+            row = {
+                "gamma": gamma,
+                "what": what,
+                "figure": name,
+                "closed_form": value,
+                "counted": counted[name],
+            }
             rows.append(row | {"printed": printed.get(name)})
     return rows
 
@@ -178,23 +205,36 @@ def thresholds(runs: int = 4000) -> list[results.Row]:
     for r in (1, 9, 30):
         for epsilon in (0.5, 1.0, 5.0):
             mixture, majority, radius = Mixture(r=r, delta=2.0), 900, 8.0
-            errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=2)
+            errors = private_thresholds(
+                mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=2
+            )
             closed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
-            printed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon, printed=True)
-            row = {"r": r, "epsilon": epsilon, "closed_form": math.sqrt(closed), "counted": float(errors.std())}
+            printed = mixture.threshold_variance(
+                majority, radius=radius, epsilon=epsilon, printed=True
+            )
+            row = {
+                "r": r,
+                "epsilon": epsilon,
+                "closed_form": math.sqrt(closed),
+                "counted": float(errors.std()),
+            }
             recall = mixture.metrics(0.5, noise_variance=closed)["recall"]
             rows.append(row | {"printed": math.sqrt(printed), "expected_recall": recall})
     return rows
 
 
-def run(out: Out, draws: Annotated[int, typer.Option(help="fits of each private line")] = DRAWS) -> Path:
+def run(
+    out: Out, draws: Annotated[int, typer.Option(help="fits of each private line")] = DRAWS
+) -> Path:
     """Two Gaussians in closed form (2024, table 10, proposition 12, figure 4).
 
     Example: python -m studies mixture --out results
     """
     results.save(out / "mixture-formulas.csv", formulas())
     results.save(out / "mixture-thresholds.csv", thresholds())
-    scores = {name: [balanced_accuracy(fit) for fit in lines] for name, lines in fits(draws).items()}
+    scores = {
+        name: [balanced_accuracy(fit) for fit in lines] for name, lines in fits(draws).items()
+    }
     rows: list[results.Row] = [
         {"fit": name, "draw": number, "balanced_accuracy": score}
         for name, own in scores.items()
@@ -203,9 +243,17 @@ def run(out: Out, draws: Annotated[int, typer.Option(help="fits of each private 
     results.save(out / "mixture.csv", rows)
     drawn = {
         title: (EPSILONS, [scores[f"ε {epsilon:g}{suffix}"] for epsilon in EPSILONS])
-        for title, suffix in (("DP descent", ""), ("DP descent, private class weights", ", private weights"))
+        for title, suffix in (
+            ("DP descent", ""),
+            ("DP descent, private class weights", ", private weights"),
+        )
     }
-    drawn |= {name: (EPSILONS, [scores[name]] * len(EPSILONS)) for name in ("non-private", "class weights")}
+    drawn |= {
+        name: (EPSILONS, [scores[name]] * len(EPSILONS))
+        for name in ("non-private", "class weights")
+    }
     title = "A line between two Gaussians, a tenth positive (mean ± two standard errors)"
-    results.plot(out / "mixture.svg", drawn, title=title, x="ε", y="balanced accuracy, exact for the mixture")
+    results.plot(
+        out / "mixture.svg", drawn, title=title, x="ε", y="balanced accuracy, exact for the mixture"
+    )
     return out / "mixture.csv"

@@ -10,7 +10,9 @@ import typer
 
 from mechanisms.errors import MechanismError
 
-FOLDER = "folder with the eight sets of Rosenblatt et al. as CSV, the label (0 or 1) in column `label`"
+FOLDER = (
+    "folder with the eight sets of Rosenblatt et al. as CSV, the label (0 or 1) in column `label`"
+)
 Out = Annotated[Path, typer.Option(help="folder for the results; a run continues from it")]
 Seeds = Annotated[int, typer.Option(help="splits and starts, from 0 on")]
 Data = Annotated[Path, typer.Option(help=FOLDER)]

@@ -1,30 +1,35 @@
-"""Accounts for a private learner when its minority class was oversampled first: as printed, and corrected.
+"""Accounts for a private learner when its minority class was oversampled first: as printed, and
+corrected.
 
-Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
-One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_smote` has the
-paper's formula, only for comparison; `group` and `smote` have what can be proved:
+Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and
+theorem 3 (SMOTE). One record reaches the learner as a group of rows, and the group's privacy is
+what is claimed. `printed_smote` has the paper's formula, only for comparison; `group` and `smote`
+have what can be proved:
 
-- **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m
-  rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of
-  copies: taken as ceil(N/n_1), it would itself change with a record.
-- **SMOTE**, R synthetic rows a base record, R public, each base's randomness its own (the paper's `t mod n` shifts
-  every later base by one). A record that joins the minority brings 1 row, is the base of R, and enters the lists of
-  at most l others, each of whose R rows may be *replaced*: one row less and one more. Under add/remove,
+- **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1))
+  for a group of m rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too
+  small. m is a public number of copies: taken as ceil(N/n_1), it would itself change with a record.
+- **SMOTE**, R synthetic rows a base record, R public, each base's randomness its own (the paper's
+  `t mod n` shifts every later base by one). A record that joins the minority brings 1 row, is the
+  base of R, and enters the lists of at most l others, each of whose R rows may be *replaced*: one
+  row less and one more. Under add/remove,
 
       m = 1 + R + 2 l R.
 
-  The paper leaves out the base's own rows and the second half of each replacement, and its statement drops k, which l
-  holds.
-- **SMOTE with a delta.** A replaced list has one entry that is new, so that a row of it changes with probability 1/k,
-  independently: at most Y ~ Binomial(l R, 1/k) replacements. With y the smallest number for which P(Y > y) <= tail, the
-  whole is (epsilon m_y, tail + ...) for m_y = 1 + R + 2 y: outside that event, the probability of any output is bounded
-  by 1, which costs the tail once. (The paper multiplies its tail by e^{epsilon l R}, so that its delta exceeds 1 at
-  gamma 0; its epsilon' has a 1/k too many.)
-- **Neighbours.** l <= k K(d): of the records that have x among their k nearest, take the farthest, and those within 60
-  degrees of it, of which there are fewer than k nearer to it than x; repeat; those taken are pairwise 60 degrees apart.
-  That needs distinct points: records equal to x are as near to each other as to x, and may all list it, so ties among
-  equal records have to be broken by a cyclic order, which adds at most k. K(d) is the kissing number, of which upper
-  bounds are known; 2^{0.4042 d} of the paper is asymptotic and below it. l <= n_1 too, where a public bound on n_1 is
+  The paper leaves out the base's own rows and the second half of each replacement, and its
+  statement drops k, which l holds.
+- **SMOTE with a delta.** A replaced list has one entry that is new, so that a row of it changes
+  with probability 1/k, independently: at most Y ~ Binomial(l R, 1/k) replacements. With y the
+  smallest number for which P(Y > y) <= tail, the whole is (epsilon m_y, tail + ...) for m_y = 1 + R
+  + 2 y: outside that event, the probability of any output is bounded by 1, which costs the tail
+  once. (The paper multiplies its tail by e^{epsilon l R}, so that its delta exceeds 1 at gamma 0;
+  its epsilon' has a 1/k too many.)
+- **Neighbours.** l <= k K(d): of the records that have x among their k nearest, take the farthest,
+  and those within 60 degrees of it, of which there are fewer than k nearer to it than x; repeat;
+  those taken are pairwise 60 degrees apart. That needs distinct points: records equal to x are as
+  near to each other as to x, and may all list it, so ties among equal records have to be broken by
+  a cyclic order, which adds at most k. K(d) is the kissing number, of which upper bounds are known;
+  2^{0.4042 d} of the paper is asymptotic and below it. l <= n_1 too, where a public bound on n_1 is
   at hand.
 
 All of it is for neighbours that add or remove one record.
@@ -63,17 +68,41 @@ K, TAIL, DELTA = 5, 1e-6, 1e-5
 EPSILONS = (1.0, 5.0)
 
 KISSING_UPPER_BOUNDS = (
-    *(2, 6, 12, 24, 44, 78, 134, 240, 364, 554, 870, 1357, 2069, 3183, 4866, 7355, 11_072, 16_572, 24_812, 36_764),
+    *(
+        2,
+        6,
+        12,
+        24,
+        44,
+        78,
+        134,
+        240,
+        364,
+        554,
+        870,
+        1357,
+        2069,
+        3183,
+        4866,
+        7355,
+        11_072,
+        16_572,
+        24_812,
+        36_764,
+    ),
     *(54_584, 82_340, 124_416, 196_560),
 )
-"""Of dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact in dimensions 1 to
-4, 8 and 24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane 1979, Levenshtein 1979). Later papers
-lower a few by a little; an upper bound stays one."""
+"""Of dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact in
+dimensions 1 to 4, 8 and 24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane 1979,
+Levenshtein 1979). Later papers lower a few by a little; an upper bound stays one.
+"""
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) for neighbours that add or remove one record; `rows` of the learner's input depend on it."""
+    """(epsilon, delta) for neighbours that add or remove one record; `rows` of the learner's input
+    depend on it.
+    """
 
     rows: float
     epsilon: float
@@ -83,8 +112,8 @@ class Guarantee:
 def kissing_upper_bound(dimension: int) -> float:
     """A number of unit spheres that cannot be exceeded around one in this dimension.
 
-    By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not overlap, and one has the
-    share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
+    By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not
+    overlap, and one has the share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
     """
     if dimension <= len(KISSING_UPPER_BOUNDS):
         return KISSING_UPPER_BOUNDS[dimension - 1]
@@ -96,34 +125,47 @@ def most_neighbours_of(dimension: int, k: int, *, minority_at_most: float = math
     """l: how many of distinct records may have one record among their k nearest.
 
     Args:
-        minority_at_most: a public bound on the number of minority records; the number itself is private.
+        minority_at_most: a public bound on the number of minority records; the number itself is
+            private.
     """
     return min(k * kissing_upper_bound(dimension), minority_at_most)
 
 
 def group(epsilon: float, delta: float, rows: float) -> Guarantee:
-    """Returns what an (epsilon, delta) learner promises a group of so many rows (Dwork and Roth 2014, theorem 2.2)."""
+    """Returns what an (epsilon, delta) learner promises a group of so many rows (Dwork and Roth
+    2014, theorem 2.2).
+    """
     if delta == 0:
         return Guarantee(rows, rows * epsilon, 0.0)
-    log_factor = rows * epsilon + math.log(-math.expm1(-rows * epsilon)) - math.log(math.expm1(epsilon))
+    log_factor = (
+        rows * epsilon + math.log(-math.expm1(-rows * epsilon)) - math.log(math.expm1(epsilon))
+    )
     together = math.inf if math.log(delta) + log_factor > 0 else delta * math.exp(log_factor)
     return Guarantee(rows, rows * epsilon, min(1.0, together))
 
 
 def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Guarantee:
-    """SMOTE with R `rounds` rows a base, whatever its randomness: at most l `neighbours` lists change."""
+    """SMOTE with R `rounds` rows a base, whatever its randomness: at most l `neighbours` lists
+    change.
+    """
     return group(epsilon, delta, 1 + rounds + 2 * neighbours * rounds)
 
 
-def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float) -> Guarantee:
-    """The same, except for an event of probability `tail`, in which more rows change than are paid for."""
+def smote_with_tail(
+    epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float
+) -> Guarantee:
+    """The same, except for an event of probability `tail`, in which more rows change than are paid
+    for.
+    """
     replaced = float(stats.binom.isf(tail, neighbours * rounds, 1 / k))
     paid = group(epsilon, delta, 1 + rounds + 2 * replaced)
     return Guarantee(paid.rows, paid.epsilon, min(1.0, paid.delta + tail))
 
 
 def printed_smote(epsilon: float, *, dimension: int, rounds: int) -> Guarantee:
-    """States theorem 3's pure bound as printed: without k, and with 2^(0.4042 d), which is below the kissing number."""
+    """States theorem 3's pure bound as printed: without k, and with 2^(0.4042 d), which is below
+    the kissing number.
+    """
     rows = 2 ** (0.4042 * dimension) * rounds + 1
     return Guarantee(rows, epsilon * rows, 0.0)
 
@@ -133,11 +175,13 @@ def neighbours(points: np.ndarray, k: int) -> np.ndarray:
     return NearestNeighbors(n_neighbors=k).fit(points).kneighbors()[1]
 
 
-def interpolated(points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, rounds: int, seed: int) -> np.ndarray:
+def interpolated(
+    points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, rounds: int, seed: int
+) -> np.ndarray:
     """Rows between a record and one of its neighbours, [n, rounds, d] (Chawla et al. 2002).
 
-    The randomness of a base is its own, by its id, and the number of rounds is public: no other record decides about
-    it.
+    The randomness of a base is its own, by its id, and the number of rounds is public: no other
+    record decides about it.
     """
     rows = np.empty((len(points), rounds, points.shape[1]))
     for place, record in enumerate(ids):
@@ -149,25 +193,40 @@ def interpolated(points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, roun
 
 
 def descend(
-    x: np.ndarray, y: np.ndarray, *, epsilon: float, seed: int, rows: float = 1, weighted: bool = False
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    epsilon: float,
+    seed: int,
+    rows: float = 1,
+    weighted: bool = False,
 ) -> ClassifierModel:
     """Fits a linear head by the product's full-batch DP-SGD.
 
-    Every row is in every step, so the whole is one Gaussian mechanism: its noise does not depend on how many rows there
-    are, and for a group of m it is m times that for one.
+    Every row is in every step, so the whole is one Gaussian mechanism: its noise does not depend on
+    how many rows there are, and for a group of m it is m times that for one.
 
     Args:
         rows: of the input that one record decides, by which the noise is multiplied.
     """
-    weights = ClassWeightsConfig(noise_multiplier=20 / epsilon, smallest_count=20) if weighted else None
+    weights = (
+        ClassWeightsConfig(noise_multiplier=20 / epsilon, smallest_count=20) if weighted else None
+    )
     mechanism = DpSgd(
-        optimiser="sgd", learning_rate=1.0, momentum=0.9, epochs=40, sampling_prob=1.0, class_weights=weights
+        optimiser="sgd",
+        learning_rate=1.0,
+        momentum=0.9,
+        epochs=40,
+        sampling_prob=1.0,
+        class_weights=weights,
     )
     plan = mechanism.plan(Task(records=len(y), classes=2, target_epsilon=epsilon, delta=DELTA))
     plan = plan.model_copy(update={"noise": rows * plan.noise})
 
     def untrained() -> classifier.Classifier:
-        return classifier.build(ModelConfig(pooling="none"), num_labels=2, seed=seed, width=x.shape[1])
+        return classifier.build(
+            ModelConfig(pooling="none"), num_labels=2, seed=seed, width=x.shape[1]
+        )
 
     records = Records(FeatureInputs(torch.from_numpy(x).float()), torch.from_numpy(y).long())
     model = plan.fit(records, Run(classes=2, seed=seed, classifier=untrained)).model
@@ -176,7 +235,13 @@ def descend(
 
 
 def auc(
-    features: np.ndarray, labels: np.ndarray, *, epsilon: float | None, rounds: int, rows: float, seed: int
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    epsilon: float | None,
+    rounds: int,
+    rows: float,
+    seed: int,
 ) -> float:
     """AUC of logistic regression after `rounds` of SMOTE, on a held-out fifth.
 
@@ -184,15 +249,21 @@ def auc(
         epsilon: of one record; None for scikit-learn's fit without noise.
         rows: of the learner's input that one record decides.
     """
-    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=seed)
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=seed
+    )
     x, y = features[train], labels[train]
     if rounds:
         minority = x[y == 1]
-        more = interpolated(minority, np.flatnonzero(y == 1), neighbours(minority, K), rounds=rounds, seed=seed)
+        more = interpolated(
+            minority, np.flatnonzero(y == 1), neighbours(minority, K), rounds=rounds, seed=seed
+        )
         more = more.reshape(-1, x.shape[1])
         x, y = np.concatenate([x, more]), np.concatenate([y, np.ones(len(more), dtype=y.dtype)])
     if epsilon is None:
-        scores = LogisticRegression(C=100, max_iter=2000).fit(x, y).decision_function(features[test])
+        scores = (
+            LogisticRegression(C=100, max_iter=2000).fit(x, y).decision_function(features[test])
+        )
     else:
         model = descend(x, y, epsilon=epsilon, seed=seed, rows=rows)
         both = model.log_probabilities(FeatureInputs(torch.from_numpy(features[test]).float()))
@@ -204,7 +275,8 @@ def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
     """One set: its shape, its largest in-degree, what SMOTE costs, and AUC with and without it.
 
     Args:
-        features: float64 [n, d], scaled by the file's own range: a study of public records, not protected.
+        features: float64 [n, d], scaled by the file's own range: a study of public records, not
+            protected.
     """
     minority, dimension = features[labels == 1], features.shape[1]
     rounds = max(1, round((len(labels) - 2 * len(minority)) / len(minority)))
@@ -215,10 +287,15 @@ def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
         "non-private, SMOTE": (None, rounds, 1),
         **{f"ε {epsilon:g}": (epsilon, 0, 1) for epsilon in EPSILONS},
         **{f"ε {epsilon:g}, SMOTE": (epsilon, rounds, paid) for epsilon in EPSILONS},
-        **{f"ε {epsilon:g} claimed, SMOTE not paid for": (epsilon, rounds, 1) for epsilon in EPSILONS},
+        **{
+            f"ε {epsilon:g} claimed, SMOTE not paid for": (epsilon, rounds, 1)
+            for epsilon in EPSILONS
+        },
     }
     scores = {
-        what: [auc(features, labels, epsilon=e, rounds=r, rows=m, seed=seed) for seed in range(seeds)]
+        what: [
+            auc(features, labels, epsilon=e, rounds=r, rows=m, seed=seed) for seed in range(seeds)
+        ]
         for what, (e, r, m) in variants.items()
     }
     return {
@@ -226,11 +303,15 @@ def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
         "equal_to_another": len(minority) - len(np.unique(minority, axis=0)),
         "features": dimension,
         "rounds": rounds,
-        "in_degree": int(np.bincount(neighbours(minority, K).ravel(), minlength=len(minority)).max()),
+        "in_degree": int(
+            np.bincount(neighbours(minority, K).ravel(), minlength=len(minority)).max()
+        ),
         "neighbours": bound,
         "printed_rows": printed_smote(1.0, dimension=dimension, rounds=rounds).rows,
         "rows": paid,
-        "rows_with_tail": smote_with_tail(1.0, 0.0, neighbours=bound, rounds=rounds, k=K, tail=TAIL).rows,
+        "rows_with_tail": smote_with_tail(
+            1.0, 0.0, neighbours=bound, rounds=rounds, k=K, tail=TAIL
+        ).rows,
         **{what: results.figure(values) for what, values in scores.items()},
     }
 
@@ -238,13 +319,17 @@ def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
 def draw(file: Path) -> None:
     dimensions = range(1, 41)
     rows = {
-        f"corrected, k = {k}": [smote(1, 0, neighbours=int(most_neighbours_of(d, k)), rounds=10) for d in dimensions]
+        f"corrected, k = {k}": [
+            smote(1, 0, neighbours=int(most_neighbours_of(d, k)), rounds=10) for d in dimensions
+        ]
         for k in (1, 5, 10)
     }
     rows["as printed, every k"] = [printed_smote(1, dimension=d, rounds=10) for d in dimensions]
     lines = {name: (dimensions, [[cost.rows] for cost in own]) for name, own in rows.items()}
     title = "Rows of the learner's input that one record decides (R = 10)"
-    results.plot(file, lines, title=title, x="features d", y="rows m: ε is m times the learner's", log="y")
+    results.plot(
+        file, lines, title=title, x="features d", y="rows m: ε is m times the learner's", log="y"
+    )
 
 
 def run(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 5) -> Path:

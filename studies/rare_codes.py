@@ -1,7 +1,9 @@
-"""Few records of a class: on narratives by bins of training records a code, and on tables that are thinned in training.
+"""Few records of a class: on narratives by bins of training records a code, and on tables that are
+thinned in training.
 
-Narratives are sampled as in Chew et al. (at most 200 a code, codes of one record dropped, halves by code) and encoded
-once by the packaged encoder; every system is the product's `PrivateClassifier` on these features.
+Narratives are sampled as in Chew et al. (at most 200 a code, codes of one record dropped, halves by
+code) and encoded once by the packaged encoder; every system is the product's `PrivateClassifier` on
+these features.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.schedules import SadSchedule
 from studies import imbalance, results
-from studies.options import FOLDER, CodeList, Epsilons, Label, NarrativeFile, Out, Seeds, Text, numbers
+from studies.options import (
+    FOLDER,
+    CodeList,
+    Epsilons,
+    Label,
+    NarrativeFile,
+    Out,
+    Seeds,
+    Text,
+    numbers,
+)
 from studies.results import Row
 
 BINS = ((1, 4), (5, 9), (10, 19), (20, 49), (50, None))
@@ -36,14 +48,24 @@ SIZES = (5, 10, 20, 50)
 """Training records of label 1 that thinned tables keep."""
 THINNED = ("mammography", "abalone", "car_eval_34")
 DELTA = 1e-4
-_TUNED: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 3.0, "momentum": 0.9, "epochs": 40, "sampling_prob": 1.0}
-_PLAIN = NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=30, batch_size=8))
+_TUNED: dict[str, Any] = {
+    "optimiser": "sgd",
+    "learning_rate": 3.0,
+    "momentum": 0.9,
+    "epochs": 40,
+    "sampling_prob": 1.0,
+}
+_PLAIN = NonPrivate(
+    phase=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=30, batch_size=8)
+)
 BRANCHES: dict[str, tuple[Mechanism, bool]] = {
     "non-private": (_PLAIN, False),
     "non-private-titles": (_PLAIN, True),
     "dp-sgd": (DpSgd.model_validate(_TUNED), False),
     "dp-sgd-class-weighted": (
-        DpSgd.model_validate(_TUNED | {"class_weights": ClassWeightsConfig(power=0.5, apply="before-clip")}),
+        DpSgd.model_validate(
+            _TUNED | {"class_weights": ClassWeightsConfig(power=0.5, apply="before-clip")}
+        ),
         False,
     ),
     "sad": (DpSgd.model_validate(_TUNED | {"schedule": SadSchedule()}), False),
@@ -60,7 +82,9 @@ def sampled(
         raise MechanismError("give --records and --codelist")
     for path in (records, codelist):
         if not path.is_file():
-            raise MechanismError(f"{path} is not there. Give --records CSV and --codelist CSV (code, title)")
+            raise MechanismError(
+                f"{path} is not there. Give --records CSV and --codelist CSV (code, title)"
+            )
     frame = pd.read_csv(records, dtype=str).dropna(subset=[text, label])
     frame = frame.sample(frac=1, random_state=0).groupby(label).head(200)
     frame = frame[frame.groupby(label)[label].transform("size") >= 2]
@@ -70,27 +94,42 @@ def sampled(
     known = np.unique(codes)
     encoder = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
     sentences = [f"An employee suffered {titles[code]}." for code in known]
-    features, vectors = (prior.embed(encoder, each, device="cpu") for each in (frame[text].tolist(), sentences))
+    features, vectors = (
+        prior.embed(encoder, each, device="cpu") for each in (frame[text].tolist(), sentences)
+    )
     return features, codes, known, vectors
 
 
 def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
-    """Mean F1 over the codes of each bin of training records, over those that occur in the test half."""
+    """Mean F1 over the codes of each bin of training records, over those that occur in the test
+    half.
+    """
     found, none = np.unique(truth), cast(Any, 0)
     each = f1_score(truth, said, labels=found, average=None, zero_division=none)
     sizes = pd.Series(train).value_counts().reindex(found, fill_value=0)
-    bins = {f"f1_{low}_{high or 'up'}": sizes.between(low, high or np.inf).to_numpy() for low, high in BINS}
-    return {"macro_f1": each.mean()} | {name: pd.Series(each[own]).mean() for name, own in bins.items()}
+    bins = {
+        f"f1_{low}_{high or 'up'}": sizes.between(low, high or np.inf).to_numpy()
+        for low, high in BINS
+    }
+    return {"macro_f1": each.mean()} | {
+        name: pd.Series(each[own]).mean() for name, own in bins.items()
+    }
 
 
 def narratives(
-    given: tuple[Tensor, np.ndarray, np.ndarray, Tensor], out: Path, *, epsilons: Sequence[float], seeds: int
+    given: tuple[Tensor, np.ndarray, np.ndarray, Tensor],
+    out: Path,
+    *,
+    epsilons: Sequence[float],
+    seeds: int,
 ) -> list[Row]:
     features, codes, known, titles = given
 
     def measure(cell: Mapping[str, Any]) -> Row:
         mechanism, from_titles = BRANCHES[cell["branch"]]
-        halves = train_test_split(features.numpy(), codes, test_size=0.5, stratify=codes, random_state=cell["seed"])
+        halves = train_test_split(
+            features.numpy(), codes, test_size=0.5, stratify=codes, random_state=cell["seed"]
+        )
         model = PrivateClassifier(
             mechanism,
             epsilon=cell["epsilon"],
@@ -100,7 +139,9 @@ def narratives(
             random_state=cell["seed"],
         )
         model.fit(halves[0], halves[2])
-        return by_bin(halves[3], model.predict(halves[1]), halves[2]) | {"claimed": model.claim.epsilon}
+        return by_bin(halves[3], model.predict(halves[1]), halves[2]) | {
+            "claimed": model.claim.epsilon
+        }
 
     plain = [branch for branch, (mechanism, _) in BRANCHES.items() if not mechanism.has_target]
     wanted = results.grid({"branch": BRANCHES}, epsilons, seeds, plain=plain)
@@ -108,15 +149,21 @@ def narratives(
 
 
 def tables(folder: Path, out: Path, *, epsilons: Sequence[float], seeds: int) -> list[Row]:
-    """Fits what `rare-tables.csv` lacks: systems of the imbalance study on sets with few records of label 1."""
+    """Fits what `rare-tables.csv` lacks: systems of the imbalance study on sets with few records of
+    label 1.
+    """
     loaded = imbalance.read_sets(folder, THINNED)
     left_out = ("plain-logistic", "weighted-objective-paper", "ft-transformer")
     systems = [s for s in imbalance.SYSTEMS if s not in left_out and not s.startswith("bagging-")]
 
     def measure(cell: Mapping[str, Any]) -> Row:
         name, minority = cell["set"], cell["minority"]
-        train, test = imbalance.split(loaded[name], f"{name}_{minority}", cell["seed"], minority=minority)
-        return imbalance.measure(imbalance.SYSTEMS[cell["system"]][1], train, test, cell["epsilon"], cell["seed"])
+        train, test = imbalance.split(
+            loaded[name], f"{name}_{minority}", cell["seed"], minority=minority
+        )
+        return imbalance.measure(
+            imbalance.SYSTEMS[cell["system"]][1], train, test, cell["epsilon"], cell["seed"]
+        )
 
     axes = {"set": THINNED, "minority": SIZES, "system": systems}
     wanted = results.grid(axes, epsilons, seeds, plain=imbalance.PLAIN)
@@ -137,8 +184,13 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
             parts.append(f"## Narratives, ε {epsilon:g}: F1 by training records a code\n")
             parts.append(results.show(["branch", *head, "all codes"], lines))
         for metric in ("auc", "f1", "recall") if thinned else ():
-            lines = [[system, *map(results.figure, own)] for system, own in by_size(thinned, epsilon, metric).items()]
-            parts.append(f"## Tables, ε {epsilon:g}: {metric} by training records of the rare class\n")
+            lines = [
+                [system, *map(results.figure, own)]
+                for system, own in by_size(thinned, epsilon, metric).items()
+            ]
+            parts.append(
+                f"## Tables, ε {epsilon:g}: {metric} by training records of the rare class\n"
+            )
             parts.append(results.show(["system", *map(str, SIZES)], lines))
     return "\n".join(parts)
 
@@ -148,7 +200,11 @@ def by_size(thinned: Sequence[Row], epsilon: float, metric: str) -> dict[str, li
     own = [row for row in thinned if row["epsilon"] in (None, epsilon)]
     return {
         imbalance.SYSTEMS[system][0]: [
-            results.by_seed((r["seed"], r[metric]) for r in own if (r["system"], r["minority"]) == (system, size))
+            results.by_seed(
+                (r["seed"], r[metric])
+                for r in own
+                if (r["system"], r["minority"]) == (system, size)
+            )
             for size in SIZES
         ]
         for system in dict.fromkeys(row["system"] for row in own)
@@ -159,7 +215,9 @@ def run(
     out: Out,
     records: NarrativeFile = None,
     codelist: CodeList = None,
-    data: Annotated[Path | None, typer.Option(help=f"{FOLDER}; without it, only narratives")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help=f"{FOLDER}; without it, only narratives")
+    ] = None,
     text: Text = "Final Narrative",
     label: Label = "Nature",
     epsilons: Epsilons = "1,5",
@@ -167,7 +225,8 @@ def run(
 ) -> Path:
     """What is learned of classes with few records, on narratives and on thinned tables.
 
-    Example: python -m studies rare-codes --records osha.csv --codelist nature.csv --data imblearn --out results
+    Example: python -m studies rare-codes --records osha.csv --codelist nature.csv --data imblearn
+    --out results
     """
     chosen = numbers(epsilons)
     given = sampled(records, codelist, text, label) if records or not data else None
@@ -177,5 +236,11 @@ def run(
     if thinned:
         title = f"AUC over three sets at ε {chosen[0]:g}, mean ± two standard errors"
         lines = {system: (SIZES, own) for system, own in by_size(thinned, chosen[0], "auc").items()}
-        results.plot(out / "rare-codes.svg", lines, title=title, x="training records of the rare class", y="AUC")
+        results.plot(
+            out / "rare-codes.svg",
+            lines,
+            title=title,
+            x="training records of the rare class",
+            y="AUC",
+        )
     return out / "rare-codes-tables.md"

@@ -1,4 +1,6 @@
-"""Results of studies: a CSV that a stopped run continues from, figures with two standard errors, tables and plots."""
+"""Results of studies: a CSV that a stopped run continues from, figures with two standard errors,
+tables and plots.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0
 
 
 def load(file: Path) -> list[Row]:
-    """Returns the rows of a CSV, numbers as numbers and empty cells as None; none where there is no file."""
+    """Returns the rows of a CSV, numbers as numbers and empty cells as None; none where there is no
+    file.
+    """
     if not file.is_file():
         return []
     frame: Any = pd.read_csv(file)
@@ -33,25 +37,37 @@ def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     partial.replace(file)
 
 
-def fill(file: Path, wanted: Sequence[Row], measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Row]:
-    """Measures every wanted key that the file lacks, one row after another; returns the rows of all wanted ones.
+def fill(
+    file: Path, wanted: Sequence[Row], measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> list[Row]:
+    """Measures every wanted key that the file lacks, one row after another; returns the rows of all
+    wanted ones.
 
     Each row is saved when it is measured, so that the same call continues after a kill.
     """
     if not wanted:
-        raise MechanismError("no fit is asked for: what was named never runs together. Name other systems or sets")
+        raise MechanismError(
+            "no fit is asked for: what was named never runs together. Name other systems or sets"
+        )
     asked = [tuple(cell.values()) for cell in wanted]
     done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}
     for number, (cell, key) in enumerate(zip(wanted, asked, strict=True), start=1):
         if key not in done:
             done[key] = {**cell, **measure(cell)}
             save(file, list(done.values()))
-            print(f"{number}/{len(asked)} {' '.join(str(v) for v in key if v is not None)}", flush=True)
+            print(
+                f"{number}/{len(asked)} {' '.join(str(v) for v in key if v is not None)}",
+                flush=True,
+            )
     return [done[key] for key in asked]
 
 
 def grid(
-    axes: Mapping[str, Iterable[Any]], epsilons: Sequence[float], seeds: int, *, plain: Container[Any]
+    axes: Mapping[str, Iterable[Any]],
+    epsilons: Sequence[float],
+    seeds: int,
+    *,
+    plain: Container[Any],
 ) -> list[Row]:
     """Every cell, the seed outermost. A value of the last axis that is `plain` takes no epsilon."""
     return [
@@ -63,13 +79,21 @@ def grid(
 
 def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
     """Returns the mean of each seed's values, of the seeds that have as many as any other."""
-    seeds = pd.DataFrame(values, columns=["seed", "value"]).groupby("seed")["value"].agg(["mean", "size"])
+    seeds = (
+        pd.DataFrame(values, columns=["seed", "value"])
+        .groupby("seed")["value"]
+        .agg(["mean", "size"])
+    )
     return seeds["mean"][seeds["size"] == seeds["size"].max()].tolist()
 
 
 def two_errors(values: Values) -> float:
-    """Two standard errors of a mean: the one rule by which a gap counts here. NaN for a single value."""
-    return 2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    """Two standard errors of a mean: the one rule by which a gap counts here. NaN for a single
+    value.
+    """
+    return (
+        2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    )
 
 
 def figure(values: Values) -> str:
@@ -79,7 +103,9 @@ def figure(values: Values) -> str:
 
 
 def verdict(gaps: Values) -> str:
-    """Says whether a mean gap over seeds exceeds two standard errors: `holds`, `within the error`, `does not hold`."""
+    """Says whether a mean gap over seeds exceeds two standard errors: `holds`, `within the error`,
+    `does not hold`.
+    """
     if len(gaps) < 2:
         return "not answered: fewer than two seeds"
     mean, error = float(np.mean(gaps)), two_errors(gaps)
@@ -101,8 +127,9 @@ def plot(
     y: str,
     log: str = "x",
 ) -> None:
-    """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two standard errors. A line
-    that lacks values at a place is left out."""
+    """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two
+    standard errors. A line that lacks values at a place is left out.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -112,8 +139,13 @@ def plot(
     whole = {name: line for name, line in lines.items() if all(line[1])}
     for number, (name, (places, values)) in enumerate(whole.items()):
         style, colour = "-o" if number < len(COLOURS) else "--s", COLOURS[number % len(COLOURS)]
-        means, errors = [np.mean(own) for own in values], np.nan_to_num([two_errors(own) for own in values])
-        axes.errorbar(places, means, yerr=errors, fmt=style, color=colour, label=name, markersize=3, capsize=2)
+        means, errors = (
+            [np.mean(own) for own in values],
+            np.nan_to_num([two_errors(own) for own in values]),
+        )
+        axes.errorbar(
+            places, means, yerr=errors, fmt=style, color=colour, label=name, markersize=3, capsize=2
+        )
     axes.set(title=title, xlabel=x, ylabel=y, **{f"{log}scale": "log"})
     axes.legend(fontsize=7)
     file.parent.mkdir(parents=True, exist_ok=True)

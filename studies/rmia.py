@@ -1,9 +1,11 @@
-"""RMIA, a published membership attack, on SWAG-PPM and prior descent (this project's implementation).
+"""RMIA, a published membership attack, on SWAG-PPM and prior descent (this project's
+implementation).
 
-Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter): a record x scores the share of population records
-z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma; p() is the mean over reference models, of which half saw
-x. Each fit takes part of the records by coins; it is the target once, with all other fits as references. A rule is
-chosen on half of the target's coins and measured on the other half: a lower bound on epsilon at 95 % confidence.
+Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter): a record x scores the share of
+population records z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma; p() is the mean
+over reference models, of which half saw x. Each fit takes part of the records by coins; it is the
+target once, with all other fits as references. A rule is chosen on half of the target's coins and
+measured on the other half: a lower bound on epsilon at 95 % confidence.
 """
 
 from __future__ import annotations
@@ -32,21 +34,29 @@ from studies.rare_codes import DELTA, sampled
 GAMMA, POPULATION, EPSILON = 2.0, 0.2, 5.0
 
 
-def scores(target: np.ndarray, references: np.ndarray, included: np.ndarray, population: np.ndarray) -> np.ndarray:
+def scores(
+    target: np.ndarray, references: np.ndarray, included: np.ndarray, population: np.ndarray
+) -> np.ndarray:
     """RMIA's score of every record.
 
     Args:
-        target: probabilities of the right labels [n]. references: the same of the other models [m, n].
-        included: who trained each reference, bool [m, n]. population: bool [n], records that trained none.
+        target: probabilities of the right labels [n]. references: the same of the other models [m,
+            n].
+        included: who trained each reference, bool [m, n]. population: bool [n], records that
+            trained none.
     """
     seen = np.where(included, references, 0).sum(0) / np.maximum(included.sum(0), 1)
     unseen = np.where(included, 0, references).sum(0) / np.maximum((~included).sum(0), 1)
     mean = np.where(population | ~included.any(0), unseen, (seen + unseen) / 2)
     ratio = target / np.maximum(mean, 1e-30)
-    return np.searchsorted(np.sort(ratio[population]), ratio / GAMMA, side="right") / population.sum()
+    return (
+        np.searchsorted(np.sort(ratio[population]), ratio / GAMMA, side="right") / population.sum()
+    )
 
 
-def bound(score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.Generator) -> tuple[float, float]:
+def bound(
+    score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.Generator
+) -> tuple[float, float]:
     """The lower bound on epsilon, and the share of right guesses behind it."""
     choosing = draws.random(len(score)) < 0.5
     # a score of few values has ties, which a rule would take or leave together
@@ -56,7 +66,9 @@ def bound(score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.
     return bounds.one_run_bound(guesses, delta=delta), guesses.correct / max(guesses.guessed, 1)
 
 
-def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> dict[str, tuple[Tensor, list[float]]]:
+def fits(
+    features: Tensor, labels: Tensor, titles: Tensor, included: Tensor
+) -> dict[str, tuple[Tensor, list[float]]]:
     """Log-likelihoods [fits, n] and the epsilon claimed by each fit, by mechanism."""
     classes, seeds = len(titles), tuple(range(1, len(included) + 1))
     swag = SwagPpm(
@@ -67,16 +79,24 @@ def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> 
     plan = swag.plan(Task(records=int(included[0].sum()), classes=classes))
     assert isinstance(plan.mechanism, SwagPpm)
     pool = Records(features, labels, included, seeds=seeds)
-    many = plan.mechanism.fit_many(plan, pool, torch.zeros(classes, features.shape[1] + 1))[swag.round]
+    many = plan.mechanism.fit_many(plan, pool, torch.zeros(classes, features.shape[1] + 1))[
+        swag.round
+    ]
     claimed = [of_one_record(accounting.of_event(event, None)) for event in many.events]
     found = {"swag-ppm": (many.ell, [float(epsilon or np.nan) for epsilon in claimed])}
     alone = []
     for own in included:
         model = PrivateClassifier(
-            PriorDescent(), epsilon=EPSILON, delta=DELTA, classes=np.arange(classes), titles=titles.numpy()
+            PriorDescent(),
+            epsilon=EPSILON,
+            delta=DELTA,
+            classes=np.arange(classes),
+            titles=titles.numpy(),
         )
         model.fit(features[own].numpy(), labels[own].numpy())
-        alone.append(np.log(model.predict_proba(features.numpy())[np.arange(len(labels)), labels.numpy()]))
+        alone.append(
+            np.log(model.predict_proba(features.numpy())[np.arange(len(labels)), labels.numpy()])
+        )
     return found | {"prior-descent": (torch.tensor(np.array(alone)), [EPSILON] * len(included))}
 
 
@@ -99,7 +119,9 @@ def run(
     population = draws.random(len(labels)) < POPULATION
     included = (draws.random((targets + references, len(labels))) < 0.5) & ~population
     rows = []
-    for name, (ell, claimed) in fits(features, torch.tensor(labels), titles, torch.tensor(included)).items():
+    for name, (ell, claimed) in fits(
+        features, torch.tensor(labels), titles, torch.tensor(included)
+    ).items():
         right = np.exp(ell.numpy().astype(float))
         for target in range(targets):
             others = np.arange(len(right)) != target

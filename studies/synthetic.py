@@ -1,7 +1,8 @@
-"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM; XGBoost and SMOTE as they
-are, without protection.
+"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM;
+XGBoost and SMOTE as they are, without protection.
 
-From a release follow, as post-processing, records in which both classes are as frequent, and trees grown on them.
+From a release follow, as post-processing, records in which both classes are as frequent, and trees
+grown on them.
 """
 
 from __future__ import annotations
@@ -36,21 +37,33 @@ def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, ste
     return scale * (uniform[count:].log() - uniform[:count].log())
 
 
-def choose(utility: Tensor, *, epsilon: float, sensitivity: float, stream: SecretStream, step: int) -> int:
+def choose(
+    utility: Tensor, *, epsilon: float, sensitivity: float, stream: SecretStream, step: int
+) -> int:
     """Chooses by the exponential mechanism, float64 [candidates]: the largest with Gumbel noise."""
     uniform = 1 - stream.uniform(len(utility), purpose="choice", step=step)
     gumbel = -(-uniform.log()).clamp(min=2.0**-60).log()
     return int((epsilon * utility / (2 * sensitivity) + gumbel).argmax())
 
 
-def trees(features: Tensor, labels: Tensor, claim: Claim, *, seed: int, weights: Tensor | None = None) -> Fit:
-    """The fit of XGBoost on features [n, d] and labels int64 [n]; one thread, so that it can be repeated."""
+def trees(
+    features: Tensor, labels: Tensor, claim: Claim, *, seed: int, weights: Tensor | None = None
+) -> Fit:
+    """The fit of XGBoost on features [n, d] and labels int64 [n]; one thread, so that it can be
+    repeated.
+    """
     grown = XGBClassifier(random_state=seed % (1 << 31), n_jobs=1)
     # synthetic numbers are drawn in float32, as trees read them
-    grown.fit(features.float().numpy(), labels.numpy(), sample_weight=None if weights is None else weights.numpy())
+    grown.fit(
+        features.float().numpy(),
+        labels.numpy(),
+        sample_weight=None if weights is None else weights.numpy(),
+    )
 
     def scores(features: Tensor) -> Tensor:
-        positive = torch.from_numpy(grown.predict_proba(features.clamp(0, 1).float().numpy())[:, 1]).double()
+        positive = torch.from_numpy(
+            grown.predict_proba(features.clamp(0, 1).float().numpy())[:, 1]
+        ).double()
         both = torch.stack([1 - positive, positive], dim=1).clamp(min=SMALLEST)
         return (both / both.sum(1, keepdim=True)).log()
 
@@ -59,7 +72,9 @@ def trees(features: Tensor, labels: Tensor, claim: Claim, *, seed: int, weights:
 
 @dataclass(frozen=True)
 class PlainTrees:
-    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, or after SMOTE."""
+    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, or after
+    SMOTE.
+    """
 
     balance: Literal["none", "weights", "smote"] = "none"
 
@@ -67,7 +82,10 @@ class PlainTrees:
         features, labels, weights = train.features, train.labels, None
         if self.balance == "smote":
             fewest = int(torch.bincount(labels).min())
-            how = {"k_neighbors": min(5, fewest - 1), "random_state": derive_seed(seed, "smote") % (1 << 32)}
+            how = {
+                "k_neighbors": min(5, fewest - 1),
+                "random_state": derive_seed(seed, "smote") % (1 << 32),
+            }
             more = SMOTE(**how).fit_resample(features.numpy(), labels.numpy())
             features, labels = map(torch.from_numpy, more[:2])
         elif self.balance == "weights":
@@ -85,25 +103,32 @@ Node = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class BayesTable:
-    """A table of class by value for every column, in one Laplace release; columns independent given the class."""
+    """A table of class by value for every column, in one Laplace release; columns independent given
+    the class.
+    """
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        spent, network = epsilon * (1 - 1e-9), [(column, (LABEL,)) for column in range(1, len(train.columns) + 1)]
+        spent, network = (
+            epsilon * (1 - 1e-9),
+            [(column, (LABEL,)) for column in range(1, len(train.columns) + 1)],
+        )
         noisy = released(attributes(train), network, spent, SecretStream(new_key()))
         totals = torch.stack([table.sum(1) for table in noisy]).mean(0)
         given = [torch.where(totals[:, None] > 0, projected(table, totals), 0.0) for table in noisy]
-        return of_network(train, network, given, generator(seed, "bayes-table"), accounting.pure(spent), seed=seed)
+        return of_network(
+            train, network, given, generator(seed, "bayes-table"), accounting.pure(spent), seed=seed
+        )
 
 
 @dataclass(frozen=True)
 class PrivBayes:
     """PrivBayes (Zhang et al. 2017) with the label as its root.
 
-    Half of epsilon chooses, one after another, a column and its parents by the exponential mechanism with the score
-    R(X, Pi) = 1/2 sum |P(x, pi) - P(x) P(pi)|, of sensitivity 3/n + 2/n^2 for one record replaced; the other half
-    releases the count of every column with its parents. Of sets of parents only those are candidates whose cells hold
-    `usefulness` times the noise on average. Against the paper: the root is not chosen, since records are drawn for a
-    given label.
+    Half of epsilon chooses, one after another, a column and its parents by the exponential
+    mechanism with the score R(X, Pi) = 1/2 sum |P(x, pi) - P(x) P(pi)|, of sensitivity 3/n + 2/n^2
+    for one record replaced; the other half releases the count of every column with its parents. Of
+    sets of parents only those are candidates whose cells hold `usefulness` times the noise on
+    average. Against the paper: the root is not chosen, since records are drawn for a given label.
     """
 
     degree: int = 2
@@ -118,7 +143,9 @@ class PrivBayes:
         each = spent * self.structure_share / len(train.columns)
         network = choose_network(codes, sizes, each, stream, degree=self.degree, largest=largest)
         noisy = released((codes, sizes), network, for_tables, stream)
-        return of_network(train, network, noisy, generator(seed, "privbayes"), accounting.pure(spent), seed=seed)
+        return of_network(
+            train, network, noisy, generator(seed, "privbayes"), accounting.pure(spent), seed=seed
+        )
 
 
 def attributes(train: Table) -> tuple[Tensor, tuple[int, ...]]:
@@ -128,7 +155,10 @@ def attributes(train: Table) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def released(
-    attributes: tuple[Tensor, Sequence[int]], network: Sequence[Node], epsilon: float, stream: SecretStream
+    attributes: tuple[Tensor, Sequence[int]],
+    network: Sequence[Node],
+    epsilon: float,
+    stream: SecretStream,
 ) -> list[Tensor]:
     """The counts of every node with Laplace noise, which cost epsilon together."""
     scale, noisy = TABLE_L1 * len(network) / epsilon, []
@@ -140,7 +170,13 @@ def released(
 
 
 def of_network(
-    train: Table, network: Sequence[Node], noisy: Sequence[Tensor], draws: torch.Generator, claim: Claim, *, seed: int
+    train: Table,
+    network: Sequence[Node],
+    noisy: Sequence[Tensor],
+    draws: torch.Generator,
+    claim: Claim,
+    *,
+    seed: int,
 ) -> Fit:
     """The fit of trees on records drawn for balanced labels."""
     labels = torch.arange(len(train)) % 2
@@ -165,20 +201,27 @@ def joint(codes: Tensor, sizes: Sequence[int], node: Node) -> Tensor:
 
 
 def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
-    """R of an attribute and its parents: how far their joint distribution is from independence, in [0, 1]."""
+    """R of an attribute and its parents: how far their joint distribution is from independence, in
+    [0, 1].
+    """
     p = joint(codes, sizes, node) / len(codes)
     return 0.5 * float((p - p.sum(1, keepdim=True) * p.sum(0, keepdim=True)).abs().sum())
 
 
-def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, largest: float) -> list[Node]:
-    """Attributes not yet placed with every useful set of parents: maximal ones, of at most `largest` cells."""
+def candidates(
+    sizes: Sequence[int], placed: Sequence[int], *, degree: int, largest: float
+) -> list[Node]:
+    """Attributes not yet placed with every useful set of parents: maximal ones, of at most
+    `largest` cells.
+    """
     found: list[Node] = []
     for attribute in sorted(set(range(1, len(sizes))).difference(placed)):
         for count in range(min(degree, len(placed)), 0, -1):
             fitting = [
                 parents
                 for parents in combinations(placed, count)
-                if LABEL in parents and sizes[attribute] * prod(sizes[p] for p in parents) <= largest
+                if LABEL in parents
+                and sizes[attribute] * prod(sizes[p] for p in parents) <= largest
             ]
             found += [(attribute, parents) for parents in fitting]
             if fitting:
@@ -189,20 +232,32 @@ def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, larg
 
 
 def choose_network(
-    codes: Tensor, sizes: Sequence[int], epsilon: float, stream: SecretStream, *, degree: int, largest: float
+    codes: Tensor,
+    sizes: Sequence[int],
+    epsilon: float,
+    stream: SecretStream,
+    *,
+    degree: int,
+    largest: float,
 ) -> list[Node]:
     network, n = [], len(codes)
     for step in range(len(sizes) - 1):
         placed = [LABEL, *(attribute for attribute, _ in network)]
         offered = candidates(sizes, placed, degree=degree, largest=largest)
         scores = torch.tensor([score(codes, sizes, node) for node in offered], dtype=torch.float64)
-        best = choose(scores, epsilon=epsilon, sensitivity=3 / n + 2 / n**2, stream=stream, step=step)
+        best = choose(
+            scores, epsilon=epsilon, sensitivity=3 / n + 2 / n**2, stream=stream, step=step
+        )
         network.append(offered[best])
     return network
 
 
 def sample_network(
-    network: Sequence[Node], noisy: Sequence[Tensor], sizes: Sequence[int], labels: Tensor, draws: torch.Generator
+    network: Sequence[Node],
+    noisy: Sequence[Tensor],
+    sizes: Sequence[int],
+    labels: Tensor,
+    draws: torch.Generator,
 ) -> Tensor:
     """Codes int64 [n, columns] for these labels, attribute by attribute given its parents."""
     codes = torch.zeros(len(labels), len(sizes), dtype=torch.int64)
@@ -210,8 +265,12 @@ def sample_network(
     for (attribute, parents), table in zip(network, noisy, strict=True):
         given = table.clamp(min=0)
         total = given.sum(1, keepdim=True)
-        given = torch.where(total > 0, given / total.clamp(min=1e-12), torch.full_like(given, 1 / given.shape[1]))
-        codes[:, attribute] = torch.multinomial(given[mixed(codes, sizes, parents)], 1, generator=draws)[:, 0]
+        given = torch.where(
+            total > 0, given / total.clamp(min=1e-12), torch.full_like(given, 1 / given.shape[1])
+        )
+        codes[:, attribute] = torch.multinomial(
+            given[mixed(codes, sizes, parents)], 1, generator=draws
+        )[:, 0]
     return codes[:, 1:]
 
 
@@ -225,15 +284,17 @@ Marginal = tuple[int, ...]
 class Gem:
     """GEM (Liu, Vietri and Wu 2021) over marginals with the label.
 
-    A network maps K fixed Gaussian vectors to K product distributions; their mixture is fitted to noisy marginals.
-    Every round chooses the marginal of label and two columns whose l1 error is the largest, measures it with Gaussian
-    noise, and takes gradient steps on what was measured so far. Of the budget rho:
+    A network maps K fixed Gaussian vectors to K product distributions; their mixture is fitted to
+    noisy marginals. Every round chooses the marginal of label and two columns whose l1 error is the
+    largest, measures it with Gaussian noise, and takes gradient steps on what was measured so far.
+    Of the budget rho:
 
         one_way_share              every column with the label, once, before the first round
-        the rest, in equal rounds  a choice of epsilon0, at epsilon0^2/8, and a measurement of sigma, at 1/(2 sigma^2)
+        the rest, in equal rounds  a choice of epsilon0, at epsilon0^2/8, and a measurement of
+        sigma, at 1/(2 sigma^2)
 
-    The published code gives the choices 2 alpha epsilon0; here their part of a round is `choice_share`. Defaults are
-    sizes that fit in seconds; the paper's are in its table 12.
+    The published code gives the choices 2 alpha epsilon0; here their part of a round is
+    `choice_share`. Defaults are sizes that fit in seconds; the paper's are in its table 12.
     """
 
     rounds: int = 15
@@ -247,7 +308,9 @@ class Gem:
     average: float = 0.9
 
     def budget(self, rho: float, columns: int) -> tuple[float, float, float, int]:
-        """Noise multiplier of the one-way marginals, epsilon of a choice, noise multiplier of a measurement, rounds."""
+        """Noise multiplier of the one-way marginals, epsilon of a choice, noise multiplier of a
+        measurement, rounds.
+        """
         rounds = min(self.rounds, len(workload(columns)))
         each = rho * (1 - self.one_way_share) / rounds
         one_way = math.sqrt(columns / (2 * rho * self.one_way_share))
@@ -271,7 +334,9 @@ class Gem:
         def measure(marginal: Marginal, multiplier: float, purpose: str, step: int) -> None:
             rows, cols = blocks.place(marginal)
             own, std = exact[:, rows, cols], GEM_L2 * multiplier
-            noise = stream.normal_(torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step)
+            noise = stream.normal_(
+                torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step
+            )
             target[:, rows, cols] = (own + std * noise) / n
             weight[:, rows, cols] = (min(one_way, measured) / multiplier) ** 2
 
@@ -281,25 +346,33 @@ class Gem:
         offered = workload(len(columns))
         for step in range(rounds):
             errors = (exact - n * mixture.marginals().detach().double()).abs()
-            utility = torch.stack([errors[:, *blocks.place(marginal)].sum() for marginal in offered])
+            utility = torch.stack(
+                [errors[:, *blocks.place(marginal)].sum() for marginal in offered]
+            )
             best = choose(utility, epsilon=choice, sensitivity=TABLE_L1, stream=stream, step=step)
             measure(offered.pop(best), measured, "marginals", step)
             mixture.fit(target.float(), weight.float(), self)
         labels, draws = torch.arange(n) % 2, generator(seed, "gem", "records")
         features = columns.decode(mixture.sampled(labels, draws), draws)
         cost = accounting.epsilon_of_rho(self.spent(rho, len(columns)), delta)
-        claim = accounting.replace_one(cost, delta, "zero-concentrated, converted by dp-accounting's Renyi accountant")
+        claim = accounting.replace_one(
+            cost, delta, "zero-concentrated, converted by dp-accounting's Renyi accountant"
+        )
         return trees(features, labels, claim, seed=seed)
 
 
 def workload(columns: int) -> list[Marginal]:
-    """What rounds choose among: pairs of columns, each with the label; the one column, where there is one."""
+    """What rounds choose among: pairs of columns, each with the label; the one column, where there
+    is one.
+    """
     return list(combinations(range(columns), 2)) or [(0,)]
 
 
 class Blocks:
-    """Every marginal of the label and up to two columns in one array [2, S, S], S the columns' values together: the
-    block of columns i < j is that of both, the diagonal of block i is that of i."""
+    """Every marginal of the label and up to two columns in one array [2, S, S], S the columns'
+    values together: the block of columns i < j is that of both, the diagonal of block i is that of
+    i.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
@@ -351,7 +424,9 @@ class Mixture:
         return products * (1 - diagonal) + alone[:, :, None] * diagonal
 
     def fit(self, target: Tensor, weight: Tensor, config: Gem) -> None:
-        """Steps on the weighted squared error of everything measured; then the moving average of their networks."""
+        """Steps on the weighted squared error of everything measured; then the moving average of
+        their networks.
+        """
         averaged = AveragedModel(self._network, multi_avg_fn=get_ema_multi_avg_fn(config.average))
         averaged.update_parameters(self._network)
         for _ in range(config.steps):
@@ -363,8 +438,13 @@ class Mixture:
         self._network.load_state_dict(averaged.module.state_dict())
 
     def sampled(self, labels: Tensor, draws: torch.Generator) -> Tensor:
-        """Codes int64 [n, columns] given labels: a product distribution by its share of the label, then each column."""
+        """Codes int64 [n, columns] given labels: a product distribution by its share of the label,
+        then each column.
+        """
         with torch.no_grad():
             label, *columns = (factor.double() for factor in self._factors())
         which = torch.multinomial(label.T[labels], 1, generator=draws)[:, 0]
-        return torch.stack([torch.multinomial(column[which], 1, generator=draws)[:, 0] for column in columns], dim=1)
+        return torch.stack(
+            [torch.multinomial(column[which], 1, generator=draws)[:, 0] for column in columns],
+            dim=1,
+        )

@@ -1,7 +1,7 @@
 """Tables of numbers and categories: their files, features in [0, 1], codes and back.
 
-Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. Nothing here looks at records to
-decide where a bin ends.
+Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. Nothing here
+looks at records to decide where a bin ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from mechanisms.privacy.events import Claim
 
 @dataclass(frozen=True)
 class Columns:
-    """The features that each column takes, in order: one for a number, as many as categories otherwise."""
+    """The features that each column takes, in order: one for a number, as many as categories
+    otherwise.
+    """
 
     widths: tuple[int, ...]
     bins: int = 8
@@ -40,7 +42,9 @@ class Columns:
         """Codes int64 [n, columns] of features in [0, 1], float [n, d]."""
         parts = features.split(list(self.widths), dim=1)
         codes = [
-            (part[:, 0] * self.bins).long().clamp(0, self.bins - 1) if part.shape[1] == 1 else part.argmax(1)
+            (part[:, 0] * self.bins).long().clamp(0, self.bins - 1)
+            if part.shape[1] == 1
+            else part.argmax(1)
             for part in parts
         ]
         return torch.stack(codes, dim=1)
@@ -57,16 +61,24 @@ class Columns:
         return torch.cat(parts, dim=1)
 
     def unit(self, features: Tensor) -> Tensor:
-        """Records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots, a constant, over the root of
-        columns + 1. The bound holds by construction, whatever a record says."""
+        """Records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots, a constant,
+        over the root of columns + 1. The bound holds by construction, whatever a record says.
+        """
         parts = features.split(list(self.widths), dim=1)
-        scaled = [2 * part - 1 if part.shape[1] == 1 else one_hot(part.argmax(1), part.shape[1]) for part in parts]
-        return torch.cat([*scaled, torch.ones_like(features[:, :1])], dim=1) / (len(self) + 1) ** 0.5
+        scaled = [
+            2 * part - 1 if part.shape[1] == 1 else one_hot(part.argmax(1), part.shape[1])
+            for part in parts
+        ]
+        return (
+            torch.cat([*scaled, torch.ones_like(features[:, :1])], dim=1) / (len(self) + 1) ** 0.5
+        )
 
 
 @dataclass(frozen=True)
 class Table:
-    """Records of two classes: features float64 [n, d] in [0, 1], labels int64 [n] (1 is the rare one)."""
+    """Records of two classes: features float64 [n, d] in [0, 1], labels int64 [n] (1 is the rare
+    one).
+    """
 
     features: Tensor
     labels: Tensor
@@ -81,20 +93,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a system leaves: log-probabilities float64 [n, 2] of features float64 [n, d], and what it may claim."""
+    """What a system leaves: log-probabilities float64 [n, 2] of features float64 [n, d], and what
+    it may claim.
+    """
 
     scores: Callable[[Tensor], Tensor]
     claim: Claim
 
 
 System = Callable[[Table, float, float, int], Fit]
-"""(training records, epsilon of one record replaced, delta, seed of the other steps) -> fit. Its noise has no
-seed: it comes from the operating system's entropy."""
+"""(training records, epsilon of one record replaced, delta, seed of the other steps) -> fit. Its
+noise has no seed: it comes from the operating system's entropy.
+"""
 
 
 def frame_of(file: Path) -> pd.DataFrame:
     if not file.is_file():
-        raise MechanismError(f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last")
+        raise MechanismError(
+            f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last"
+        )
     return pd.read_csv(file, dtype=float)
 
 
@@ -106,14 +123,28 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
     """
     frame = frame_of(file)
     numeric, values = described.get("numeric", {}), described.get("values", {})
-    hot = {base: [c for c in frame if str(c).partition("=")[0] == base] for base in described.get("one_hot", ())}
+    hot = {
+        base: [c for c in frame if str(c).partition("=")[0] == base]
+        for base in described.get("one_hot", ())
+    }
     if lacking := [base for base, own in hot.items() if len(own) < 2]:
         raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`")
-    expected: set[str] = {*numeric, *values, *(c for own in hot.values() for c in map(str, own)), "label"}
+    expected: set[str] = {
+        *numeric,
+        *values,
+        *(c for own in hot.values() for c in map(str, own)),
+        "label",
+    }
     if strange := sorted(expected.symmetric_difference(map(str, frame))):
-        raise MechanismError(f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented file")
+        raise MechanismError(
+            f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented "
+            "file"
+        )
     counts = (len(frame), int((frame["label"] == 1).sum()))
-    if counts != (described["records"], described["minority"]) or not frame["label"].isin([0, 1]).all():
+    if (
+        counts != (described["records"], described["minority"])
+        or not frame["label"].isin([0, 1]).all()
+    ):
         raise MechanismError(
             f"{file.name} has {counts[0]:,} records, {counts[1]:,} of label 1; the suite expects "
             f"{described['records']:,} and {described['minority']:,}. Check the version of the set"
@@ -123,11 +154,15 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
         features.append((frame[[name]].to_numpy().clip(low, high) - low) / (high - low))
     for name, allowed in values.items():
         if not frame[name].isin(allowed).all():
-            raise MechanismError(f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}")
+            raise MechanismError(
+                f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}"
+            )
         features.append(frame[[name]].to_numpy() == np.array(allowed))
     for base, own in hot.items():
         if not (frame[own].isin([0, 1]).all(axis=None) and (frame[own].sum(axis=1) == 1).all()):
-            raise MechanismError(f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row")
+            raise MechanismError(
+                f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row"
+            )
         features.append(frame[own].to_numpy())
     matrix = torch.from_numpy(np.concatenate(features, axis=1, dtype=float))
     if not torch.isfinite(matrix).all():
@@ -137,10 +172,12 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
 
 
 def projected(noisy: Tensor, total: Tensor) -> Tensor:
-    """The nearest non-negative rows with these totals: rows [..., cells], totals [...]; no total, equal cells.
+    """The nearest non-negative rows with these totals: rows [..., cells], totals [...]; no total,
+    equal cells.
 
-    Least squares under what is known of a table (Duchi et al. 2008, the projection onto a simplex): cells that are
-    noise alone become 0 instead of piling up, as they do where negative ones are cut off.
+    Least squares under what is known of a table (Duchi et al. 2008, the projection onto a simplex):
+    cells that are noise alone become 0 instead of piling up, as they do where negative ones are cut
+    off.
     """
     cells = noisy.shape[-1]
     total = total.clamp(min=1e-6)[..., None]

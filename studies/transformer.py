@@ -1,8 +1,10 @@
-"""A transformer for tables (Gorishniy et al. 2021) by class-weighted DP-SGD (Rosenblatt et al. 2025, algorithm 4).
+"""A transformer for tables (Gorishniy et al. 2021) by class-weighted DP-SGD (Rosenblatt et al.
+2025, algorithm 4).
 
-Numbers and categories are tokens of `rtdl_revisiting_models.FTTransformer`. Each record's gradient is taken alone by
-`torch.func`, clipped, and multiplied by the weight of its class, which is at most 1 and follows from private counts.
-Dropout is off: a mask would hang on a record's place among the others.
+Numbers and categories are tokens of `rtdl_revisiting_models.FTTransformer`. Each record's gradient
+is taken alone by `torch.func`, clipped, and multiplied by the weight of its class, which is at most
+1 and follows from private counts. Dropout is off: a mask would hang on a record's place among the
+others.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ class Network(nn.Module):
     def __init__(self, columns: Columns, *, depth: int, width: int, heads: int) -> None:
         super().__init__()
         self._widths = list(columns.widths)
-        no_dropout: dict[str, Any] = {"attention_dropout": 0.0, "ffn_dropout": 0.0, "residual_dropout": 0.0}
+        no_dropout: dict[str, Any] = {
+            "attention_dropout": 0.0,
+            "ffn_dropout": 0.0,
+            "residual_dropout": 0.0,
+        }
         self.network = FTTransformer(
             n_cont_features=sum(width == 1 for width in columns.widths),
             cat_cardinalities=[width for width in columns.widths if width > 1],
@@ -53,12 +59,17 @@ class Network(nn.Module):
         parts = features.split(self._widths, dim=1)
         numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
         codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
-        return self.network(torch.cat(numbers, dim=1) if numbers else None, torch.cat(codes, dim=1) if codes else None)
+        return self.network(
+            torch.cat(numbers, dim=1) if numbers else None,
+            torch.cat(codes, dim=1) if codes else None,
+        )
 
 
 @dataclass(frozen=True)
 class FtTransformer:
-    """Width, depth, heads and epochs are the paper's. Counts have `counts_factor` times a step's noise."""
+    """Width, depth, heads and epochs are the paper's. Counts have `counts_factor` times a step's
+    noise.
+    """
 
     width: int = 32
     depth: int = 6
@@ -76,7 +87,9 @@ class FtTransformer:
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         records = len(train)
-        event = self.event(accounting.noise_for(lambda noise: self.event(noise, records), epsilon, delta), records)
+        event = self.event(
+            accounting.noise_for(lambda noise: self.event(noise, records), epsilon, delta), records
+        )
         descent, stream = descent_of(event), SecretStream(new_key())
         (segment,) = descent.segments
         with seeded(seed, "ft-transformer"):
@@ -85,10 +98,16 @@ class FtTransformer:
         features, parameters = train.features.float(), list(network.parameters())
         optimiser = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
         for step in range(segment.steps):
-            index = stream.poisson_sample(records, prob=descent.sampling_prob, purpose="sample", step=step)
-            total = clipped_sum(network, features, train.labels, index, weights, clip=segment.l2_clip_norm)
+            index = stream.poisson_sample(
+                records, prob=descent.sampling_prob, purpose="sample", step=step
+            )
+            total = clipped_sum(
+                network, features, train.labels, index, weights, clip=segment.l2_clip_norm
+            )
             std = segment.noise_multiplier * segment.l2_clip_norm
-            total += std * stream.normal_(torch.empty_like(total), purpose="gradient noise", step=step)
+            total += std * stream.normal_(
+                torch.empty_like(total), purpose="gradient noise", step=step
+            )
             total /= descent.sampling_prob * records
             parts = total.split([parameter.numel() for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -104,7 +123,13 @@ class FtTransformer:
 
 
 def clipped_sum(
-    network: Network, features: Tensor, labels: Tensor, index: Tensor, weights: Tensor, *, clip: float
+    network: Network,
+    features: Tensor,
+    labels: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    *,
+    clip: float,
 ) -> Tensor:
     """Sum float64 [P] of weight x clipped gradient of the records at `index`, a block at a time.
 
@@ -113,7 +138,9 @@ def clipped_sum(
     parameters = {name: p.detach() for name, p in network.named_parameters()}
 
     def loss(given: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(network, given, (record[None],)), label[None])
+        return nn.functional.cross_entropy(
+            functional_call(network, given, (record[None],)), label[None]
+        )
 
     total = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=torch.float64)
     for block in index.split(_BLOCK):

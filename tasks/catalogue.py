@@ -10,14 +10,19 @@ from typing import Any
 
 import yaml
 
-CATALOGUE = Path(str(files("deployments")))  # the wheel is unpacked when installed, so that these are files
+CATALOGUE = Path(
+    str(files("deployments"))
+)  # the wheel is unpacked when installed, so that these are files
 PROFILES = CATALOGUE / "profiles"
 BRANCHES = CATALOGUE / "branches.yaml"
 
 
 @cache
 def branch_bodies() -> Mapping[str, Any]:
-    """Reads the branches that ship, as they are written; keys that begin with `x-` hold what others refer to."""
-    # it merges sections, which the strict reader refuses; libyaml's loader is ten times faster than `safe_load`
+    """Reads the branches that ship, as they are written; keys that begin with `x-` hold what others
+    refer to.
+    """
+    # it merges sections, which the strict reader refuses; libyaml's loader is ten times faster than
+    # `safe_load`
     content = yaml.load(BRANCHES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return {name: body for name, body in content.items() if not name.startswith("x-")}

@@ -1,7 +1,8 @@
-"""Defines the parameters of a retrain, which an operator sets in a profile, on the command line or in Prefect's form.
+"""Defines the parameters of a retrain, which an operator sets in a profile, on the command line or
+in Prefect's form.
 
-Every default that the paper states is the paper's. A value out of range, an unknown name or a contradiction is refused
-before work starts.
+Every default that the paper states is the paper's. A value out of range, an unknown name or a
+contradiction is refused before work starts.
 """
 
 from __future__ import annotations
@@ -25,20 +26,25 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     source: tuple[str, ...] = Field(
         title="Source",
-        description="File of records: text with separators, XLSX, ODS, XLS, Parquet, JSON, or one of these packed; or "
+        description="File of records: text with separators, XLSX, ODS, XLS, Parquet, JSON, or "
+        "one of these packed; or "
         "several with the same columns.",
         min_length=1,
     )
     codelist: str | None = Field(
         default=None,
         title="Code list",
-        description="CSV of the published classification (code, title). It fixes the label space; without it "
+        description="CSV of the published classification (code, title). It fixes the label "
+        "space; without it "
         "the observed codes do, which is recorded as not covered by epsilon.",
     )
     classification: str = Field(
         default="",
         title="Classification",
-        description="Name of the classification that the code list is of, such as OIICS; every coded row carries it.",
+        description=(
+            "Name of the classification that the code list is of, such as OIICS; every "
+            "coded row carries it."
+        ),
         json_schema_extra={"pattern": _CLASSIFICATION},
     )
     classification_version: str = Field(
@@ -60,8 +66,10 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     labels: dict[str, str | None] = Field(
         default={},
         title="Code columns planned together",
-        description="`{Nature: nature.csv, Part: part.csv}`: each with its code list or null. Each is its own release; "
-        "the texts of the records of all are encoded once. Empty: one column, `ingest.label_column`.",
+        description="`{Nature: nature.csv, Part: part.csv}`: each with its code list or null. "
+        "Each is its own release; "
+        "the texts of the records of all are encoded once. Empty: one column, "
+        "`ingest.label_column`.",
     )
     ingest: IngestConfig = Field(title="Columns and sampling")
 
@@ -76,7 +84,9 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         if not re.fullmatch(
             _CLASSIFICATION.strip("^$"), value
         ):  # every receiver of a bundle and of coded rows reads it
-            raise ValueError("a classification has up to 80 of the letters A to Z, digits, blanks and ( ) . _ -")
+            raise ValueError(
+                "a classification has up to 80 of the letters A to Z, digits, blanks and ( ) . _ -"
+            )
         return value
 
     @field_validator("source")
@@ -120,7 +130,8 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     """Sets how each of the three posteriors is fitted."""
 
     adamw: OptimiserPhase = Field(
-        default=OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8), title="Fine-tuning"
+        default=OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8),
+        title="Fine-tuning",
     )
     sgd: OptimiserPhase = Field(
         default=OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8),
@@ -129,16 +140,23 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     )
     swag: SwagConfig = Field(default=SwagConfig(), title="SWAG")
     seed: int = Field(
-        default=20260101, ge=0, lt=2**53, title="Seed", description="Of every repeatable step; the release has none."
+        default=20260101,
+        ge=0,
+        lt=2**53,
+        title="Seed",
+        description="Of every repeatable step; the release has none.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> FitParameters:
         if self.sgd.schedule != "constant":
-            raise ValueError("sgd.schedule is not `constant`. SWAG needs a constant rate: set it to `constant`")
+            raise ValueError(
+                "sgd.schedule is not `constant`. SWAG needs a constant rate: set it to `constant`"
+            )
         if self.swag.rank > self.sgd.epochs:
             raise ValueError(
-                f"swag.rank ({self.swag.rank}) exceeds the snapshots (sgd.epochs = {self.sgd.epochs}). "
+                f"swag.rank ({self.swag.rank}) exceeds the snapshots (sgd.epochs = "
+                f"{self.sgd.epochs}). "
                 "Lower the rank or raise the epochs"
             )
         return self
@@ -154,7 +172,10 @@ class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
     policy: str | None = Field(
         default=None,
         title="Policy file",
-        description="Budget policy (YAML), valid from the first plan on. Empty: the current one, else the default.",
+        description=(
+            "Budget policy (YAML), valid from the first plan on. Empty: the current one, "
+            "else the default."
+        ),
     )
 
 
@@ -164,7 +185,10 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     signing_key: str | None = Field(
         default=None,
         title="Signing key",
-        description="File of a private P-256 key (`autocoder keys new`); empty: the workspace's, created when needed.",
+        description=(
+            "File of a private P-256 key (`autocoder keys new`); empty: the workspace's, "
+            "created when needed."
+        ),
     )
     unsigned: bool = Field(
         default=False,
@@ -172,19 +196,27 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
         description="Leave the bundle without a signature; a partner has to allow that.",
     )
     precision: Precision = Field(
-        default="float32", title="Precision", description="Of the released weights; bfloat16 halves the bundle."
+        default="float32",
+        title="Precision",
+        description="Of the released weights; bfloat16 halves the bundle.",
     )
     int8: bool = Field(
         default=False,
         title="Eight bits",
-        description="Add `model.int8.onnx`, the graph with the encoder in eight bits: a quarter of the size, faster, "
+        description="Add `model.int8.onnx`, the graph with the encoder in eight bits: a quarter "
+        "of the size, faster, "
         "and its scores differ. Needs an encoder with BERT's word pieces.",
     )
-    licence: str | None = Field(default=None, title="Licence", description="SPDX name; empty: Apache 2.0.")
+    licence: str | None = Field(
+        default=None, title="Licence", description="SPDX name; empty: Apache 2.0."
+    )
     accept_texts: str | None = Field(
         default=None,
         title="Texts that were read",
-        description="Digest on the plan's page, where unpublished texts are released and no signature is required.",
+        description=(
+            "Digest on the plan's page, where unpublished texts are released and no "
+            "signature is required."
+        ),
         pattern=r"^[0-9a-f]{16}$",
     )
 
@@ -201,12 +233,16 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     enabled: bool = Field(
         default=False,
         title="Release at once",
-        description="Release the plan at once. Off: stop at the plan, so that it is audited before it is released.",
+        description=(
+            "Release the plan at once. Off: stop at the plan, so that it is audited "
+            "before it is released."
+        ),
     )
     label: Name = Field(
         default="first",
         title="Label",
-        description="The same records, method and label release once, however often it is run. Another label, like any "
+        description="The same records, method and label release once, however often it is run. "
+        "Another label, like any "
         "change of records or method, is another release and spends again.",
     )
     requester: str = Field(
@@ -220,12 +256,16 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     deployment: str | None = Field(
         default=None,
         title="Release deployment",
-        description="Hand the plan to this deployment (`release/release`), which waits for the approvals that the "
-        "policy asks for; empty: release in this run, which a command may where the policy asks for none, and a "
+        description="Hand the plan to this deployment (`release/release`), which waits for the "
+        "approvals that the "
+        "policy asks for; empty: release in this run, which a command may where the policy asks "
+        "for none, and a "
         "deployment never.",
         pattern=r"^[^/]+/[^/]+$",
     )
-    supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
+    supersedes: str | None = Field(
+        default=None, title="Supersedes", description="Release id that this one replaces."
+    )
 
 
 Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -235,7 +275,8 @@ Delta = Annotated[
         gt=0,
         lt=1,
         title="Delta",
-        description="Of formal claims, far below one over the number of records; empty: the profile's, or the least of "
+        description="Of formal claims, far below one over the number of records; empty: the "
+        "profile's, or the least of "
         "1e-5, a tenth over their number and the policy's cap.",
     ),
 ]
@@ -259,7 +300,8 @@ class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal rel
     mechanism: dict[str, Any] = Field(
         default={},
         title="Settings of the mechanism",
-        description="Replace the branch's, such as `prior_std`. Choose them without the records: the epsilon does "
+        description="Replace the branch's, such as `prior_std`. Choose them without the records: "
+        "the epsilon does "
         "not cover that choice.",
     )
 
@@ -284,7 +326,9 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         if not isinstance(values, dict):
             return values
         model, fit = values.get("model"), values.get("fit", {})
-        part = model.get("trainable") if isinstance(model, dict) else getattr(model, "trainable", None)
+        part = (
+            model.get("trainable") if isinstance(model, dict) else getattr(model, "trainable", None)
+        )
         phase = fit.get("adamw", {}) if isinstance(fit, dict) else None
         if part != "head" or not isinstance(phase, dict) or "learning_rate" in phase:
             return values
@@ -293,7 +337,9 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     @model_validator(mode="after")
     def _the_model_reads_the_data(self) -> RetrainParameters:
         if self.model.pooling == "none":
-            raise ValueError("model.pooling `none` does not read narratives. Set it to `mean` or `first`")
+            raise ValueError(
+                "model.pooling `none` does not read narratives. Set it to `mean` or `first`"
+            )
         return self
 
     @property

@@ -8,18 +8,29 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # files side by side, and each with all cores, would wait for each other
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # files side by side, and each with all cores, would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 gc.disable()  # until all tests are collected: what is imported stays
 gc.set_threshold(10_000, 10, 10)  # as in a command
 
-pytest_plugins = ["tiny_models", "ledger_sites", "sealed_bundle", "planned_chain", "prefect_database", "s3_server"]
+pytest_plugins = [
+    "tiny_models",
+    "ledger_sites",
+    "sealed_bundle",
+    "planned_chain",
+    "prefect_database",
+    "s3_server",
+]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One registry key for all workspaces, as machines that share stages need: their keys and bytes are compared."""
+    """One registry key for all workspaces, as machines that share stages need: their keys and bytes
+    are compared.
+    """
     file = tmp_path_factory.mktemp("registry") / "registry.key"
     file.write_bytes(b"k" * 32)
     os.environ["AUTOCODER_REGISTRY_KEY"] = str(file)
@@ -28,7 +39,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of public data sets that are not part of the project; tests that need it skip without it."""
+    """Folder of public data sets that are not part of the project; tests that need it skip without
+    it.
+    """
     default = Path(__file__).parents[2] / "shared" / "data"
     folder = Path(os.environ.get("AUTOCODER_TEST_DATA", default))
     if not folder.is_dir():
@@ -38,7 +51,9 @@ def shared_data() -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of single tests; here, since only the uppermost conftest may add some."""
-    parser.addoption("--faults-repeat", type=int, default=0, help="each fault in a run of its own, so many times")
+    parser.addoption(
+        "--faults-repeat", type=int, default=0, help="each fault in a run of its own, so many times"
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -25,24 +25,33 @@ def test_every_name_is_imported_at_its_first_use() -> None:
     assert all(getattr(autocoder, name) is not None for name in autocoder.__all__)
     assert not hasattr(autocoder, "Undefined")
     program = "import sys, autocoder; print({'torch', 'sklearn', 'pydantic'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(
-    "name", ["DpSgd", "NonPrivate", "PriorDescent", "PrivateClassifier", "SwagPpm", "compare", "swag_ppm"]
+    "name",
+    ["DpSgd", "NonPrivate", "PriorDescent", "PrivateClassifier", "SwagPpm", "compare", "swag_ppm"],
 )
 def test_the_example_of_a_name_runs_as_printed(name: str) -> None:
     """Each example is in the docstring that `help(autocoder.NAME)` shows."""
     named = getattr(autocoder, name)
     names = vars(importlib.import_module(named.__module__))
-    (example,) = [each for each in doctest.DocTestFinder(recurse=False).find(named, name, globs=dict(names))]
+    (example,) = [
+        each for each in doctest.DocTestFinder(recurse=False).find(named, name, globs=dict(names))
+    ]
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_every_mechanism_has_its_name_in_the_package() -> None:
-    classes = {mechanism.__name__ for mechanism in kinds().values() if mechanism.__module__.startswith("mechanisms.")}
+    classes = {
+        mechanism.__name__
+        for mechanism in kinds().values()
+        if mechanism.__module__.startswith("mechanisms.")
+    }
     assert classes <= set(autocoder.__all__)
 
 

@@ -1,4 +1,6 @@
-"""The accuracy in README and in the page of the formal release is what `figures.json` has, to the last digit."""
+"""The accuracy in README and in the page of the formal release is what `figures.json` has, to the
+last digit.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "explanation" / "formal-method.md"
-FIGURES = json.loads((ROOT / "docs" / "studies" / "formal" / "figures.json").read_text(encoding="utf-8"))["figures"]
+FIGURES = json.loads(
+    (ROOT / "docs" / "studies" / "formal" / "figures.json").read_text(encoding="utf-8")
+)["figures"]
 EPSILONS = (("ε 0.5", 0.5), ("ε 1", 1), ("ε 5", 5), ("same model, no privacy", None))
 LISTS = {
     "NEISS diagnosis": "names of the diagnoses",
@@ -22,7 +26,9 @@ LISTS = {
 
 def row(data: str, epsilon: float | None) -> dict[str, Any]:
     wanted = ("non-private" if epsilon is None else "prior-descent", epsilon)
-    (found,) = (row for row in FIGURES[data]["rows"] if (row["mechanism"], row["epsilon"]) == wanted)
+    (found,) = (
+        row for row in FIGURES[data]["rows"] if (row["mechanism"], row["epsilon"]) == wanted
+    )
     return found
 
 
@@ -35,12 +41,17 @@ def scores(data: str, epsilon: float | None) -> list[str]:
 @pytest.mark.parametrize(("name", "epsilon"), EPSILONS)
 def test_readme(name: str, epsilon: float | None) -> None:
     of = row("OSHA nature", epsilon)
-    assert f"| {name} | {of['weighted_f1']:.3f} | {of['macro_f1']:.3f} |" in README.read_text(encoding="utf-8")
+    assert f"| {name} | {of['weighted_f1']:.3f} | {of['macro_f1']:.3f} |" in README.read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(("name", "epsilon"), EPSILONS)
 def test_the_pages_table(name: str, epsilon: float | None) -> None:
-    cells = [*scores("OSHA nature", epsilon), f"{row('OSHA nature', epsilon)['macro_f1_scikit_default']:.3f}"]
+    cells = [
+        *scores("OSHA nature", epsilon),
+        f"{row('OSHA nature', epsilon)['macro_f1_scikit_default']:.3f}",
+    ]
     assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
 
 
@@ -50,9 +61,13 @@ def test_other_peoples_data(data: str) -> None:
     assert f"| {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("data", "name"), [("OSHA nature", "MiniLM"), ("OSHA nature, mpnet", "mpnet")])
+@pytest.mark.parametrize(
+    ("data", "name"), [("OSHA nature", "MiniLM"), ("OSHA nature, mpnet", "mpnet")]
+)
 def test_encoders(data: str, name: str) -> None:
     found = [row(data, epsilon) for epsilon in (0.5, 1, 5, None)]
     cells = " | ".join(f"{of['weighted_f1']:.3f} / {of['macro_f1']:.3f}" for of in found)
-    (line,) = (x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith(f"| {name}, "))
+    (line,) = (
+        x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith(f"| {name}, ")
+    )
     assert line.endswith(f"| {cells} |")

@@ -9,14 +9,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTS = (
-    *("tutorials/own-data", "how-to/approve", "tutorials/use-a-bundle", "tutorials/published-table"),
+    *(
+        "tutorials/own-data",
+        "how-to/approve",
+        "tutorials/use-a-bundle",
+        "tutorials/published-table",
+    ),
     *("how-to/operate", "how-to/compare-methods"),
 )
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built strictly: a page outside the list, or a link or anchor that leads nowhere, ends the build."""
+    """Built strictly: a page outside the list, or a link or anchor that leads nowhere, ends the
+    build.
+    """
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -35,7 +42,9 @@ def test_each_reader_has_a_page_to_begin_at(site: Path) -> None:
 
 def test_links_lead_somewhere_in_the_repository_too() -> None:
     """Where these pages are read as often as on the site."""
-    files = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     pages = files.stdout.splitlines()
     assert len(pages) > 30
     lost = [

@@ -14,34 +14,47 @@ from tasks.running.failures import private_errors
 
 
 def adopt(
-    bundle: Annotated[Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")],
-    key: Annotated[Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")],
+    bundle: Annotated[
+        Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")
+    ],
+    key: Annotated[
+        Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
     roots: bundle_options.Roots = None,
     data: Annotated[
-        Path | None, typer.Option(help="Records that you coded manually: CSV, Parquet or JSON Lines.")
+        Path | None,
+        typer.Option(help="Records that you coded manually: CSV, Parquet or JSON Lines."),
     ] = None,
     label: options.Label = None,
     text: options.Text = None,
     template: options.Template = None,
     accuracy: Annotated[
         float | None,
-        typer.Option(min=0.01, max=0.999, help="Accuracy of the codes that no person checks, such as 0.9."),
+        typer.Option(
+            min=0.01, max=0.999, help="Accuracy of the codes that no person checks, such as 0.9."
+        ),
     ] = None,
     sets: Annotated[
-        bool, typer.Option("--sets", help="Also find the limits of sets, for `autocoder code --coverage`.")
+        bool,
+        typer.Option(
+            "--sets", help="Also find the limits of sets, for `autocoder code --coverage`."
+        ),
     ] = False,
     allow_unlisted: options.AllowUnlisted = False,
     read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Take over a bundle that you received: check it, unpack it, fit your thresholds, write one report.
+    r"""Take over a bundle that you received: check it, unpack it, fit your thresholds, write one
+    report.
 
-    Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's key from it, check the
-    bundle again, and refuse it once the file of --roots says that it was revoked.
+    Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's
+    key from it, check the bundle again, and refuse it once the file of --roots says that it was
+    revoked.
 
-    Without --data the thresholds are the bundle's, which were fitted on synthetic narratives. A few hundred records
-    coded manually give better ones. The folder then depends on your records: keep it as confidential as they are.
+    Without --data the thresholds are the bundle's, which were fitted on synthetic narratives. A few
+    hundred records coded manually give better ones. The folder then depends on your records: keep
+    it as confidential as they are.
 
     Examples
 
@@ -55,7 +68,9 @@ def adopt(
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
     if data is None and (label or accuracy or sets):
-        raise InputError("--label, --accuracy and --sets: require --data, records that you coded manually")
+        raise InputError(
+            "--label, --accuracy and --sets: require --data, records that you coded manually"
+        )
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
@@ -78,11 +93,22 @@ def adopt(
             console.started("adopt")
             report = adopt(bundle, out, key, None if roots is None else roots.expanduser(), own)
     if as_json:
-        known = {"answers": report.answers, "thresholds": report.thresholds, "unchecked": report.unchecked}
-        say(json.dumps(report.adopted.adoption.model_dump() | {"folder": str(out)} | known, indent=2))
+        known = {
+            "answers": report.answers,
+            "thresholds": report.thresholds,
+            "unchecked": report.unchecked,
+        }
+        say(
+            json.dumps(
+                report.adopted.adoption.model_dump() | {"folder": str(out)} | known, indent=2
+            )
+        )
         return
     answers = "" if report.answers is None else f", {report.answers} test vectors"
-    say(f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; written to {out}")
+    say(
+        f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; "
+        f"written to {out}"
+    )
     for line in report.threshold_lines if report.thresholds else ():
         say(f"  {line}")
     if accuracy is not None and report.adopted.adoption.accuracy is None:

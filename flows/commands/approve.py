@@ -27,50 +27,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecisionTarget:
-    """Says where a decision goes: printed, to a waiting run, or next to the plan and into the ledger."""
+    """Says where a decision goes: printed, to a waiting run, or next to the plan and into the
+    ledger.
+    """
 
     only_print: Annotated[
-        bool, typer.Option("--print", help="Only print the signed line, for the form on Prefect's page or for a file.")
+        bool,
+        typer.Option(
+            "--print",
+            help="Only print the signed line, for the form on Prefect's page or for a file.",
+        ),
     ] = False
-    post: Annotated[bool, typer.Option("--post", help="Send it to the waiting release run (PREFECT_API_URL).")] = False
+    post: Annotated[
+        bool, typer.Option("--post", help="Send it to the waiting release run (PREFECT_API_URL).")
+    ] = False
     home: options.HomeOfPlan = None
 
 
 def approve(
-    key: Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")],
+    key: Annotated[
+        Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")
+    ],
     to: DecisionTarget,
     plan: Annotated[
-        Path | None, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")
+        Path | None,
+        typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json)."),
     ] = None,
     refuse: Annotated[
-        bool, typer.Option("--refuse", help="Refuse the plan: it cannot be released any more. Needs --reason.")
+        bool,
+        typer.Option(
+            "--refuse", help="Refuse the plan: it cannot be released any more. Needs --reason."
+        ),
     ] = False,
     despite_audit: Annotated[
         bool,
         typer.Option(
             "--despite-audit",
-            help="Let it pass although an audit contradicts its claim, or was inconclusive where one is required. "
+            help="Let it pass although an audit contradicts its claim, or was inconclusive where "
+            "one is required. "
             "Needs --reason, which the privacy statement states.",
         ),
     ] = False,
-    reason: Annotated[str, typer.Option(help="Reason, which the ledger records; with --policy word for word.")] = "",
+    reason: Annotated[
+        str, typer.Option(help="Reason, which the ledger records; with --policy word for word.")
+    ] = "",
     policy: Annotated[
-        Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
+        Path | None,
+        typer.Option(help="Approve this budget policy instead of a plan; prints the line."),
     ] = None,
     requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
     agency_key: Annotated[
         Path | None,
-        typer.Option(help="The agency's public key, or its roots; pinned on this machine at the first use."),
+        typer.Option(
+            help="The agency's public key, or its roots; pinned on this machine at the first use."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without being asked, in a script.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Sign without being asked, in a script.")
+    ] = False,
 ) -> None:
     r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
-    The signature covers everything that the plan releases, and counts only for that plan; it is saved next to the
-    plan. One despite an audit covers the measurement too: a later audit blocks again. A plan without an audit cannot
-    pass this way, and no one can sign for their own request. The budget policy names the keys that count, and how many
-    are needed. `--print` and `--post` save nothing here. Objections
-    to a plan are shown first, and you are asked; one that `autocoder release` would refuse is not approved.
+    The signature covers everything that the plan releases, and counts only for that plan; it is
+    saved next to the plan. One despite an audit covers the measurement too: a later audit blocks
+    again. A plan without an audit cannot pass this way, and no one can sign for their own request.
+    The budget policy names the keys that count, and how many are needed. `--print` and `--post`
+    save nothing here. Objections to a plan are shown first, and you are asked; one that `autocoder
+    release` would refuse is not approved.
 
     Examples
 
@@ -114,7 +137,9 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
     checked = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
     audit = checked.measurement
     if audit is None:
-        raise InputError("--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first.")
+        raise InputError(
+            "--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first."
+        )
     decision = sign(
         load_private_key(key),
         subject="override",
@@ -124,10 +149,15 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
         reason=reason,
     )
     row = gate.override(checked, decision)
-    say(f"{audit.line}\noverridden: ledger row {row.sequence}\nnext: {command_line('release', plan)}")
+    say(
+        f"{audit.line}\noverridden: ledger row {row.sequence}\nnext: "
+        f"{command_line('release', plan)}"
+    )
 
 
-def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: str, reason: str) -> None:
+def _approve_policy(
+    policy: Path, key: Path, to: DecisionTarget, *, requester: str, reason: str
+) -> None:
     from storage.ledger import Policy
     from storage.ledger.content import policy_terms
     from storage.ledger.decisions import sign
@@ -136,13 +166,20 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     loaded, private = Policy.load(policy), load_private_key(key)
     in_force = options.LedgerOptions(home=to.home).open().state().policy_mark
     terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
-    decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
-    say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
+    decision = sign(
+        private, subject="policy", decision="approve", digest=loaded.digest, terms=terms
+    )
+    say(
+        f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…",
+        err=True,
+    )
     say(f"in the place of the policy of {in_force}, for {requester}: {reason}", err=True)
     say(decision.token)
 
 
-def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, ask: Callable[..., None]) -> None:
+def _decide(
+    plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, ask: Callable[..., None]
+) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
@@ -170,30 +207,48 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     elif to.post:
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(plan, planned, decision, context, settings)  # refuses a key that the policy does not name
+        outcome = _keep(
+            plan, planned, decision, context, settings
+        )  # refuses a key that the policy does not name
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
 
 def _ask(
-    planned: PlannedRelease, context: Context, settings: LedgerParameters, *, agency_key: Path | None, yes: bool
+    planned: PlannedRelease,
+    context: Context,
+    settings: LedgerParameters,
+    *,
+    agency_key: Path | None,
+    yes: bool,
 ) -> None:
     from tasks.releasing import approval, ledger_access, plan_page
     from tasks.releasing.gate import CheckedPlan
     from tasks.running.failures import private_errors
 
-    pinned, ledger = approval.pinned_key(agency_key), ledger_access.existing_ledger(context, settings)
+    pinned, ledger = (
+        approval.pinned_key(agency_key),
+        ledger_access.existing_ledger(context, settings),
+    )
     with private_errors("approve"):
         if ledger is not None:
             plan_page.require_releasable(context, CheckedPlan.of(planned, ledger))
         if ledger is not None and pinned is not None:
             approval.require_agencys(ledger, pinned)
     if pinned is None:
-        say("note: no key of the agency is pinned: who signed its ledger is not checked (--agency-key)", err=True)
+        say(
+            (
+                "note: no key of the agency is pinned: who signed its ledger is not checked "
+                "(--agency-key)"
+            ),
+            err=True,
+        )
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InputError("approve: there is no terminal to ask on. Read the plan, and give --yes to sign it")
+        raise InputError(
+            "approve: there is no terminal to ask on. Read the plan, and give --yes to sign it"
+        )
     typer.confirm("Sign?", abort=True, err=True)
 
 
@@ -203,7 +258,13 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
 
     claim, output = planned.plan.claim, planned.output
     epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
-    say(f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε {epsilon}", err=True)
+    say(
+        (
+            f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε "
+            f"{epsilon}"
+        ),
+        err=True,
+    )
     encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
     say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
     for text in output.texts:
@@ -223,7 +284,13 @@ _QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signer must see."""
 
 
-def _keep(file: Path, planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
+def _keep(
+    file: Path,
+    planned: PlannedRelease,
+    decision: Decision,
+    context: Context,
+    settings: LedgerParameters,
+) -> str:
     from tasks.releasing import approval, ledger_access
     from tasks.releasing.gate import CheckedPlan
 
@@ -240,13 +307,18 @@ def _keep(file: Path, planned: PlannedRelease, decision: Decision, context: Cont
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError("--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).")
+        raise InputError(
+            "--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING)."
+        )
     from flows.server.waiting_runs import answer, waiting_releases
 
-    # By the name, which is the plan's key: the approver's copy may be at another path than the worker's.
+    # By the name, which is the plan's key: the approver's copy may be at another path than the
+    # worker's.
     names = {plan.name, f"{planned.plan.idempotency_key[:16]}.json"}
     runs = [run for run in waiting_releases() if Path(run.plan).name in names]
     if not runs:
-        raise InputError(f"--post: no release run waits for {plan.name}. Start one on Prefect's page.")
+        raise InputError(
+            f"--post: no release run waits for {plan.name}. Start one on Prefect's page."
+        )
     answer(runs[0].id, decision.token)
     return runs[0].id

@@ -25,12 +25,23 @@ def audit(
     output: options.OutputOptions,
     trials: Annotated[
         int,
-        typer.Option(help="Training runs of the whole mechanism with canaries; 0: none, which satisfies no policy."),
+        typer.Option(
+            help=(
+                "Training runs of the whole mechanism with canaries; 0: none, which satisfies "
+                "no policy."
+            )
+        ),
     ] = 32,
-    canaries: Annotated[int, typer.Option(help="Records with a wrong code that each run includes at random.")] = 32,
+    canaries: Annotated[
+        int, typer.Option(help="Records with a wrong code that each run includes at random.")
+    ] = 32,
     gradient_canaries: Annotated[
         int,
-        typer.Option(help="Canary records of one more training run whose every noisy sum is checked; 0: none."),
+        typer.Option(
+            help=(
+                "Canary records of one more training run whose every noisy sum is checked; 0: none."
+            )
+        ),
     ] = 200,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
@@ -38,9 +49,10 @@ def audit(
 ) -> None:
     r"""Measure what the release of a plan would leak, and compare it with the claim.
 
-    Two kinds of evidence: repeated training on records and canaries chosen at random, and one more training run
-    with canary records, whose every noisy sum is checked. Both bound epsilon from below. The ledger records claim and
-    measurement. A bound above the claim, or a sum that is not as stated, blocks the release; the command exits with 3.
+    Two kinds of evidence: repeated training on records and canaries chosen at random, and one more
+    training run with canary records, whose every noisy sum is checked. Both bound epsilon from
+    below. The ledger records claim and measurement. A bound above the claim, or a sum that is not
+    as stated, blocks the release; the command exits with 3.
 
     Example
 
@@ -91,16 +103,22 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     row = None if ledger is None else ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
     if row:
         refuted = (
-            f" Its claim is contradicted: revoke it with `autocoder revoke {row.release_id} --reason WHY`."
+            (
+                f" Its claim is contradicted: revoke it with `autocoder revoke {row.release_id} "
+                "--reason WHY`."
+            )
             if result.contradicted
             else ""
         )
         return [*result.lines, f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {branch.verdict for branch in result.branches}
     following = {
-        CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a formal method, or use "
+        CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a "
+        "formal method, or use "
         "`autocoder approve --despite-audit`.",
-        INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
+        INCONCLUSIVE: (
+            f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`"
+        ),
     }
     if verdict in following:
         return [*result.lines, f"to do: {following[verdict]}"]

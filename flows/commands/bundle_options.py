@@ -1,4 +1,6 @@
-"""Defines the options of commands that use a bundle: which one, whom its partner trusts, how it computes."""
+"""Defines the options of commands that use a bundle: which one, whom its partner trusts, how it
+computes.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ if TYPE_CHECKING:
     from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.trust import Trust
 
-Key = Annotated[Path | None, options.privacy("--key", help="First public key (PEM) of the agency, from a safe source.")]
+Key = Annotated[
+    Path | None,
+    options.privacy("--key", help="First public key (PEM) of the agency, from a safe source."),
+]
 Roots = Annotated[
-    Path | None, options.privacy(help="The agency's newest roots (roots.json): replaced keys, revocations.")
+    Path | None,
+    options.privacy(help="The agency's newest roots (roots.json): replaced keys, revocations."),
 ]
 AllowUnsigned = Annotated[
-    bool, options.more("--allow-unsigned", help="Take a bundle without a signature check; the rest is checked.")
+    bool,
+    options.more(
+        "--allow-unsigned", help="Take a bundle without a signature check; the rest is checked."
+    ),
 ]
 _WHICH = "Bundle: folder, .tar.zst, or a folder of `autocoder adopt`."
 
@@ -33,7 +42,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 @dataclass(frozen=True)
 class BundleOptions:
-    bundle: Annotated[Path | None, options.data(help=_WHICH, show_default="the newest release in the workspace")] = None
+    bundle: Annotated[
+        Path | None, options.data(help=_WHICH, show_default="the newest release in the workspace")
+    ] = None
     home: options.Home = None
 
     def adopted(self) -> AdoptedBundle | None:
@@ -42,30 +53,41 @@ class BundleOptions:
 
         return AdoptedBundle.read(self.bundle)
 
-    def columns(self, columns: list[str] | None, template: str | None) -> tuple[Sequence[str], str | None]:
+    def columns(
+        self, columns: list[str] | None, template: str | None
+    ) -> tuple[Sequence[str], str | None]:
         """Returns the text columns and their template: the options, or those of an adopted bundle."""
         adopted = None if columns else self.adopted()
         if adopted is None:
             return columns or ("Final Narrative",), template
-        return adopted.adoption.columns or ("Final Narrative",), template or adopted.adoption.template
+        return adopted.adoption.columns or (
+            "Final Narrative",
+        ), template or adopted.adoption.template
 
     def opened(self) -> AbstractContextManager[Path]:
         """Opens the folder of the bundle; an archive is unpacked for the length of the block."""
         from storage.bundle.archive import open_folder
         from tasks.coding.coder import newest_bundle
 
-        return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+        return open_folder(
+            self.bundle.expanduser()
+            if self.bundle is not None
+            else newest_bundle(home_of(self.home))
+        )
 
 
 @dataclass(frozen=True)
 class SeveralBundleOptions:
-    """Selects the bundles that code, each by a name that its columns begin with where there are several."""
+    """Selects the bundles that code, each by a name that its columns begin with where there are
+    several.
+    """
 
     bundle: Annotated[
         list[str] | None,
         options.data(
             metavar="[NAME=]BUNDLE",
-            help=f"{_WHICH} Several, each with a NAME: their columns start with NAME_, and texts are encoded once for "
+            help=f"{_WHICH} Several, each with a NAME: their columns start with NAME_, and texts "
+            "are encoded once for "
             "those that share an encoder.",
             show_default="the newest release in the workspace",
         ),
@@ -81,11 +103,14 @@ class SeveralBundleOptions:
                 name, path = "", given
             elif not _NAME.fullmatch(name):
                 raise InputError(
-                    f"--bundle: {name!r} is no name of a column. Take letters, digits and _, such as nature=BUNDLE."
+                    f"--bundle: {name!r} is no name of a column. Take letters, digits and _, "
+                    "such as nature=BUNDLE."
                 )
             prefix = f"{name}_" if name else ""
             if prefix in chosen or (not prefix and len(self.bundle or ()) > 1):
-                raise InputError("--bundle: several need a name each. Write nature=BUNDLE and part=OTHER.")
+                raise InputError(
+                    "--bundle: several need a name each. Write nature=BUNDLE and part=OTHER."
+                )
             chosen[prefix] = BundleOptions(Path(path), self.home)
         return chosen or {"": BundleOptions(None, self.home)}
 

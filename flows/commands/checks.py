@@ -39,7 +39,8 @@ def show_checks(workspace: Path, *, as_json: bool) -> bool:
         for finding in findings:
             mark = Text("ok      ", "green") if finding.ok else Text("missing ", "red")
             console.print(
-                Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"), soft_wrap=True
+                Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"),
+                soft_wrap=True,
             )
             if finding.remedy:
                 console.print(f"         {finding.remedy}", soft_wrap=True)
@@ -48,9 +49,16 @@ def show_checks(workspace: Path, *, as_json: bool) -> bool:
 
 def _installation(_: Path) -> Finding:
     if installation.is_light():
-        return Finding("installation", True, "light: for received bundles", f"to train: {installation.EXTRA}")
+        return Finding(
+            "installation", True, "light: for received bundles", f"to train: {installation.EXTRA}"
+        )
     absent = ", ".join(installation.missing())
-    return Finding("installation", not absent, f"without {absent}" if absent else "full", absent and installation.EXTRA)
+    return Finding(
+        "installation",
+        not absent,
+        f"without {absent}" if absent else "full",
+        absent and installation.EXTRA,
+    )
 
 
 def _torch(_: Path) -> Finding:
@@ -60,7 +68,9 @@ def _torch(_: Path) -> Finding:
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         return Finding("torch", True, f"{torch.__version__}, {names}")
     note = "no CUDA device: use trainable part `head` here, `full` and `lora` on a GPU worker"
-    return Finding("torch", True, f"{torch.__version__}, cpu, {torch.get_num_threads()} threads", note)
+    return Finding(
+        "torch", True, f"{torch.__version__}, cpu, {torch.get_num_threads()} threads", note
+    )
 
 
 def _encoder(_: Path) -> Finding:
@@ -68,7 +78,11 @@ def _encoder(_: Path) -> Finding:
     from mechanisms.model import encoder_files
 
     try:
-        return Finding("encoder packaged-minilm", bool(encoder_files.resolve(encoder_files.PACKAGED)), "installed")
+        return Finding(
+            "encoder packaged-minilm",
+            bool(encoder_files.resolve(encoder_files.PACKAGED)),
+            "installed",
+        )
     except MechanismError as error:
         return Finding("encoder packaged-minilm", False, "not installed", str(error))
 
@@ -84,7 +98,9 @@ def _ledger(home: Path) -> Finding:
     except StorageError as error:
         return Finding("ledger", False, "cannot be opened", str(error))
     return Finding(
-        "ledger", True, f"{rows} rows in {'PostgreSQL' if url and 'postgres' in url else home / 'ledger.db'}"
+        "ledger",
+        True,
+        f"{rows} rows in {'PostgreSQL' if url and 'postgres' in url else home / 'ledger.db'}",
     )
 
 
@@ -107,7 +123,11 @@ def _storage(_: Path) -> Finding:
 
     url = os.environ.get(VARIABLE)
     if not url:
-        return Finding("shared storage", True, f"none ({VARIABLE}): workers need one workspace that they all see")
+        return Finding(
+            "shared storage",
+            True,
+            f"none ({VARIABLE}): workers need one workspace that they all see",
+        )
     try:
         shared = SharedStore(url)
         shared.manifest("check", "0" * 32)

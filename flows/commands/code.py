@@ -31,13 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileOptions:
-    data: Annotated[Path | None, options.data(help="Table of narratives, to be coded whole.")] = None
-    text: options.Text = None
-    template: options.Template = None
-    out: Annotated[Path | None, options.data(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = (
+    data: Annotated[Path | None, options.data(help="Table of narratives, to be coded whole.")] = (
         None
     )
-    append: Annotated[bool, options.data("--append", help="Append to an --out of the same columns.")] = False
+    text: options.Text = None
+    template: options.Template = None
+    out: Annotated[
+        Path | None,
+        options.data(help="File to write: .csv, .parquet or .jsonl; needed with --data."),
+    ] = None
+    append: Annotated[
+        bool, options.data("--append", help="Append to an --out of the same columns.")
+    ] = False
     overwrite: options.Overwrite = False
     read: options.Read = None
 
@@ -49,7 +54,10 @@ class ReviewOptions:
         typer.Option(
             min=0,
             max=1,
-            help="Score below which a person must check: adds needs_review, and the group of codes that reaches it.",
+            help=(
+                "Score below which a person must check: adds needs_review, and the group of "
+                "codes that reaches it."
+            ),
         ),
     ] = None
     accuracy: Annotated[
@@ -57,7 +65,10 @@ class ReviewOptions:
         typer.Option(
             min=0,
             max=1,
-            help="In place of --threshold: the score that reached this accuracy when thresholds were fitted.",
+            help=(
+                "In place of --threshold: the score that reached this accuracy when thresholds "
+                "were fitted."
+            ),
         ),
     ] = None
     coverage: Annotated[
@@ -65,14 +76,18 @@ class ReviewOptions:
         typer.Option(
             min=0,
             max=1,
-            help="Adds set, codes that hold the right one with this probability; needs `autocoder adopt --sets`.",
+            help=(
+                "Adds set, codes that hold the right one with this probability; needs "
+                "`autocoder adopt --sets`."
+            ),
         ),
     ] = None
     groups: Annotated[
         str,
         options.more(
             metavar="auto|digits|none|LIST",
-            help="Groups of codes: by digits where it is OIICS, by leading signs (digits), none, or by columns code "
+            help="Groups of codes: by digits where it is OIICS, by leading signs (digits), none, "
+            "or by columns code "
             "and parent of a list.",
         ),
     ] = "auto"
@@ -89,16 +104,18 @@ def code(
     released: bundle_options.SeveralBundleOptions,
     files: FileOptions,
     review: ReviewOptions,
-    narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
+    narratives: Annotated[
+        list[str] | None, typer.Argument(help="Narratives, each in quotes.")
+    ] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
     engine: options.Engine = "",
     as_json: options.AsJson = False,
 ) -> None:
     r"""Code narratives with a released model.
 
-    A file of any size is read and written in pieces. After an interruption, run the same command to resume. Every row
-    names its model, classification and bundle. In CSV, cells that a spreadsheet would take for formulas get an
-    apostrophe.
+    A file of any size is read and written in pieces. After an interruption, run the same command to
+    resume. Every row names its model, classification and bundle. In CSV, cells that a spreadsheet
+    would take for formulas get an apostrophe.
 
     Examples
 
@@ -121,7 +138,9 @@ def code(
           --out /narratives/coded.csv --engine 8
     """
     _require_consistent(narratives, files, review)
-    paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
+    paths: dict[str, Any] = {
+        name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)
+    }
     files = replace(files, **paths)
     each = released.each()
     first = next(iter(each.values()))
@@ -142,7 +161,8 @@ def code(
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, tuple(each))
         # a trial of eight bits on the test vectors takes longer than a few narratives
-        # the limits of sets were found in float32, and bundles that share an encoder share its float32 pass
+        # the limits of sets were found in float32, and bundles that share an encoder share its
+        # float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
         coders: dict[str, Coder] = {}
         thresholds: dict[str, float | None] = {}
@@ -176,11 +196,20 @@ def code(
             answer_columns(coder, top_k=top_k, threshold=thresholds[prefix], prefix=prefix)
             for prefix, coder in coders.items()
         )
-        job = CodingJob(table, files.out, records, added, append=files.append, overwrite=files.overwrite)
+        job = CodingJob(
+            table, files.out, records, added, append=files.append, overwrite=files.overwrite
+        )
         with ConsoleListener() as console:
             console.started("code")
-            place: Any = {"bundle": next(iter(folders.values())), "thresholds": next(iter(files_of.values()))}
-            how: Any = {"engine": engine, "report": progress.reporter("code, by workers"), "levels": levels}
+            place: Any = {
+                "bundle": next(iter(folders.values())),
+                "thresholds": next(iter(files_of.values())),
+            }
+            how: Any = {
+                "engine": engine,
+                "report": progress.reporter("code, by workers"),
+                "levels": levels,
+            }
             by_workers = partial(spread, bundles, job, **how, **place) if engine else None
             coded = run(bundles, job, spread=by_workers)
             try:
@@ -189,7 +218,12 @@ def code(
                 page = None
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
     if as_json:
-        counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
+        counts = {
+            "rows": coded.rows,
+            "blank": coded.blank,
+            "needs_review": coded.review,
+            "resumed": coded.resumed,
+        }
         chosen = {f"{prefix}threshold": score for prefix, score in thresholds.items()}
         how = {"out": str(files.out), "summary": page, "precision": bundles.precision}
         say(json.dumps(counts | chosen | how | bundles.origin))
@@ -199,9 +233,13 @@ def code(
             say(f"read: {page}")
 
 
-def _require_consistent(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:
+def _require_consistent(
+    narratives: list[str] | None, files: FileOptions, review: ReviewOptions
+) -> None:
     if bool(narratives) == (files.data is not None):
-        raise InputError("no narratives, or two sources. Give narratives as arguments, or a file with --data.")
+        raise InputError(
+            "no narratives, or two sources. Give narratives as arguments, or a file with --data."
+        )
     if files.data is not None and files.out is None:
         raise InputError("--out: missing. Name the file to write: .csv, .parquet or .jsonl.")
     if review.threshold is not None and review.accuracy is not None:
@@ -224,7 +262,10 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
         console.started("read the table through")
         options_of = dict.fromkeys(records.columns, "--text")
         table = survey(
-            data, text_columns=records.columns, column_options=options_of, read=options.read_options(files.read)
+            data,
+            text_columns=records.columns,
+            column_options=options_of,
+            read=options.read_options(files.read),
         )
     require_free(table, {f"{prefix}{name}" for prefix in prefixes for name in USUAL})
     for line in table.reading:
@@ -233,10 +274,16 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
 
 
 def _say_answers(
-    texts: Sequence[str], bundles: Bundles, thresholds: Mapping[str, float | None], top_k: int, *, as_json: bool
+    texts: Sequence[str],
+    bundles: Bundles,
+    thresholds: Mapping[str, float | None],
+    top_k: int,
+    *,
+    as_json: bool,
 ) -> None:
     coded = {
-        prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix]) for prefix, coder in bundles.coders.items()
+        prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix])
+        for prefix, coder in bundles.coders.items()
     }
     for n, text in enumerate(texts):
         answers = {prefix.rstrip("_"): codings[n] for prefix, codings in coded.items()}

@@ -11,22 +11,34 @@ from storage.errors import InputError
 
 
 def codelist(
-    file: Annotated[Path, typer.Argument(help="Classification in SKOS or XKOS: .ttl, .nt, .rdf, .xml or .owl.")],
+    file: Annotated[
+        Path, typer.Argument(help="Classification in SKOS or XKOS: .ttl, .nt, .rdf, .xml or .owl.")
+    ],
     out: Annotated[Path, typer.Option(help="CSV to write: code, title, description, parent.")],
     language: Annotated[
-        str | None, typer.Option(help="Language of the titles, such as fr.", show_default="the only one")
+        str | None,
+        typer.Option(help="Language of the titles, such as fr.", show_default="the only one"),
     ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help="Concept scheme: its address or the end of it.", show_default="the only one")
+        str | None,
+        typer.Option(
+            help="Concept scheme: its address or the end of it.", show_default="the only one"
+        ),
     ] = None,
     notation: Annotated[
         str | None,
-        typer.Option(help="Where a concept has several codes: dotted, plain, or the end of its data type's address."),
+        typer.Option(
+            help=(
+                "Where a concept has several codes: dotted, plain, or the end of its data "
+                "type's address."
+            )
+        ),
     ] = None,
 ) -> None:
     r"""Write the code list of a classification in SKOS or XKOS as CSV, in one language.
 
-    Titles lose the code in front of them, notes become descriptions, and deprecated concepts are left out.
+    Titles lose the code in front of them, notes become descriptions, and deprecated concepts are
+    left out.
 
     Example
 
@@ -43,10 +55,20 @@ def codelist(
     with replace_atomically(out) as fresh:
         text = csv_lines([("code", "title", "description", "parent"), *imported.rows])
         fresh.write_text(text, encoding="utf-8", newline="")
-    summary = f"{len(imported.rows):,} codes{f' in {imported.language}' if imported.language else ''} written to {out}"
+    summary = (
+        f"{len(imported.rows):,} "
+        f"codes{f' in {imported.language}' if imported.language else ''} written to {out}"
+    )
     say(
-        f"{summary}: {imported.deprecated:,} deprecated concepts and {imported.without_notation:,} without a notation "
+        f"{summary}: {imported.deprecated:,} deprecated concepts and "
+        f"{imported.without_notation:,} without a notation "
         "left out"
     )
     if imported.without_title:
-        say(f"warning: {imported.without_title:,} codes have no title in {imported.language or 'the file'}", err=True)
+        say(
+            (
+                f"warning: {imported.without_title:,} codes have no title in "
+                f"{imported.language or 'the file'}"
+            ),
+            err=True,
+        )

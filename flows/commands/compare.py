@@ -18,7 +18,8 @@ _RIVALS = "rivals."
 @dataclass(frozen=True)
 class SharedOptions:
     target_epsilon: Annotated[
-        float | None, options.privacy("--epsilon", help="Of the branches whose noise is solved for a target.")
+        float | None,
+        options.privacy("--epsilon", help="Of the branches whose noise is solved for a target."),
     ] = None
     delta: Annotated[
         float | None,
@@ -27,7 +28,9 @@ class SharedOptions:
             show_default="the profile's, or 1e-5, less for over 10,000 records or by policy",
         ),
     ] = None
-    epsilons: Annotated[str, options.privacy(help="Further targets by comma, such as 1,2,5: accuracy at each ε.")] = ""
+    epsilons: Annotated[
+        str, options.privacy(help="Further targets by comma, such as 1,2,5: accuracy at each ε.")
+    ] = ""
     seeds: Annotated[int, options.more(help="Runs per branch, from fit.seed on.")] = 5
 
 
@@ -40,8 +43,8 @@ def compare(
 ) -> None:
     r"""Compare branches on the same records. Nothing is released; the results are internal.
 
-    Writes results.json, a table and a plot: claim, F1 with its errors and seconds of each branch at each epsilon. Each
-    branch with a claim gets a release plan, which `autocoder release` takes.
+    Writes results.json, a table and a plot: claim, F1 with its errors and seconds of each branch at
+    each epsilon. Each branch with a claim gets a release plan, which `autocoder release` takes.
 
     `--set rivals.epochs=10` sets what the other methods have in common: epochs, batch_size.
 
@@ -54,15 +57,23 @@ def compare(
       autocoder compare --profile osha-head --data injuries.csv \
           --codelist oiics201_nature.csv --branches non-private,swag-ppm
     """
-    of_rivals = [setting.removeprefix(_RIVALS) for setting in run.settings or () if setting.startswith(_RIVALS)]
-    run = replace(run, settings=[setting for setting in run.settings or () if not setting.startswith(_RIVALS)])
+    of_rivals = [
+        setting.removeprefix(_RIVALS)
+        for setting in run.settings or ()
+        if setting.startswith(_RIVALS)
+    ]
+    run = replace(
+        run, settings=[setting for setting in run.settings or () if not setting.startswith(_RIVALS)]
+    )
     parameters = run.parameters()
 
     from flows.commands.profiles import apply_settings, profile_branches, validate
     from tasks.branches.branch import CompareParameters, choose
 
     values = asdict(shared) | {"branches": profile_branches(run.profile_name)}
-    values |= {"epsilons": tuple(part.strip() for part in shared.epsilons.split(",") if part.strip())}
+    values |= {
+        "epsilons": tuple(part.strip() for part in shared.epsilons.split(",") if part.strip())
+    }
     values = apply_settings(values, of_rivals, model=CompareParameters)
     settings = validate(CompareParameters, values, where="compare: ")
     chosen = choose(branches, parameters, settings.all_branches)
@@ -76,7 +87,9 @@ def compare(
         estimate = refuse_early(context, parameters, settings, chosen)
         seconds = estimate_seconds(estimate, chosen, seeds=settings.seeds)
     with output.progress() as console:
-        console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured)
+        console.expect(
+            f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured
+        )
         result = run_command(
             partial(job.compare, parameters, settings, branches),
             context,
@@ -88,8 +101,12 @@ def compare(
     texts = ("branch", "claim")
     ranks = {"ε, one replaced": 3, "δ": 2, "seconds": 3, "minus the first": 1}
     columns = [
-        Column(name, cells, rank=ranks.get(name, 0), wraps=name == "branch", right=name not in texts)
+        Column(
+            name, cells, rank=ranks.get(name, 0), wraps=name == "branch", right=name not in texts
+        )
         for name, cells in zip(head, zip(*rows, strict=True), strict=True)
     ]
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
-    output.answer(result, "\n".join([*fitted_table(columns), "", f"{result.folder}/results.md", *plans]))
+    output.answer(
+        result, "\n".join([*fitted_table(columns), "", f"{result.folder}/results.md", *plans])
+    )

@@ -1,4 +1,6 @@
-"""Shows progress on a terminal: a bar for the stage at work, a line per finished stage; elsewhere, lines in between."""
+"""Shows progress on a terminal: a bar for the stage at work, a line per finished stage; elsewhere,
+lines in between.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class StageHeartbeat:
         self._clock, self._lock = clock, Lock()
         self._began: dict[str, float] = {}
         self._base: dict[str, tuple[int, float]] = {}
-        """Work done, and when, at the first report and then at the last line: the start of a stage is slower."""
+        """Work done, and when, at the first report and then at the last line: the start of a stage
+        is slower.
+        """
         self._due: dict[str, float] = {}
 
     def started(self, label: str) -> None:
@@ -51,10 +55,15 @@ class StageHeartbeat:
             self._base.pop(label, None)
 
     def line(self, label: str, done: int, total: int | None) -> str | None:
-        """Returns the line to print now, or None; time left follows from the work since the last one."""
+        """Returns the line to print now, or None; time left follows from the work since the last
+        one.
+        """
         now = self._clock()
         with self._lock:
-            began, (first, since) = self._began.setdefault(label, now), self._base.setdefault(label, (done, now))
+            began, (first, since) = (
+                self._began.setdefault(label, now),
+                self._base.setdefault(label, (done, now)),
+            )
             if now < self._due.setdefault(label, now + self.FIRST):
                 return None
             self._due[label], self._base[label] = now + self.EVERY, (done, now)
@@ -72,7 +81,8 @@ class ConsoleListener(Listener):
     """Draws the progress of its block's stages on stderr; stdout is for results.
 
     Args:
-        bars: a bar for the stage at work; not for parallel stages, whose bars would overwrite each other.
+        bars: a bar for the stage at work; not for parallel stages, whose bars would overwrite each
+            other.
         verbose: show stages by their names and all their figures, in place of words.
     """
 
@@ -82,7 +92,11 @@ class ConsoleListener(Listener):
         self._bars = bars and self._console.is_terminal
         self._heartbeat = None if self._console.is_terminal else StageHeartbeat()
         self._progress = Progress(
-            TextColumn("  {task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "  {task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis"),
+            ),
             BarColumn(bar_width=8),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
@@ -104,7 +118,11 @@ class ConsoleListener(Listener):
         self._stack.close()
 
     def expect(self, what: str, seconds: float, *, measured: bool) -> None:
-        by = "by what stages took in this workspace" if measured else "rough: no stage was timed in this workspace yet"
+        by = (
+            "by what stages took in this workspace"
+            if measured
+            else "rough: no stage was timed in this workspace yet"
+        )
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
 
     def named(self, label: str, name: str) -> None:
@@ -126,11 +144,15 @@ class ConsoleListener(Listener):
         self.started(label)
         return lambda done, total: self.report(label, done, total)
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
         mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
         name = self._names.pop(label, label)
         name, words = (label, line_of(figures)) if self._verbose else words_of(name, label, figures)
-        line = Text.assemble(mark, "  ", (f"{escape_text(name):<8}", "bold"), "  ", escape_text(words))
+        line = Text.assemble(
+            mark, "  ", (f"{escape_text(name):<8}", "bold"), "  ", escape_text(words)
+        )
         with self._lock:
             self._clear()
             self._console.print(line, soft_wrap=True)
@@ -139,9 +161,14 @@ class ConsoleListener(Listener):
         if not self._bars:
             return
         with self._lock:
-            if self._bar is None or self._shown != label:  # a stage that another one interrupted has its bar again
+            if (
+                self._bar is None or self._shown != label
+            ):  # a stage that another one interrupted has its bar again
                 self._clear()
-                self._bar, self._shown = self._progress.add_task(escape_text(label), total=total, completed=done), label
+                self._bar, self._shown = (
+                    self._progress.add_task(escape_text(label), total=total, completed=done),
+                    label,
+                )
             self._progress.update(self._bar, completed=done, total=total)
 
     def _clear(self) -> None:

@@ -16,7 +16,8 @@ def demo_data(
 ) -> None:
     """Write synthetic injury narratives in OSHA's column layout, with their code list.
 
-    Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of dates.
+    Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of
+    dates.
 
     Example
 
@@ -27,5 +28,7 @@ def demo_data(
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file. Name a folder.")
     with ConsoleListener() as console:
-        written = write_demo_data(out, records=records, seed=7, progress=console.bar("writing narratives"))
+        written = write_demo_data(
+            out, records=records, seed=7, progress=console.bar("writing narratives")
+        )
     say(f"{written.csv}\n{written.codelist}")

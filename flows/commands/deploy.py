@@ -20,7 +20,8 @@ POOLS = ("cpu", "gpu")
 
 
 def deploy() -> None:
-    r"""Apply work pools, deployments and automations to the server at PREFECT_API_URL. It is safe to repeat.
+    r"""Apply work pools, deployments and automations to the server at PREFECT_API_URL. It is safe
+    to repeat.
 
     Example
 
@@ -29,7 +30,9 @@ def deploy() -> None:
           AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
     """
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError("PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api.")
+        raise InputError(
+            "PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api."
+        )
     file, rules = CATALOGUE / "prefect.yaml", CATALOGUE / "automations.yaml"
     content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
     configure_prefect()
@@ -41,7 +44,16 @@ def deploy() -> None:
         applied_file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         # `prefect deploy` has no counterpart in Python that reads the file.
         done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(applied_file)],
+            [
+                sys.executable,
+                "-m",
+                "prefect",
+                "--no-prompt",
+                "deploy",
+                "--all",
+                "--prefect-file",
+                str(applied_file),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -49,14 +61,27 @@ def deploy() -> None:
     if done.returncode:
         raise StorageError(f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
-    say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations {', '.join(applied)}")
+    say(
+        f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations "
+        f"{', '.join(applied)}"
+    )
 
 
 def _without_unset(content: Any, environment: Mapping[str, str]) -> Any:
-    """Returns deployments without the paths that the environment does not name: their forms ask for them."""
-    unset = [f"{{{{ ${name} }}}}" for name in ("AUTOCODER_DATA", "AUTOCODER_CODELIST") if not environment.get(name)]
+    """Returns deployments without the paths that the environment does not name: their forms ask for
+    them.
+    """
+    unset = [
+        f"{{{{ ${name} }}}}"
+        for name in ("AUTOCODER_DATA", "AUTOCODER_CODELIST")
+        if not environment.get(name)
+    ]
     if isinstance(content, dict):
-        return {key: _without_unset(value, environment) for key, value in content.items() if value not in unset}
+        return {
+            key: _without_unset(value, environment)
+            for key, value in content.items()
+            if value not in unset
+        }
     if isinstance(content, list):
         return [_without_unset(value, environment) for value in content]
     return content

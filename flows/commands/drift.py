@@ -14,7 +14,9 @@ from tasks.running.failures import private_errors
 
 def drift(
     coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.")],
-    reference: Annotated[Path, typer.Option(help="Table of an earlier period, coded with the same bundle.")],
+    reference: Annotated[
+        Path, typer.Option(help="Table of an earlier period, coded with the same bundle.")
+    ],
     prefix: options.Prefix = "",
     read: options.Read = None,
     as_json: options.AsJson = False,
@@ -32,13 +34,17 @@ def drift(
         from tasks.coding import drift as measure
 
         now = measure.read_period(coded, "CODED", prefix=prefix, read=reading)
-        result = measure.compare(now, measure.read_period(reference, "--reference", prefix=prefix, read=reading))
+        result = measure.compare(
+            now, measure.read_period(reference, "--reference", prefix=prefix, read=reading)
+        )
     if as_json:
         say(json.dumps(asdict(result), indent=2))
     else:
         say(result.line)
         say(f"{result.rows:,} rows against {result.reference_rows:,}; largest changes by code:")
         for code, was, share in result.moved:
-            say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {(now.titles or {}).get(code, '')}".rstrip())
+            say(
+                f"  {code:<12} {was:6.1%} -> {share:6.1%}  {(now.titles or {}).get(code, '')}".rstrip()
+            )
     if result.verdict == "drift":
         raise typer.Exit(3)

@@ -15,20 +15,29 @@ from storage.errors import InputError
 
 
 def engine(
-    join: Annotated[str, typer.Option(help="Compute for the scheduler at this address; empty: be the scheduler.")] = "",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the scheduler, on all interfaces.")] = 8786,
-    processes: Annotated[int, typer.Option(min=1, help="Parts at once; each takes its share of the cores.")] = 1,
+    join: Annotated[
+        str,
+        typer.Option(help="Compute for the scheduler at this address; empty: be the scheduler."),
+    ] = "",
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of the scheduler, on all interfaces.")
+    ] = 8786,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Parts at once; each takes its share of the cores.")
+    ] = 1,
     new_certificates: Annotated[
-        Path | None, typer.Option(help="Make the certificates of a cluster in this new folder, and end.")
+        Path | None,
+        typer.Option(help="Make the certificates of a cluster in this new folder, and end."),
     ] = None,
     home: options.Home = None,
 ) -> None:
-    r"""Run the scheduler or a worker of a cluster that computes the parts of large stages (Dask), until it is stopped.
+    r"""Run the scheduler or a worker of a cluster that computes the parts of large stages (Dask),
+    until it is stopped.
 
-    A worker needs neither records' file, ledger nor signing key. Machines share finished stages by AUTOCODER_STORAGE,
-    or have the workspace at the same path, and need the same code. Anyone who holds the certificates can join the
-    cluster and run code on its workers: copy their folder to each of its machines, and name it in
-    AUTOCODER_ENGINE_CERTIFICATES.
+    A worker needs neither records' file, ledger nor signing key. Machines share finished stages by
+    AUTOCODER_STORAGE, or have the workspace at the same path, and need the same code. Anyone who
+    holds the certificates can join the cluster and run code on its workers: copy their folder to
+    each of its machines, and name it in AUTOCODER_ENGINE_CERTIFICATES.
 
     Examples
 
@@ -45,7 +54,14 @@ def engine(
         say(f"certificates in {new_certificates}")
     elif not join:
         say(f"workers: autocoder engine --join tls://HOST:{port}", err=True)
-        _become("dask_scheduler", "--protocol", "tls", "--port", str(port), *_tls(f"tls://localhost:{port}"))
+        _become(
+            "dask_scheduler",
+            "--protocol",
+            "tls",
+            "--port",
+            str(port),
+            *_tls(f"tls://localhost:{port}"),
+        )
     elif "://" not in join:
         raise InputError("--join: it is no address. Give the scheduler's, such as tls://host:8786.")
     else:
@@ -70,4 +86,7 @@ def _become(program: str, *arguments: str) -> None:
 
     for name, value in SILENT.items():
         os.environ[f"DASK_{name.upper().replace('.', '__')}"] = json.dumps(value)
-    os.execv(sys.executable, [sys.executable, "-m", f"distributed.cli.{program}", "--no-dashboard", *arguments])
+    os.execv(
+        sys.executable,
+        [sys.executable, "-m", f"distributed.cli.{program}", "--no-dashboard", *arguments],
+    )

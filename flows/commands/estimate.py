@@ -1,4 +1,6 @@
-"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample coded manually."""
+"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample
+coded manually.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,18 @@ _SHOWN = 15
 
 def estimate(
     coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
-    sample: Annotated[Path, typer.Option(help="Sample from `autocoder sample`, with human_code filled in.")],
-    out: Annotated[Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")] = None,
-    by: Annotated[str, typer.Option(help="Columns that form groups, with commas: quarter,state.")] = "",
-    plot: Annotated[Path | None, typer.Option(help="Also plot the largest codes: .png, .svg or .pdf.")] = None,
+    sample: Annotated[
+        Path, typer.Option(help="Sample from `autocoder sample`, with human_code filled in.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="Columns that form groups, with commas: quarter,state.")
+    ] = "",
+    plot: Annotated[
+        Path | None, typer.Option(help="Also plot the largest codes: .png, .svg or .pdf.")
+    ] = None,
     codelist: options.PublishedList = None,
     allow_unlisted: options.AllowUnlisted = False,
     prefix: options.Prefix = "",
@@ -34,12 +44,14 @@ def estimate(
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 % intervals.
+    r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 %
+    intervals.
 
-    The model's own counts are biased: its errors do not cancel. A random sample coded manually corrects them and says
-    how far off the result may be; the codes of all rows make it more exact than the sample alone. Of codes with fewer
-    than five rows in the sample nothing is said. The table holds the counts of one file: keep it as confidential as
-    that file until your rules of disclosure are applied.
+    The model's own counts are biased: its errors do not cancel. A random sample coded manually
+    corrects them and says how far off the result may be; the codes of all rows make it more exact
+    than the sample alone. Of codes with fewer than five rows in the sample nothing is said. The
+    table holds the counts of one file: keep it as confidential as that file until your rules of
+    disclosure are applied.
 
     Examples
 
@@ -94,7 +106,10 @@ def _show_agreement(agreed: Agreement) -> None:
 
 def _show(counted: Estimates) -> None:
     largest = sorted(counted.totals, key=lambda total: -total.machine)
-    title = f"{counted.sampled:,} rows coded manually of {largest[0].rows if largest else 0:,}; 95 % intervals"
+    title = (
+        f"{counted.sampled:,} rows coded manually of {largest[0].rows if largest else 0:,}; "
+        "95 % intervals"
+    )
     table = Table(title=title)
     for name in ("code", "model's count", "estimate"):
         table.add_column(name, justify="left" if name == "code" else "right")
@@ -106,4 +121,8 @@ def _show(counted: Estimates) -> None:
 
 
 def _interval(interval: Interval | None) -> str:
-    return "none" if interval is None else f"{interval.value:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
+    return (
+        "none"
+        if interval is None
+        else f"{interval.value:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
+    )

@@ -19,7 +19,8 @@ def handover(
 ) -> None:
     r"""Pack a release for a partner, and record the handover as a row of the ledger.
 
-    The bundle is checked first, as the partner will check it. `autocoder ledger show RELEASE` names its partners.
+    The bundle is checked first, as the partner will check it. `autocoder ledger show RELEASE` names
+    its partners.
 
     Example
 
@@ -30,21 +31,27 @@ def handover(
     if as_json:
         say(handed.model_dump_json())
         return
-    say(f"{handed.archive}  for {handed.partner}: ledger row {handed.row}, release row {handed.release_row}")
+    say(
+        f"{handed.archive}  for {handed.partner}: ledger row {handed.row}, release row "
+        f"{handed.release_row}"
+    )
 
 
 def revoke(
     release: Annotated[str, typer.Argument(help="Release to revoke.")],
     reason: Annotated[str, typer.Option(help="Reason; partners read it.")],
     place: options.LedgerOptions,
-    out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path("roots.json"),
+    out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path(
+        "roots.json"
+    ),
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Revoke a release in the ledger, and write the agency's next root, which names all revocations.
+    r"""Revoke a release in the ledger, and write the agency's next root, which names all
+    revocations.
 
-    The budget stays spent. Give the file to every partner that has the bundle (`autocoder ledger show RELEASE`);
-    `autocoder verify --roots` refuses the releases that it revokes. Where a root needs more signatures, each holder of
-    a root key adds one by `autocoder keys sign`.
+    The budget stays spent. Give the file to every partner that has the bundle (`autocoder ledger
+    show RELEASE`); `autocoder verify --roots` refuses the releases that it revokes. Where a root
+    needs more signatures, each holder of a root key adds one by `autocoder keys sign`.
 
     Example
 
@@ -58,8 +65,14 @@ def revoke(
     if as_json:
         say(revoked.model_dump_json(exclude={"revocations", "note"}))
         return
-    say(f"release {release} revoked; root {revoked.version} with {revoked.revocations} revocations in {out}")
+    say(
+        f"release {release} revoked; root {revoked.version} with {revoked.revocations} "
+        f"revocations in {out}"
+    )
     if lacks:
-        say(f"it needs {lacks} more signatures. Next, each holder of a root: autocoder keys sign {out} --key KEY.pem")
+        say(
+            f"it needs {lacks} more signatures. Next, each holder of a root: autocoder keys sign "
+            f"{out} --key KEY.pem"
+        )
     if partners:
         say(f"handed to: {partners}. Send them {out}{' once it is signed' if lacks else ''}.")

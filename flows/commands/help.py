@@ -15,7 +15,9 @@ MORE = "More"
 
 
 class Command(TyperCommand):
-    """Shows the options that are asked for most; a value that is given twice is an error, not an override."""
+    """Shows the options that are asked for most; a value that is given twice is an error, not an
+    override.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -43,7 +45,9 @@ class Command(TyperCommand):
                 continue
             title = "Arguments" if parameter.param_type_name == "argument" else panel or "Options"
             names, text = record
-            sections.setdefault(title, []).append((re.sub(r"<list\[(\w+)\]>", r"<\1>", names), text))
+            sections.setdefault(title, []).append(
+                (re.sub(r"<list\[(\w+)\]>", r"<\1>", names), text)
+            )
         for title in ("Arguments", "Data", "Privacy", "Options", MORE):
             if title in sections:
                 with formatter.section(title):
@@ -54,17 +58,23 @@ class Command(TyperCommand):
 
 class Commands(Group):
     sections: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """Title -> command -> what it does. Empty: all commands, with the first sentence of their help."""
+    """Title -> command -> what it does. Empty: all commands, with the first sentence of their help.
+    """
     ending: ClassVar[str] = ""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections = self.sections or {
-            "Commands": {name: command.get_short_help_str(limit=200) for name, command in self.commands.items()}
+            "Commands": {
+                name: command.get_short_help_str(limit=200)
+                for name, command in self.commands.items()
+            }
         }
         for title, commands in sections.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
-        formatter.write(f"\n{self.ending or f'Options of one: {ctx.command_path} COMMAND --help'}\n")
+        formatter.write(
+            f"\n{self.ending or f'Options of one: {ctx.command_path} COMMAND --help'}\n"
+        )
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)

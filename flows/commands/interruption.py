@@ -8,7 +8,9 @@ from threading import Thread
 
 EXIT_CODE = 130
 _PATIENCE = 0.5
-"""Seconds for the command to end by itself. Whatever it leaves then is what a killed run leaves: it is resumed."""
+"""Seconds for the command to end by itself. Whatever it leaves then is what a killed run leaves: it
+is resumed.
+"""
 
 
 def answer() -> None:
@@ -24,7 +26,9 @@ def answer() -> None:
 
 def leave() -> None:
     """Ends the process at once: threads of torch abort where the interpreter ends under them."""
-    restored = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""  # a line with a bar, and the cursor that it hides
+    restored = (
+        "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
+    )  # a line with a bar, and the cursor that it hides
     os.write(2, f"{restored}error: interrupted. Run the same command to resume.\n".encode())
     os._exit(EXIT_CODE)
 
@@ -34,7 +38,9 @@ def _interrupt(*_: object) -> None:
 
 
 def _watch(reading: int) -> None:
-    """Reads the numbers of signals, which Python writes as they come, whatever the main thread is at."""
+    """Reads the numbers of signals, which Python writes as they come, whatever the main thread is
+    at.
+    """
     while number := os.read(reading, 1):
         # a server has a handler of its own, which lets running requests end
         if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _interrupt:

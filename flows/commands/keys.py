@@ -15,8 +15,14 @@ app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_i
 
 @app.command(cls=Command)
 @options.expand_groups
-def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")]) -> None:
-    """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to partners)."""
+def new(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")
+    ],
+) -> None:
+    """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to
+    partners).
+    """
     from storage.ledger.heads import key_id, load_public_key, new_keys
 
     private, public = new_keys(out)
@@ -29,20 +35,28 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
 @options.expand_groups
 def root(
     place: options.LedgerOptions,
-    root_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")] = None,
-    release_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs bundles; repeatable.")] = None,
+    root_key: Annotated[
+        list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")
+    ] = None,
+    release_key: Annotated[
+        list[Path] | None, typer.Option(help="Public key that signs bundles; repeatable.")
+    ] = None,
     threshold: Annotated[
         int | None, typer.Option(min=1, help="Root keys that must sign.", show_default="as before")
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the root in days.")] = 365,
-    key: Annotated[list[Path] | None, typer.Option(help="Private root key that signs at once; repeatable.")] = None,
-    out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path("roots.json"),
+    key: Annotated[
+        list[Path] | None, typer.Option(help="Private root key that signs at once; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path(
+        "roots.json"
+    ),
 ) -> None:
     r"""Make the agency's next root; without an option, its value stays that of the last root.
 
-    The first root is the workspace's public key. The next one replaces keys, restates the ledger's revocations and
-    renews the date; partners follow it if enough keys of the root before signed it. Keep root keys apart from release
-    keys, each with a different person.
+    The first root is the workspace's public key. The next one replaces keys, restates the ledger's
+    revocations and renews the date; partners follow it if enough keys of the root before signed it.
+    Keep root keys apart from release keys, each with a different person.
 
     Examples
 
@@ -65,7 +79,8 @@ def root(
 
     ledger, file = place.open(), place.workspace.roots
     root_keys, sealing = (
-        [load_public_key(path.expanduser()) for path in paths or ()] for paths in (root_key, release_key)
+        [load_public_key(path.expanduser()) for path in paths or ()]
+        for paths in (root_key, release_key)
     )
     with lock_roots(place.workspace):
         first = None if file.exists() else signing_public_key(place.workspace.private)
@@ -98,7 +113,9 @@ def sign(
     key: Annotated[Path, typer.Option(help="Private root key.")],
     home: options.Home = None,
 ) -> None:
-    """Add a signature to the newest root of a file; a complete one becomes the workspace's (--home), too."""
+    """Add a signature to the newest root of a file; a complete one becomes the workspace's
+    (--home), too.
+    """
     from storage.bundle.trust import incomplete, read_roots, replace_roots, sign_newest, write_roots
     from storage.ledger.heads import load_private_key
 

@@ -1,4 +1,6 @@
-"""Lays out prose and tables for the width of a terminal, by Rich, which commands without them need not wait for."""
+"""Lays out prose and tables for the width of a terminal, by Rich, which commands without them need
+not wait for.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,15 @@ class Console(rich.console.Console):
 
 
 def say_prose(text: str, *, name: str | None = None) -> None:
-    """Print a sentence, broken at blanks where the terminal ends; behind a name, in a column of its own."""
+    """Print a sentence, broken at blanks where the terminal ends; behind a name, in a column of its
+    own.
+    """
     console, start = Console(), "" if name is None else f"{name:<15} "
-    keep = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * len(start)}
+    keep = {
+        "break_long_words": False,
+        "break_on_hyphens": False,
+        "subsequent_indent": " " * len(start),
+    }
     lines = textwrap.wrap(start + text, console.width, **keep)
     say("\n".join(lines) if console.is_terminal else start + text)
 
@@ -55,7 +63,9 @@ _LEAST, _WIDE = 12, 100_000
 
 
 def print_table(columns: Sequence[Column]) -> None:
-    """Print a table that fits the terminal, and name the columns that it leaves out; a pipe gets all, unbroken."""
+    """Print a table that fits the terminal, and name the columns that it leaves out; a pipe gets
+    all, unbroken.
+    """
     for line in fitted_table(columns):
         say(line)
 
@@ -67,12 +77,15 @@ def fitted_table(columns: Sequence[Column]) -> list[str]:
 
 
 def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Lays out a table without cutting a cell; a terminal that is too narrow gets one line per cell.
+    """Lays out a table without cutting a cell; a terminal that is too narrow gets one line per
+    cell.
 
     Args:
         width: of the terminal in columns; None: without limit.
     """
-    console, wide = (Console(width=n, file=io.StringIO(), color_system=None) for n in (width or _WIDE, _WIDE))
+    console, wide = (
+        Console(width=n, file=io.StringIO(), color_system=None) for n in (width or _WIDE, _WIDE)
+    )
     shown, dropped = list(columns), []
     while Measurement.get(wide, wide.options, _table(shown)).minimum > console.width:
         last = max(shown, key=lambda column: column.rank)
@@ -83,7 +96,9 @@ def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
     with console.capture() as captured:
         console.print(_table(shown))
     lines = [line.rstrip() for line in captured.get().splitlines()]
-    return lines + ([f"(not shown at this width: {', '.join(reversed(dropped))})"] if dropped else [])
+    return lines + (
+        [f"(not shown at this width: {', '.join(reversed(dropped))})"] if dropped else []
+    )
 
 
 def _table(columns: Sequence[Column]) -> Table:
@@ -106,7 +121,8 @@ def _table(columns: Sequence[Column]) -> Table:
 def _stacked(columns: Sequence[Column]) -> list[str]:
     lines = []
     for row in zip(*(column.cells for column in columns), strict=True):
-        lines += [f"{column.name.strip()}: {escape_text(cell)}" for column, cell in zip(columns, row, strict=True)] + [
-            ""
-        ]
+        lines += [
+            f"{column.name.strip()}: {escape_text(cell)}"
+            for column, cell in zip(columns, row, strict=True)
+        ] + [""]
     return lines[:-1]

@@ -1,4 +1,6 @@
-"""Defines `autocoder ledger`: releases, their records and cost, and proof that no one changed the ledger."""
+"""Defines `autocoder ledger`: releases, their records and cost, and proof that no one changed the
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,20 @@ def _print_json(data: Any) -> None:
 @options.expand_groups
 def show(
     place: options.LedgerOptions,
-    release: Annotated[str | None, typer.Argument(help="The release's id.", metavar="[RELEASE]")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every row: evaluations, audits, budget changes too.")] = False,
+    release: Annotated[
+        str | None, typer.Argument(help="The release's id.", metavar="[RELEASE]")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every row: evaluations, audits, budget changes too.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the releases and what each cohort has spent of its cap; of one release all that is stated of it.
+    """Show the releases and what each cohort has spent of its cap; of one release all that is
+    stated of it.
 
-    For a cohort: what is left, and how many releases of the last size fit. Where noise is Gaussian or sampled, epsilon
-    holds at the delta of the cap and is less than the sum of the releases' own: docs/explanation/how-budgets-add-up.md
-    explains why.
+    For a cohort: what is left, and how many releases of the last size fit. Where noise is Gaussian
+    or sampled, epsilon holds at the delta of the cap and is less than the sum of the releases' own:
+    docs/explanation/how-budgets-add-up.md explains why.
 
     Examples
 
@@ -59,7 +66,10 @@ def show(
     if as_json:
         return _print_json({"rows": [row.as_json() for row in rows], "budget": budget_json(lines)})
     shown = rows if every else [row for row in rows if row.kind == "release"]
-    say(f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
+    say(
+        f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy "
+        f"{ledger.policy().name})\n"
+    )
     for revoked in sorted(ledger.revoked()):
         say_prose(f"Release {revoked}: {revocation_text(ledger, revoked)}\n")
     if shown:
@@ -79,7 +89,9 @@ def show(
 def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     current, revocation = ledger.release(release), ledger.revocation(release)
     if as_json:
-        stated: dict[str, Any] = {"revoked_on": None if revocation is None else revocation.recorded_at[:10]}
+        stated: dict[str, Any] = {
+            "revoked_on": None if revocation is None else revocation.recorded_at[:10]
+        }
         stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
         stated["history"] = [row.as_json() for row in ledger.history(release)]
         return _print_json({**current.as_json(), **stated})
@@ -98,16 +110,22 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
 def verify(
     place: options.LedgerOptions,
     head: Annotated[
-        list[Path] | None, typer.Option(help="Exported head that the ledger must contain; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Exported head that the ledger must contain; repeatable."),
     ] = None,
-    public_key: Annotated[Path | None, typer.Option(help="Check the heads' signatures with this key.")] = None,
-    against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="Check the heads' signatures with this key.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier JSON export to compare row by row.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check every row; exit with 1 and name each bad row if the ledger was changed.
 
-    Without --head or --against a ledger that was cut at its end, or rewritten as a whole, looks sound; --json reports
-    this as `tail_checked`, and as `signatures_checked` the check of signatures (null: no head has one).
+    Without --head or --against a ledger that was cut at its end, or rewritten as a whole, looks
+    sound; --json reports this as `tail_checked`, and as `signatures_checked` the check of
+    signatures (null: no head has one).
     """
     from storage.ledger.heads import load_public_key, read_head
     from storage.ledger.report import read_export
@@ -121,14 +139,23 @@ def verify(
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
         report = ledger.verify(
-            heads=[*heads, *anchored], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
+            heads=[*heads, *anchored],
+            earlier=earlier,
+            progress=lambda done: tell(done, max(rows, done)),
         )
     if as_json:
         signatures = None if not any(saved.signature for saved in heads) else key is not None
-        checks = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or anchored or earlier)}
+        checks = {
+            "ok": report.ok,
+            "signatures_checked": signatures,
+            "tail_checked": bool(heads or anchored or earlier),
+        }
         _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
-        say(f"{report.rows} rows read, up to row {report.sequence} {report.hash}; {len(report.bad)} bad")
+        say(
+            f"{report.rows} rows read, up to row {report.sequence} {report.hash}; "
+            f"{len(report.bad)} bad"
+        )
         for note in report.notes:
             say(f"note: {note}")
         for bad in report.bad:
@@ -152,7 +179,9 @@ def change_policy(
     place: options.LedgerOptions,
     approval: Annotated[
         list[str] | None,
-        typer.Option(help="A signed approval, or a file with one (`autocoder approve --policy`); repeatable."),
+        typer.Option(
+            help="A signed approval, or a file with one (`autocoder approve --policy`); repeatable."
+        ),
     ] = None,
 ) -> None:
     """Replace the budget policy, and record it. Spent budgets stay spent."""
@@ -164,7 +193,10 @@ def change_policy(
         place.workspace.create()
     ledger = Ledger.open(place.url, journals=place.journals())
     row = ledger.change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
-    say(f"policy {row.label} is the current one since row {row.sequence}, digest {row.policy_digest}")
+    say(
+        f"policy {row.label} is the current one since row {row.sequence}, digest "
+        f"{row.policy_digest}"
+    )
 
 
 def _content(text: str) -> str:
@@ -187,15 +219,20 @@ def export(
         typer.Argument(help="What to write.", metavar="WHAT"),
     ],
     out: Annotated[Path | None, typer.Option(help="The file to write, or standard output.")] = None,
-    release: Annotated[str | None, typer.Option(help="The release, of page, record and answers.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")] = None,
+    release: Annotated[
+        str | None, typer.Option(help="The release, of page, record and answers.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")
+    ] = None,
 ) -> None:
     """Export from the ledger for others.
 
-    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash of the newest row,
-    so that a partner can verify the ledger later), page (all that is stated of one release, for a review board), record
-    (of a committed release, for a public registry of deployments; `registry` in the policy has its curators, region,
-    domain, actors, refreshment, justification and authors), answers (a page that answers NIST SP 800-226).
+    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash
+    of the newest row, so that a partner can verify the ledger later), page (all that is stated of
+    one release, for a review board), record (of a committed release, for a public registry of
+    deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
+    justification and authors), answers (a page that answers NIST SP 800-226).
 
     Examples
 
@@ -230,18 +267,26 @@ def export(
 
 @app.command(cls=Command)
 def migrate(
-    url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")],
+    url: Annotated[
+        str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")
+    ],
     app_role: Annotated[
-        str | None, typer.Option(help="Role of training, upkeep and metrics: reads, appends evaluations and audits.")
+        str | None,
+        typer.Option(
+            help="Role of training, upkeep and metrics: reads, appends evaluations and audits."
+        ),
     ] = None,
     release_role: Annotated[
-        str | None, typer.Option(help="Role of the releasing worker and the officer: reads, appends any row.")
+        str | None,
+        typer.Option(help="Role of the releasing worker and the officer: reads, appends any row."),
     ] = None,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
     from storage.ledger.database import Database, migrate
 
-    revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role, release_role=release_role)
+    revision = migrate(
+        Database(url, lock_timeout=60.0), app_role=app_role, release_role=release_role
+    )
     text = f"ledger schema {revision}"
     text += f", {app_role} may read and append evaluations" if app_role else ""
     text += f", {release_role} may read and append" if release_role else ""
@@ -252,7 +297,9 @@ def _write(path: Path, text: str) -> None:
     from storage.durable import write_atomically
 
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe, a terminal, /dev/stdout
+        if path.is_symlink() or (
+            path.exists() and not path.is_file()
+        ):  # a pipe, a terminal, /dev/stdout
             path.write_text(text, encoding="utf-8", newline="")
         else:
             write_atomically(path, text.encode())
@@ -267,17 +314,20 @@ def recover(
     apply: Annotated[
         bool, typer.Option("--apply", help="Record saved samples, commit bundles, burn lost ones.")
     ] = False,
-    burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
+    burn: Annotated[
+        list[str] | None, typer.Option(help="Also burn this release; repeatable.")
+    ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="A policy that missing rows may bring back without signatures.")
+        Path | None,
+        typer.Option(help="A policy that missing rows may bring back without signatures."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the state of each release after a crash; with --apply complete or burn it.
 
-    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while a
-    release is open. A ledger that was rolled back or lost gets its missing rows from this workspace or the witness,
-    after all of them were checked.
+    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes.
+    Exits with 1 while a release is open. A ledger that was rolled back or lost gets its missing
+    rows from this workspace or the witness, after all of them were checked.
 
     Example
 
@@ -288,14 +338,19 @@ def recover(
     workspace = place.workspace
     if not workspace.home.is_dir():
         raise InputError(
-            f"--home {workspace.home}: the folder does not exist, and every sample would look lost. Name the workspace."
+            f"--home {workspace.home}: the folder does not exist, and every sample would look "
+            "lost. Name the workspace."
         )
     if burn and not apply:
         raise InputError("--burn: requires --apply")
     if not _is_current(place, apply=apply, policy=policy):
         raise typer.Exit(1)
     ledger = place.open_to_sign() if apply else place.open()
-    findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
+    findings = (
+        recovery.recover(ledger, workspace, burn=burn or ())
+        if apply
+        else recovery.inspect(ledger, workspace)
+    )
     if as_json:
         _print_json([asdict(finding) for finding in findings])
     elif not findings:
@@ -316,7 +371,8 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | Non
         return True
     if not rollback.missing:
         say(
-            f"{rollback.problem}\nThe ledger has other rows than this workspace and the witness. Restore it from a "
+            f"{rollback.problem}\nThe ledger has other rows than this workspace and the witness. "
+            "Restore it from a "
             "backup, or start a new workspace and a policy of smaller caps."
         )
     elif not apply:

@@ -1,4 +1,6 @@
-"""Lays out the ledger for people: releases, rows, one release, budgets. Spent amounts are rounded up."""
+"""Lays out the ledger for people: releases, rows, one release, budgets. Spent amounts are rounded
+up.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
 
 
 def budget_after(charge: Charge) -> str:
-    """Says what is used and left of an account after a charge, with the delta at which that epsilon holds."""
+    """Says what is used and left of an account after a charge, with the delta at which that epsilon
+    holds.
+    """
     account = charge.after
     holds = "" if not account.delta else f" at δ {delta(account.delta)}"
     used = f"ε {spent(account.epsilon)} of {left_text(charge.epsilon_cap)} used"
@@ -43,7 +47,12 @@ def cohorts(names: Iterable[str]) -> str:
     runs: list[list[str]] = []
     for name in names:
         year = re.fullmatch(r"\d{4}", name)
-        if year and runs and re.fullmatch(r"\d{4}", runs[-1][-1]) and int(name) == int(runs[-1][-1]) + 1:
+        if (
+            year
+            and runs
+            and re.fullmatch(r"\d{4}", runs[-1][-1])
+            and int(name) == int(runs[-1][-1]) + 1
+        ):
             runs[-1].append(name)
         else:
             runs.append([name])
@@ -53,7 +62,9 @@ def cohorts(names: Iterable[str]) -> str:
 def row_columns(rows: Sequence[Row], revoked: Collection[str], *, numbered: bool) -> list[Column]:
     """Returns the columns of a list of rows; narrow terminals leave out those of a high rank."""
     kinds = ["revoked" if row.release_id in revoked else row.state for row in rows]
-    states = [state if row.kind == "release" else row.kind for row, state in zip(rows, kinds, strict=True)]
+    states = [
+        state if row.kind == "release" else row.kind for row, state in zip(rows, kinds, strict=True)
+    ]
     return [
         *([Column("row", [str(row.sequence) for row in rows], right=True)] if numbered else []),
         Column("release", [row.release_id or "–" for row in rows]),
@@ -78,7 +89,9 @@ def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str
         yield name
         for label, value in rows:
             head = f"  {label:<15} " if label else "  - "
-            yield from textwrap.wrap(value, width, initial_indent=head, subsequent_indent=" " * min(len(head), 18))
+            yield from textwrap.wrap(
+                value, width, initial_indent=head, subsequent_indent=" " * min(len(head), 18)
+            )
 
 
 def relation(row: Row) -> str:
@@ -90,13 +103,18 @@ def relation_in_words(name: str | None, unit: str | None) -> str:
     return f"one {unit or 'record'} {verbs[name]}" if name in verbs else "relation not fixed yet"
 
 
-def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, int]) -> Iterator[str]:
-    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last the unused caps.
+def budget_text(
+    lines: Sequence[BudgetLine], policy: str, records: Mapping[str, int]
+) -> Iterator[str]:
+    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last
+    the unused caps.
 
     Args:
         records: about how many of each population its largest release was trained on.
     """
-    from tasks.releasing.ledger_access import describe_large_delta  # opens ledgers: not in a light installation
+    from tasks.releasing.ledger_access import (
+        describe_large_delta,
+    )  # opens ledgers: not in a light installation
 
     used = [line for line in lines if line.used]
     for population, group in groupby(used, key=lambda line: line.account.population):
@@ -111,16 +129,27 @@ def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, 
             yield f"{cohorts(names)} ({kind}): {spent_}"
             yield from (f"  {line}" for line in rest)
             yield ""
-        most = max((line.cap.delta for line in accounts if line.cap and line.cap.delta is not None), default=None)
-        if most is not None and (large := describe_large_delta(records.get(population, 0), float(most))):
+        most = max(
+            (line.cap.delta for line in accounts if line.cap and line.cap.delta is not None),
+            default=None,
+        )
+        if most is not None and (
+            large := describe_large_delta(records.get(population, 0), float(most))
+        ):
             yield f"warning: the cap of {large} in the policy"
             yield ""
     granted: dict[str, list[str]] = {}
     for line in lines:
         if not line.used and line.cap is not None:
-            counted = f" (δ {delta(line.cap.delta, rounding=ROUND_FLOOR)})" if line.cap.delta is not None else ""
+            counted = (
+                f" (δ {delta(line.cap.delta, rounding=ROUND_FLOOR)})"
+                if line.cap.delta is not None
+                else ""
+            )
             text = f"{KINDS[line.account.guarantee_kind]} ε {left_text(line.cap.epsilon)}{counted}"
-            granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(text)
+            granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(
+                text
+            )
     for whose, texts in granted.items():
         yield f"budgets not used yet ({whose}): {', '.join(texts)}"
 
@@ -134,7 +163,11 @@ def _balance(line: BudgetLine) -> Iterator[str]:
         yield "no release fits"
     else:
         adding = cap.delta is not None and not account.exact
-        counted = f" and δ {delta(account.delta)} of {delta(cap.delta, rounding=ROUND_FLOOR)}" if adding else ""
+        counted = (
+            f" and δ {delta(account.delta)} of {delta(cap.delta, rounding=ROUND_FLOOR)}"
+            if adding
+            else ""
+        )
         at_delta = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
         yield f"spent ε {spent(account.epsilon)} of {left_text(cap.epsilon)}{counted}{at_delta}"
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
@@ -147,8 +180,12 @@ def _balance(line: BudgetLine) -> Iterator[str]:
 
 _COMPOSITION = {
     "basic": "basic: the releases' epsilons and deltas are added",
-    "gaussian": "exact, of Gaussian noise (Smith and Thakurta 2022); other noise is added by its claims",
-    "sampled": "exact, of the steps of sampled DP-SGD (dp_accounting); other noise is added by its claims",
+    "gaussian": (
+        "exact, of Gaussian noise (Smith and Thakurta 2022); other noise is added by its claims"
+    ),
+    "sampled": (
+        "exact, of the steps of sampled DP-SGD (dp_accounting); other noise is added by its claims"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Gives Prometheus the figures of stages, ledger and server, for `autocoder status --prometheus` and `--serve`."""
+"""Gives Prometheus the figures of stages, ledger and server, for `autocoder status --prometheus`
+and `--serve`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ _ACCOUNT = ("population", "cohort", "guarantee_kind")
 
 
 def show(workspace: Path, serve: str | None) -> None:
-    """Prints stages, budgets, runs and workers in Prometheus' format, or serves them at ADDRESS:PORT.
+    """Prints stages, budgets, runs and workers in Prometheus' format, or serves them at
+    ADDRESS:PORT.
 
-    Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server (PREFECT_API_URL). A part
-    that does not answer has `autocoder_up` 0.
+    Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server
+    (PREFECT_API_URL). A part that does not answer has `autocoder_up` 0.
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
     from prometheus_client.registry import Collector
@@ -36,7 +39,9 @@ def show(workspace: Path, serve: str | None) -> None:
             return iter(())  # registration must not read the ledger
 
     address, _, port = (serve or "").rpartition(":")
-    if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
+    if serve is not None and not (
+        address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536
+    ):
         raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
     registry = CollectorRegistry()
     registry.register(Everything())
@@ -71,16 +76,27 @@ def families(workspace: Path) -> Iterator[Metric]:
             up["server"] = 1
         except StorageError:
             up["server"] = 0
-    yield _gauge("up", "1 where it answers", ["part"], (([part], value) for part, value in up.items()))
+    yield _gauge(
+        "up", "1 where it answers", ["part"], (([part], value) for part, value in up.items())
+    )
 
 
 def of_ledger(overview: dict[str, Any]) -> Iterator[Metric]:
-    capped = [([line[name] for name in _ACCOUNT], line) for line in overview["budget"] if line["epsilon_cap"]]
+    capped = [
+        ([line[name] for name in _ACCOUNT], line)
+        for line in overview["budget"]
+        if line["epsilon_cap"]
+    ]
     left = ((account, line["epsilon_left"]) for account, line in capped)
     yield _gauge("budget_epsilon_left", "epsilon left of an account", _ACCOUNT, left)
     caps = ((account, line["epsilon_cap"]) for account, line in capped)
     yield _gauge("budget_epsilon_cap", "its cap", _ACCOUNT, caps)
-    yield _gauge("open_releases", "releases neither committed nor burned", (), [([], len(overview["open_releases"]))])
+    yield _gauge(
+        "open_releases",
+        "releases neither committed nor burned",
+        (),
+        [([], len(overview["open_releases"]))],
+    )
     waiting = sum(bool(plan["missing"]) and not plan["refused"] for plan in overview["plans"])
     yield _gauge("plans_waiting", "plans whose approvals are missing", (), [([], waiting)])
 
@@ -97,7 +113,9 @@ def of_server(overview: dict[str, Any]) -> Iterator[Metric]:
     yield _gauge("run_longest_wait_seconds", "the longest of them", ["pool"], longest)
 
 
-def _gauge(name: str, text: str, labels: Iterable[str], samples: Iterable[tuple[list[str], Any]]) -> Metric:
+def _gauge(
+    name: str, text: str, labels: Iterable[str], samples: Iterable[tuple[list[str], Any]]
+) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
     family = GaugeMetricFamily(f"autocoder_{name}", text, labels=list(labels))

@@ -1,6 +1,7 @@
 """Defines options that several commands share, and groups of them.
 
-A command takes a group as one parameter, a dataclass; `expand_groups` turns it into options of typer.
+A command takes a group as one parameter, a dataclass; `expand_groups` turns it into options of
+typer.
 """
 
 from __future__ import annotations
@@ -38,47 +39,73 @@ data = partial(typer.Option, rich_help_panel="Data")
 privacy = partial(typer.Option, rich_help_panel="Privacy")
 more = partial(typer.Option, rich_help_panel=MORE)
 
-Home = Annotated[Path | None, typer.Option(help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")]
+Home = Annotated[
+    Path | None,
+    typer.Option(help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace"),
+]
 HomeOfPlan = Annotated[Path | None, more(help="Workspace folder.", show_default="that of the plan")]
-Plan = Annotated[Path, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")]
+Plan = Annotated[
+    Path, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], more(help="Device; auto: CUDA where there is a GPU.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], more(help="Device; auto: CUDA where there is a GPU.")
+]
 Engine = Annotated[
     str,
     more(
         envvar="AUTOCODER_ENGINE",
         show_envvar=False,
-        help="Who computes the parts of large stages: a number of processes here, or a cluster at an address such as "
+        help="Who computes the parts of large stages: a number of processes here, or a cluster "
+        "at an address such as "
         "tls://host:8786.",
         show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
 Processes = Annotated[
-    int, more(min=1, max=64, help="Processes that train one encoder together, one per GPU where there are any.")
+    int,
+    more(
+        min=1,
+        max=64,
+        help="Processes that train one encoder together, one per GPU where there are any.",
+    ),
 ]
-Prefix = Annotated[str, more(help="What the columns start with, of a table coded by several bundles: nature_.")]
+Prefix = Annotated[
+    str, more(help="What the columns start with, of a table coded by several bundles: nature_.")
+]
 PublishedList = Annotated[
     Path | None,
     data(
         "--codelist",
-        help="Published classification, or a bundle's codelist.csv: other codes by people are refused.",
+        help=(
+            "Published classification, or a bundle's codelist.csv: other codes by people are "
+            "refused."
+        ),
         show_default="the model's codes of the file",
     ),
 ]
 Read = Annotated[
     list[str] | None,
     more(
-        help="How tables are read where what they look like is not what they are: separator=;, encoding=cp1252, "
+        help="How tables are read where what they look like is not what they are: separator=;, "
+        "encoding=cp1252, "
         "sheet=2024, skip=2 (docs/how-to/prepare-data.md). Repeatable."
     ),
 ]
 AllowUnlisted = Annotated[
-    bool, more("--allow-unlisted", help="Codes by people that are not on the list count as errors of the model.")
+    bool,
+    more(
+        "--allow-unlisted",
+        help="Codes by people that are not on the list count as errors of the model.",
+    ),
 ]
 Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
-Text = Annotated[list[str] | None, data("--text", help="Text column; repeatable, several are joined.")]
+Text = Annotated[
+    list[str] | None, data("--text", help="Text column; repeatable, several are joined.")
+]
 Template = Annotated[
-    str | None, more(help="Template that joins several columns, as in training: '{Job title}: {Narrative}'.")
+    str | None,
+    more(help="Template that joins several columns, as in training: '{Job title}: {Narrative}'."),
 ]
 Label = Annotated[str | None, data("--label", help="Column of the code.")]
 
@@ -91,7 +118,9 @@ def read_options(given: Sequence[str] | None) -> ReadOptions:
         return AS_IT_LOOKS
     from flows.commands.profiles import apply_settings, validate
 
-    return validate(ReadOptions, apply_settings({}, given, option="--read", model=ReadOptions), where="--read: ")
+    return validate(
+        ReadOptions, apply_settings({}, given, option="--read", model=ReadOptions), where="--read: "
+    )
 
 
 @dataclass(frozen=True)
@@ -99,34 +128,51 @@ class RunOptions:
     profile: Annotated[
         str | None,
         data(
-            help="Required: formal (a proven epsilon, any records; start here), osha-formal, osha-formal-lora, "
+            help="Required: formal (a proven epsilon, any records; start here), osha-formal, "
+            "osha-formal-lora, "
             "osha-head and paper (estimated epsilon), demo-formal, demo, or a YAML file.",
             show_default=False,
         ),
     ] = None
     data: Annotated[
         list[Path] | None,
-        data(help="Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of one layout."),
+        data(
+            help=(
+                "Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of "
+                "one layout."
+            )
+        ),
     ] = None
     text: Text = None
-    label: Annotated[list[str] | None, data(help="Column of the code; `train` takes several, a release each.")] = None
+    label: Annotated[
+        list[str] | None, data(help="Column of the code; `train` takes several, a release each.")
+    ] = None
     codelist: Annotated[
         list[Path] | None,
-        data(help="Classification: CSV or XLSX with codes and titles; of several --label one each, in order."),
+        data(
+            help=(
+                "Classification: CSV or XLSX with codes and titles; of several --label one "
+                "each, in order."
+            )
+        ),
     ] = None
     date: Annotated[str | None, more(help='Column of the date, for cohorts; "" for none.')] = None
     population: Annotated[
-        str | None, data(help="Name of the population that the records describe; it owns the budget.")
+        str | None,
+        data(help="Name of the population that the records describe; it owns the budget."),
     ] = None
-    classification: Annotated[str | None, data(help='Classification of the code list, such as SOC; "" for none.')] = (
-        None
-    )
+    classification: Annotated[
+        str | None, data(help='Classification of the code list, such as SOC; "" for none.')
+    ] = None
     classification_version: Annotated[str | None, more(help="Version of it, such as 2010.")] = None
     settings: Annotated[
         list[str] | None,
         more(
             "--set",
-            help="Any parameter (docs/reference/parameters.md): key=value, such as fit.adamw.epochs=3. Repeatable.",
+            help=(
+                "Any parameter (docs/reference/parameters.md): key=value, such as "
+                "fit.adamw.epochs=3. Repeatable."
+            ),
         ),
     ] = None
     read: Read = None
@@ -135,11 +181,15 @@ class RunOptions:
 
     @property
     def profile_name(self) -> str:
-        """Returns the profile, which must be given: every one makes another claim, so none is the default."""
+        """Returns the profile, which must be given: every one makes another claim, so none is the
+        default.
+        """
         if self.profile is None:
             raise InputError(
-                "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
-                "epsilon is an estimate that audits contradicted), demo-formal (synthetic reports), or others."
+                "--profile: missing. Choose formal (a proven epsilon; start here), osha-head "
+                "(SWAG-PPM, whose "
+                "epsilon is an estimate that audits contradicted), demo-formal (synthetic "
+                "reports), or others."
             )
         return self.profile
 
@@ -154,7 +204,9 @@ class RunOptions:
         """Returns the parameters from profile, options, --set and `settings`, in rising precedence."""
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
-            raise InputError("--label and --codelist: this takes one column of codes. Give each once.")
+            raise InputError(
+                "--label and --codelist: this takes one column of codes. Give each once."
+            )
 
         from flows.commands.profiles import parameters
 
@@ -169,24 +221,38 @@ class RunOptions:
         read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
         codelist = self.codelist[0] if self.codelist else None
         given = [*(self.settings or ()), *read, *settings]
-        chosen = parameters(self.profile_name, given, data=self.data, codelist=codelist, named=named)
+        chosen = parameters(
+            self.profile_name, given, data=self.data, codelist=codelist, named=named
+        )
         if all(file.is_file() for file in chosen.data.sources):
             from storage.ingest import check_source
 
-            check_source(chosen.data.sources, chosen.data.ingest, chosen.codelist_path)  # before what is slow to import
+            check_source(
+                chosen.data.sources, chosen.data.ingest, chosen.codelist_path
+            )  # before what is slow to import
         return chosen
 
     def each_label(self) -> list[RunOptions]:
-        """Returns the options of each column of codes, which know of the others: their texts are encoded together."""
+        """Returns the options of each column of codes, which know of the others: their texts are
+        encoded together.
+        """
         columns, lists = self.label or [], self.codelist or []
         if len(columns) < 2:
             return [self]
         if len(set(columns)) < len(columns):
             raise InputError("--label: a column is named twice. Name each once.")
         if lists and len(lists) != len(columns):
-            raise InputError(f"--codelist: {len(lists)} lists for {len(columns)} --label. Give one for each, in order.")
-        together = dict(zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True))
-        settings = [*(self.settings or []), f"data.labels={json.dumps(together, ensure_ascii=False)}"]
+            raise InputError(
+                f"--codelist: {len(lists)} lists for {len(columns)} --label. Give one for each, "
+                "in order."
+            )
+        together = dict(
+            zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True)
+        )
+        settings = [
+            *(self.settings or []),
+            f"data.labels={json.dumps(together, ensure_ascii=False)}",
+        ]
         return [
             replace(self, label=[column], codelist=lists[n : n + 1] or None, settings=settings)
             for n, column in enumerate(columns)
@@ -199,7 +265,9 @@ class RunOptions:
 
         from flows.commands.profiles import apply_settings, load_profile
 
-        return bool(apply_settings(load_profile(self.profile_name), self.settings or []).get("formal"))
+        return bool(
+            apply_settings(load_profile(self.profile_name), self.settings or []).get("formal")
+        )
 
     def context(self, **fields: Any) -> Context:
         home = home_of(self.home)
@@ -233,7 +301,11 @@ class LedgerOptions:
         from storage.ledger.heads import state_head
 
         marks = [mark for journal in self.journals() if (mark := journal.last()) is not None]
-        return [state_head(n, h) for mark in marks for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))]
+        return [
+            state_head(n, h)
+            for mark in marks
+            for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))
+        ]
 
     def open(self) -> Ledger:
         """Open the ledger; never create one."""
@@ -242,7 +314,9 @@ class LedgerOptions:
         return Ledger.require_existing(self.url)
 
     def open_to_sign(self) -> Ledger:
-        """Opens the ledger with the key of this machine, or of the workspace, to add rows that are signed."""
+        """Opens the ledger with the key of this machine, or of the workspace, to add rows that are
+        signed.
+        """
         from storage.bundle.seal import release_key
         from storage.ledger import Ledger
 
@@ -272,7 +346,8 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
 
 
 ESTIMATED = (
-    "note: this ε is an estimate for these records and no guarantee; audits have contradicted such claims. "
+    "note: this ε is an estimate for these records and no guarantee; audits have contradicted "
+    "such claims. "
     "A guarantee: --profile formal"
 )
 """One line about the kind of a claim that is not proven."""
@@ -283,7 +358,9 @@ class OutputOptions:
     """Writes the answer on stdout and progress on stderr."""
 
     as_json: AsJson = False
-    verbose: Annotated[bool, more("--verbose", help="Every stage by its name, with all its figures.")] = False
+    verbose: Annotated[
+        bool, more("--verbose", help="Every stage by its name, with all its figures.")
+    ] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
         """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
@@ -308,7 +385,11 @@ class OutputOptions:
 def listed_codes(codelist: Path | None) -> list[str]:
     from storage.codelist import read_codelist
 
-    return [] if codelist is None else [code.code for code in read_codelist(codelist.expanduser(), option="--codelist")]
+    return (
+        []
+        if codelist is None
+        else [code.code for code in read_codelist(codelist.expanduser(), option="--codelist")]
+    )
 
 
 def require_readable(option: str, file: Path) -> None:
@@ -333,7 +414,9 @@ def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None
     if file.is_dir():
         raise InputError(f"{option}: {file} is a folder. Name a file.")
     if file.exists() and not overwrite:
-        raise InputError(f"{option}: {file} exists. Name another file, or replace it with --overwrite.")
+        raise InputError(
+            f"{option}: {file} exists. Name another file, or replace it with --overwrite."
+        )
     try:
         str(file).encode()
     except UnicodeEncodeError:  # the libraries that write tables take no such path
@@ -341,14 +424,18 @@ def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command for typer: groups become options, and examples in its help keep their lines."""
+    """Returns the command for typer: groups become options, and examples in its help keep their
+    lines.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     spread: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             inner = get_type_hints(groups[name], include_extras=True)
-            options = [(option.name, option.default, inner[option.name]) for option in fields(groups[name])]
+            options = [
+                (option.name, option.default, inner[option.name]) for option in fields(groups[name])
+            ]
         else:
             options = [(name, parameter.default, hints[name])]
         spread += [
@@ -364,7 +451,9 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def flat(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+            values[name] = group(
+                **{option.name: values.pop(option.name) for option in fields(group)}
+            )
         command(**values)
 
     flat.__signature__ = inspect.Signature(spread)  # pyrefly: ignore[missing-attribute]

@@ -32,18 +32,21 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Write the page to this file instead.")] = None,
     renew: Annotated[
         bool,
-        typer.Option("--renew", help="State a plan again that is out of date, since its records were fitted again."),
+        typer.Option(
+            "--renew",
+            help="State a plan again that is out of date, since its records were fitted again.",
+        ),
     ] = False,
     home: options.HomeOfPlan = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
 
-    Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
-    release, other releases of the same records, and signatures. It only reads.
+    Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and
+    loss of a formal release, other releases of the same records, and signatures. It only reads.
 
-    With --renew the model and its claim stay, and what the plan says of how it was chosen follows the ledger.
-    Approvals of the earlier plan do not count.
+    With --renew the model and its claim stay, and what the plan says of how it was chosen follows
+    the ledger. Approvals of the earlier plan do not count.
 
     Examples
 
@@ -96,13 +99,23 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     epsilon = "none" if claim.epsilon is None else spent(Decimal(repr(claim.epsilon)))
     kind = "formal" if claim.guarantee_kind == "formal" else "estimated"
     delta = "not quantified" if claim.delta is None else delta_text(claim.delta)
-    reached = f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
+    reached = (
+        f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
+    )
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
     released = ledger.find(plan.idempotency_key)
     if released is not None:
-        return [f"This plan is release {released.release_id} already ({released.state}); nothing more is charged."]
+        return [
+            (
+                f"This plan is release {released.release_id} already ({released.state}); nothing "
+                "more is charged."
+            )
+        ]
     lines = [
-        f"Nothing was released. The plan would release {plan.event.mechanism}: {kind}, ε {epsilon}, δ {delta}{reached}."
+        (
+            f"Nothing was released. The plan would release {plan.event.mechanism}: {kind}, ε "
+            f"{epsilon}, δ {delta}{reached}."
+        )
     ]
     try:
         records = ledger_records.find_record_set(context, planned.candidate.dataset)
@@ -125,7 +138,12 @@ def _plain(page: PlanPage) -> dict[str, object]:
     from tasks.releasing import plan_page
 
     answers = [
-        {"key": answer.key, "question": answer.question, "verdict": answer.verdict, "answer": answer.text}
+        {
+            "key": answer.key,
+            "question": answer.question,
+            "verdict": answer.verdict,
+            "answer": answer.text,
+        }
         for answer in page.answers
     ]
     return {
@@ -154,14 +172,25 @@ _BLANK = "\x1f"
 def _print(page: PlanPage) -> None:
     from tasks.releasing.plan_page import MARKS, facts
 
-    console, colours = Console(), {"fine": "green", "note": "cyan", "investigate": "yellow", "warning": "bold red"}
+    console, colours = (
+        Console(),
+        {"fine": "green", "note": "cyan", "investigate": "yellow", "warning": "bold red"},
+    )
     plan = page.planned.plan
     console.print(f"{page.title}: {plan.population}, {plan.release_label}", style="bold")
-    console.print(Text.assemble((MARKS[page.verdict], colours[page.verdict]), f"  {escape_text(page.summary)}"))
+    console.print(
+        Text.assemble(
+            (MARKS[page.verdict], colours[page.verdict]), f"  {escape_text(page.summary)}"
+        )
+    )
     width = min(console.width, 110)
     for answer in page.answers:
         console.print()
-        console.print(Text.assemble((MARKS[answer.verdict], colours[answer.verdict]), "  ", (answer.question, "bold")))
+        console.print(
+            Text.assemble(
+                (MARKS[answer.verdict], colours[answer.verdict]), "  ", (answer.question, "bold")
+            )
+        )
         for line in wrap_lines(answer.text, width - 2):
             console.print(f"  {line}", soft_wrap=True)
         if answer.table:
@@ -178,6 +207,8 @@ def _print(page: PlanPage) -> None:
     output = page.planned.output
     if output.texts:
         console.print()
-        console.print(f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold")
+        console.print(
+            f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold"
+        )
         for text in output.texts:
             console.print(f"  {text}", soft_wrap=True)

@@ -40,17 +40,22 @@ def profile_names() -> list[str]:
 
 def load_profile(name: str) -> dict[str, Any]:
     """Loads a profile by name, or by the path of a YAML file; it must be a mapping."""
-    path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    path = (
+        Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    )
     if not path.is_file():
         raise InputError(
-            f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or give a .yaml file."
+            f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or give a "
+            ".yaml file."
         )
     try:
         content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"--profile: {path} is not YAML{where}{f': {problem}' if problem else ''}") from None
+        raise InputError(
+            f"--profile: {path} is not YAML{where}{f': {problem}' if problem else ''}"
+        ) from None
     except OSError as error:
         raise InputError(f"--profile: {path}: {error.strerror}") from None
     if not isinstance(content, dict):
@@ -65,7 +70,8 @@ def apply_settings(
     option: str = "--set",
     model: type[BaseModel] = RetrainParameters,
 ) -> dict[str, Any]:
-    """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
+    """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a,
+    b]`).
 
     A text stays as it was typed (`2.010`), and one text may stand for a list of texts.
     """
@@ -96,8 +102,16 @@ def _read(key: str, value: str, model: type[BaseModel]) -> Any:
         if not text and tuple not in types_of:
             raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
         read = value  # a path or the name of a column
-    plain = types_of <= {str, tuple, type(None)}  # such a text may look like anything, a path like a mapping
-    if (read is None and type(None) in types_of) or isinstance(read, list) or (isinstance(read, dict) and not plain):
+    plain = types_of <= {
+        str,
+        tuple,
+        type(None),
+    }  # such a text may look like anything, a path like a mapping
+    if (
+        (read is None and type(None) in types_of)
+        or isinstance(read, list)
+        or (isinstance(read, dict) and not plain)
+    ):
         return read
     if text or tuple in types_of:
         whole = read if isinstance(read, str) else value.strip()
@@ -147,7 +161,9 @@ def parameters(
     own = copy.deepcopy(content)
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
-        raise InputError(f"--profile: {profile}: data must be a section, with source, codelist and so on")
+        raise InputError(
+            f"--profile: {profile}: data must be a section, with source, codelist and so on"
+        )
     if data:
         section["source"] = [str(file) for file in ([data] if isinstance(data, Path) else data)]
     if codelist is not None:
@@ -162,13 +178,22 @@ def parameters(
     for key, value in (values or {}).items():
         put(content, key, value)
     if not isinstance(content["data"], dict):
-        raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
+        raise InputError(
+            "--set: data is a section. Set a parameter of it, such as data.source=FILE."
+        )
     keys |= {NAMED[name] for name in given} | set(values or ())
     _require_population(content, own, keys, profile)
-    if not content["data"].get("codelist") and not _section(content["data"], "ingest").get("codes_are_names"):
-        content = apply_settings(content, [setting for setting in unlisted if setting.partition("=")[0] not in keys])
+    if not content["data"].get("codelist") and not _section(content["data"], "ingest").get(
+        "codes_are_names"
+    ):
+        content = apply_settings(
+            content, [setting for setting in unlisted if setting.partition("=")[0] not in keys]
+        )
     if not content["data"].get("source"):
-        raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
+        raise InputError(
+            "--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or "
+            "JSON Lines)."
+        )
     return validate(RetrainParameters, content, where="parameters: ")
 
 
@@ -177,17 +202,27 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _require_population(content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str) -> None:
+def _require_population(
+    content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str
+) -> None:
     """Require a population and a classification with other columns than those of the profile.
 
-    What the profile says only of its own records is dropped: a release at once, the day of its split, its sentences,
-    that they are public.
+    What the profile says only of its own records is dropped: a release at once, the day of its
+    split, its sentences, that they are public.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
-    labels = _section(now, "labels") or {ingest.get("label_column"): None}  # those planned together are alike
-    other = ["text_columns"] if "text_columns" in own and ingest.get("text_columns") != own["text_columns"] else []
-    other += ["label_column"] if "label_column" in own and set(labels) != {own["label_column"]} else []
+    labels = _section(now, "labels") or {
+        ingest.get("label_column"): None
+    }  # those planned together are alike
+    other = (
+        ["text_columns"]
+        if "text_columns" in own and ingest.get("text_columns") != own["text_columns"]
+        else []
+    )
+    other += (
+        ["label_column"] if "label_column" in own and set(labels) != {own["label_column"]} else []
+    )
     if not other and now.get("population") == theirs.get("population"):
         return
     for key in (
@@ -212,7 +247,10 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
     ]
     if lacking:
         option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
-        raise InputError(f"{option}: the columns differ from those of profile {name}. Give {' and '.join(lacking)}.")
+        raise InputError(
+            f"{option}: the columns differ from those of profile {name}. Give "
+            f"{' and '.join(lacking)}."
+        )
     if "data.classification_version" not in given:
         now.pop("classification_version", None)
 
@@ -254,5 +292,13 @@ def _meant(wrong: str, names: Sequence[str]) -> str:
     section, _, last = wrong.rpartition(".")
     matches = [name for name in names if f".{name}".endswith(f".{last}")][:3]
     siblings = [name for name in names if name.rpartition(".")[0] == section]
-    matches = matches or difflib.get_close_matches(wrong, siblings, n=1) or difflib.get_close_matches(wrong, names, n=1)
-    return f". Did you mean {' or '.join(matches)}?" if matches else " (see docs/reference/parameters.md)"
+    matches = (
+        matches
+        or difflib.get_close_matches(wrong, siblings, n=1)
+        or difflib.get_close_matches(wrong, names, n=1)
+    )
+    return (
+        f". Did you mean {' or '.join(matches)}?"
+        if matches
+        else " (see docs/reference/parameters.md)"
+    )

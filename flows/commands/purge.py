@@ -14,14 +14,17 @@ from storage.errors import InputError
 
 def purge(
     older_than: Annotated[float, typer.Option(min=1, help="Days since the last write.")] = 365,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")
+    ] = False,
     home: options.Home = None,
 ) -> None:
-    """List, or remove with --yes, the stages of the private workspace that no one wrote to for a while.
+    """List, or remove with --yes, the stages of the private workspace that no one wrote to for a
+    while.
 
-    Stages hold records, features, posteriors and weights. Bundles, the ledger, keys and plans stay, and so does what a
-    plan of the same period or an open release names. The ledger records what was removed. A later training run computes
-    removed stages again, from the records file.
+    Stages hold records, features, posteriors and weights. Bundles, the ledger, keys and plans stay,
+    and so does what a plan of the same period or an open release names. The ledger records what was
+    removed. A later training run computes removed stages again, from the records file.
 
     Examples
 
@@ -37,7 +40,8 @@ def purge(
     ledger = existing_ledger(context, settings)
     if ledger is not None and (release := next(iter(ledger.open_releases()), None)) is not None:
         raise InputError(
-            f"release {release.release_id} is open, and needs its stages. Finish it with `autocoder release`, or see "
+            f"release {release.release_id} is open, and needs its stages. Finish it with "
+            "`autocoder release`, or see "
             "`autocoder ledger recover`."
         )
     entries = expired(context.workspace.private, older_than_days=older_than)
@@ -46,7 +50,9 @@ def purge(
         return
     by_stage: dict[str, list[int]] = defaultdict(list)
     for entry in entries:
-        by_stage[entry.stage if entry.place == "stages" else f"{entry.stage} ({entry.place})"].append(entry.bytes)
+        by_stage[
+            entry.stage if entry.place == "stages" else f"{entry.stage} ({entry.place})"
+        ].append(entry.bytes)
     for stage, sizes in sorted(by_stage.items(), key=lambda item: -sum(item[1])):
         say(f"{stage:32} {len(sizes):6,}  {sum(sizes) / 1e6:12,.1f} MB")
     total = f"{len(entries):,} folders, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB"
@@ -55,7 +61,9 @@ def purge(
         return
     subject = Purge(folders=len(entries), older_than_days=older_than)
     requester = getpass.getuser()
-    evaluation = Evaluation(subject=subject, population="workspace", data_fingerprint="none", requester=requester)
+    evaluation = Evaluation(
+        subject=subject, population="workspace", data_fingerprint="none", requester=requester
+    )
     row = (ledger or open_ledger(context, settings)).record(evaluation)
     for entry in entries:
         remove(context.store, entry)

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 def release(
     plan: options.Plan,
-    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the current one")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Budget policy (YAML).", show_default="the current one")
+    ] = None,
     signing_key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
+        Path | None,
+        typer.Option(
+            help="Private key that signs the bundle.", show_default="that of the workspace"
+        ),
     ] = None,
     accept_texts: Annotated[
-        str | None, typer.Option(help="Digest of the texts on the plan's page, after they were read.")
+        str | None,
+        typer.Option(help="Digest of the texts on the plan's page, after they were read."),
     ] = None,
     home: options.HomeOfPlan = None,
     as_json: options.AsJson = False,
@@ -40,7 +46,9 @@ def release(
       autocoder release workspace/private/plans/0123456789abcdef.json
     """
     output = options.OutputOptions(as_json)
-    workspace = options.home_of_plan(plan, home)  # a wrong file is reported before the imports, which take seconds
+    workspace = options.home_of_plan(
+        plan, home
+    )  # a wrong file is reported before the imports, which take seconds
     require_same_workspace(plan, workspace)
     if policy is not None:
         from storage.ledger.policy import Policy
@@ -60,7 +68,9 @@ def release(
     from tasks.running.stage import Context
 
     with private_errors("release"):  # the flow checks too, but later
-        publish.require_current(Context(home=str(workspace)), PlannedRelease.load(plan.expanduser()), ledger)
+        publish.require_current(
+            Context(home=str(workspace)), PlannedRelease.load(plan.expanduser()), ledger
+        )
     with output.progress():
         result = run_command(
             lambda context: job.release(str(plan), context, ledger=ledger),
@@ -81,7 +91,10 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
 
     ledger = ledger_access.open_ledger(Context(home=home), settings)
     row = ledger.release(result.release_id)
-    claimed = f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}"
+    claimed = (
+        f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ "
+        f"{row.delta_text or delta(row.delta)}"
+    )
     charges = {charge.account: charge for charge in ledger.charges(result.release_id)}
     tightest = min(charges.values(), key=lambda charge: charge.left, default=None)
     remains = "" if tightest is None else f"; {budget_after(tightest)}"

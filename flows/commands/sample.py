@@ -17,22 +17,29 @@ def sample(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="Text column for the person who codes; repeatable.", show_default="the one with the longest texts"
+            help="Text column for the person who codes; repeatable.",
+            show_default="the one with the longest texts",
         ),
     ] = None,
     share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows in all, in place of --share: more of those with low scores.")
+        int | None,
+        typer.Option(
+            min=1, help="Rows in all, in place of --share: more of those with low scores."
+        ),
     ] = None,
-    sensitive: Annotated[list[str] | None, typer.Option(help="Code whose rows are all taken; repeatable.")] = None,
+    sensitive: Annotated[
+        list[str] | None, typer.Option(help="Code whose rows are all taken; repeatable.")
+    ] = None,
     prefix: options.Prefix = "",
     read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Take a random sample of a coded table for people to code, without the model's codes.
 
-    Each row has a weight, one over its chance of selection, for `autocoder estimate`. With --rows, rows of low scores
-    have more chance, since they say most about the counts (strata by code and score, Neyman's allocation).
+    Each row has a weight, one over its chance of selection, for `autocoder estimate`. With --rows,
+    rows of low scores have more chance, since they say most about the counts (strata by code and
+    score, Neyman's allocation).
 
     Examples
 
@@ -60,7 +67,8 @@ def sample(
         say(json.dumps(vars(drawn) | {"out": str(out), "columns": columns}))
         return
     say(
-        f"{drawn.sampled:,} of {drawn.rows:,} rows in {out} ({drawn.sensitive:,} of sensitive codes), with the column "
+        f"{drawn.sampled:,} of {drawn.rows:,} rows in {out} ({drawn.sensitive:,} of sensitive "
+        "codes), with the column "
         f"{' and '.join(columns)}"
     )
     say(f"to do: fill in the column {prefix}human_code")

@@ -37,30 +37,35 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
     proxy: Annotated[
-        str | None, typer.Option(help="Address of the reverse proxy before it, which says who asks.")
+        str | None,
+        typer.Option(help="Address of the reverse proxy before it, which says who asks."),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Name by which clients ask for it, next to --host; repeatable.")
+        list[str] | None,
+        typer.Option(help="Name by which clients ask for it, next to --host; repeatable."),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        options.privacy(help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"),
+        options.privacy(
+            help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"
+        ),
     ] = None,
     no_key: Annotated[
         bool, options.privacy("--no-key", help="Require no API key; only on a loopback address.")
     ] = False,
     sensitive: Annotated[
-        Path | None, options.data(help="CSV with a column code: a public list, shown first in the review.")
+        Path | None,
+        options.data(help="CSV with a column code: a public list, shown first in the review."),
     ] = None,
 ) -> None:
     r"""Serve a released model over HTTP, with a page to try it.
 
-    The bundle is verified before the port opens. Keys and the agency's roots are read again while it runs: a removed
-    client is refused, and a revoked release no longer codes. Requests are not logged. SIGTERM and Ctrl-C let running
-    requests end.
+    The bundle is verified before the port opens. Keys and the agency's roots are read again while
+    it runs: a removed client is refused, and a revoked release no longer codes. Requests are not
+    logged. SIGTERM and Ctrl-C let running requests end.
 
-    For other machines put a reverse proxy before it, which ends TLS and limits the time of connections, and name it by
-    --proxy: deployments/serve.Caddyfile is one.
+    For other machines put a reverse proxy before it, which ends TLS and limits the time of
+    connections, and name it by --proxy: deployments/serve.Caddyfile is one.
 
     Examples
 
@@ -74,9 +79,16 @@ def serve(
       autocoder serve --allow-unsigned --no-key
     """
     if proxy is None and not _loopback(host):
-        raise InputError(f"--host {host} can be reached from elsewhere. Put a proxy before it and name it by --proxy.")
-    if wrong := [name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)]:
-        raise InputError(f"--allowed-host {wrong[0]!r} is not a host's name. Give one, without port or `*`.")
+        raise InputError(
+            f"--host {host} can be reached from elsewhere. Put a proxy before it and name it by "
+            "--proxy."
+        )
+    if wrong := [
+        name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)
+    ]:
+        raise InputError(
+            f"--allowed-host {wrong[0]!r} is not a host's name. Give one, without port or `*`."
+        )
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
     adopted = released.adopted()
@@ -84,7 +96,9 @@ def serve(
     if trust is None and adopted is not None and not allow_unsigned:
         trust = adopted.trust
     if trust is None and not allow_unsigned:
-        raise InputError("no trusted key. Give the agency's public key by --key, or --allow-unsigned.")
+        raise InputError(
+            "no trusted key. Give the agency's public key by --key, or --allow-unsigned."
+        )
     thresholds = None if adopted is None else adopted.thresholds
     with private_errors("serve"):
         import uvicorn
@@ -137,7 +151,9 @@ def _require_free(host: str, port: int) -> None:
     except OSError as error:
         # some addresses of a name may not exist here, such as ::1 without IPv6
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise InputError(f"--host {host}, --port {port}: {error.strerror}. Choose another.") from None
+            raise InputError(
+                f"--host {host}, --port {port}: {error.strerror}. Choose another."
+            ) from None
 
 
 def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
@@ -145,10 +161,15 @@ def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
 
     if no_key:
         if not _loopback(host):
-            raise InputError(f"--no-key: {host} can be reached from elsewhere. Give an API key, or --host 127.0.0.1.")
+            raise InputError(
+                f"--no-key: {host} can be reached from elsewhere. Give an API key, or --host "
+                "127.0.0.1."
+            )
         return None
     if file is None and not os.environ.get(KEY, "").strip():
-        raise InputError(f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine only.")
+        raise InputError(
+            f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine only."
+        )
     try:
         text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]
     except (OSError, UnicodeDecodeError):
@@ -169,11 +190,13 @@ def _loopback(host: str) -> bool:
 class Watch:
     """Reads the file of keys and the agency's roots again.
 
-    A file that cannot be read changes nothing, and stderr reports it. A root that revokes the bundle, is forged or has
-    expired ends the coding.
+    A file that cannot be read changes nothing, and stderr reports it. A root that revokes the
+    bundle, is forged or has expired ends the coding.
     """
 
-    def __init__(self, state: State, keys: Path | None, trust: Trust | None, sound: VerifiedBundle) -> None:
+    def __init__(
+        self, state: State, keys: Path | None, trust: Trust | None, sound: VerifiedBundle
+    ) -> None:
         self.state, self._keys, self._trust, self._sound = state, keys, trust, sound
         self._last_note, self._last_day = "", None if sound.root is None else sound.root.expires_on
 

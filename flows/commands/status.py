@@ -1,4 +1,6 @@
-"""Defines `autocoder status`: runs, waiting plans, the remaining budget, and the state of the installation."""
+"""Defines `autocoder status`: runs, waiting plans, the remaining budget, and the state of the
+installation.
+"""
 
 import json
 import os
@@ -24,19 +26,30 @@ _QUIET = 60
 
 def status(
     home: options.Home = None,
-    check: Annotated[bool, typer.Option("--check", help="Check this installation instead: what is missing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check this installation instead: what is missing.")
+    ] = False,
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print the figures in Prometheus' format instead, for node_exporter.")
+        bool,
+        typer.Option(
+            "--prometheus",
+            help="Print the figures in Prometheus' format instead, for node_exporter.",
+        ),
     ] = False,
     serve: Annotated[
-        str | None, typer.Option(help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted.")
+        str | None,
+        typer.Option(
+            help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted."
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with the command to type.
+    """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with
+    the command to type.
 
-    Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without its approvals, or a
-    release that a crash left open. Runs and workers are those of the Prefect server (PREFECT_API_URL).
+    Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without
+    its approvals, or a release that a crash left open. Runs and workers are those of the Prefect
+    server (PREFECT_API_URL).
 
     Examples
 
@@ -89,7 +102,10 @@ def _show(overview: dict[str, Any]) -> None:
     if server is None:
         console.print("server    none named (PREFECT_API_URL)")
     else:
-        runs = ", ".join(f"{count} {name.lower()}" for name, count in sorted(server["runs"].items())) or "none"
+        runs = (
+            ", ".join(f"{count} {name.lower()}" for name, count in sorted(server["runs"].items()))
+            or "none"
+        )
         console.print(f"runs      {runs} (last 7 days)")
         lacking = server["unserved"]
         workers = ", ".join(
@@ -102,23 +118,35 @@ def _show(overview: dict[str, Any]) -> None:
         for run in server["stopped"][:_SHOWN]:
             reason = f": {run['reason']}" if run["reason"] else ""
             console.print(
-                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}", soft_wrap=True
+                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}",
+                soft_wrap=True,
             )
             _remedy(console, run["remedy"])
         if len(server["stopped"]) > _SHOWN:
-            console.print(f"          and {len(server['stopped']) - _SHOWN} more (--json lists them)")
+            console.print(
+                f"          and {len(server['stopped']) - _SHOWN} more (--json lists them)"
+            )
         for run in server["waiting"]:
             console.print(f"waiting   {run['name']} for {run['plan']}", soft_wrap=True)
-            _remedy(console, f"autocoder approve {shlex.quote(run['plan'])} --key YOUR-KEY.pem --post")
+            _remedy(
+                console, f"autocoder approve {shlex.quote(run['plan'])} --key YOUR-KEY.pem --post"
+            )
     for stage in overview["stages"]:
         ago, share = stage["seconds_since"], f"{stage['share']:.0%}"
         what = f"{stage['flow']}: {stage['stage']}, {share}"
         if ago < _QUIET:
             console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
         else:
-            console.print(f"stage     {what}; no report for {duration(ago)}: interrupted or slow", soft_wrap=True)
+            console.print(
+                f"stage     {what}; no report for {duration(ago)}: interrupted or slow",
+                soft_wrap=True,
+            )
             _remedy(
-                console, f"repeat its command, `autocoder {command_of(stage['flow'])}` with the same options, to resume"
+                console,
+                (
+                    f"repeat its command, `autocoder {command_of(stage['flow'])}` with the same "
+                    "options, to resume"
+                ),
             )
     if ledger is None:
         console.print("ledger    none yet")
@@ -129,13 +157,19 @@ def _show(overview: dict[str, Any]) -> None:
         _remedy(console, "autocoder ledger recover")
     for plan in overview["plans"]:
         decision = plan["refused"] or _approval(plan)
-        console.print(f"plan      {plan['population']} {plan['label']}: {decision}: {plan['file']}", soft_wrap=True)
+        console.print(
+            f"plan      {plan['population']} {plan['label']}: {decision}: {plan['file']}",
+            soft_wrap=True,
+        )
         if plan["remedy"]:
             _remedy(console, plan["remedy"])
     table = Table("account", "kind", "ε spent", "ε left", "ε cap")
     for line in overview["budget"]:
         account = f"{line['population']}/{line['cohort']}"
-        cells = (ledger_text.spent(Decimal(line["epsilon_spent"])), left_text(Decimal(line["epsilon_left"])))
+        cells = (
+            ledger_text.spent(Decimal(line["epsilon_spent"])),
+            left_text(Decimal(line["epsilon_left"])),
+        )
         table.add_row(account, line["guarantee_kind"], *cells, line["epsilon_cap"] or "–")
     if overview["budget"]:
         console.print(table)
@@ -151,6 +185,7 @@ def _approval(plan: dict[str, Any]) -> str:
     approvers, missing = ", ".join(plan["approved_by"]), plan["missing"]
     if missing:
         return (
-            f"waits for {missing} more approval{'s' if missing > 1 else ''} (approved by {approvers or 'no one yet'})"
+            f"waits for {missing} more approval{'s' if missing > 1 else ''} (approved by "
+            f"{approvers or 'no one yet'})"
         )
     return f"ready to release ({f'approved by {approvers}' if approvers else 'no approval needed'})"

@@ -16,9 +16,13 @@ from tasks.running.failures import private_errors
 def successor(
     old: Annotated[Path, typer.Argument(help="Bundle in use.")],
     new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
-    labelled: Annotated[Path, typer.Option(help="Records coded by people, that neither model was trained on.")],
+    labelled: Annotated[
+        Path, typer.Option(help="Records coded by people, that neither model was trained on.")
+    ],
     unlabelled: Annotated[Path, typer.Option(help="Records of the period to code, without codes.")],
-    html: Annotated[Path | None, typer.Option(help="Page to write for the person who decides.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Page to write for the person who decides.")
+    ] = None,
     label: options.Label = None,
     text: options.Text = None,
     template: options.Template = None,
@@ -30,8 +34,9 @@ def successor(
 ) -> None:
     r"""Compare a bundle with its successor: where the new one is better or worse, and what changes.
 
-    Differences have 95 % paired bootstrap intervals and McNemar's exact test; tests by code are adjusted for their
-    number. The page also shows the work left to people at each accuracy, and the counts that change.
+    Differences have 95 % paired bootstrap intervals and McNemar's exact test; tests by code are
+    adjusted for their number. The page also shows the work left to people at each accuracy, and the
+    counts that change.
 
     Examples
 
@@ -65,7 +70,9 @@ def successor(
                 read=reading,
                 report=lambda line: say(line, err=True),
             )
-            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled", read=reading)
+            others = measure.answers(
+                earlier, later, unlabelled, records, option="--unlabelled", read=reading
+            )
         compared = measure.compare(earlier.release, later.release, coded, others)
         if html is not None:
             write_atomically(html, compared.page().encode())

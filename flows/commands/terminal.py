@@ -1,8 +1,8 @@
 """Prints text on a terminal without letting it act on the terminal.
 
-Codes, titles, narratives, names of files and partners come from elsewhere. An escape sequence in one could clear the
-screen, rename the window or overwrite the verdict; a bidirectional mark could show a different text; `[/x]` must not
-count as markup.
+Codes, titles, narratives, names of files and partners come from elsewhere. An escape sequence in
+one could clear the screen, rename the window or overwrite the verdict; a bidirectional mark could
+show a different text; `[/x]` must not count as markup.
 """
 
 import shlex
@@ -57,7 +57,9 @@ def _escaped_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = getattr(error, "format_message", None)  # of Click's errors, which typer does not export
+        message = getattr(
+            error, "format_message", None
+        )  # of Click's errors, which typer does not export
         if message is not None:
             text = escape_text(message())
             error.format_message = lambda: text  # pyrefly: ignore[missing-attribute]
@@ -86,8 +88,12 @@ def command_line(*words: str | Path, home: str | Path | None = None) -> str:
     Args:
         home: workspace that the command must find; it is named unless the command finds it without.
     """
-    named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", nearby(home)]
-    return shlex.join(["autocoder", *(nearby(word) if isinstance(word, Path) else word for word in words), *named])
+    named = (
+        [] if home is None or Path(home).resolve() == home_of(None) else ["--home", nearby(home)]
+    )
+    return shlex.join(
+        ["autocoder", *(nearby(word) if isinstance(word, Path) else word for word in words), *named]
+    )
 
 
 def command_of(flow: str) -> str:

@@ -39,7 +39,8 @@ def train(
         float | None,
         options.privacy(
             "--epsilon",
-            help="Target ε for one record (or unit). Smaller values protect more and cost accuracy. SWAG-PPM searches "
+            help="Target ε for one record (or unit). Smaller values protect more and cost "
+            "accuracy. SWAG-PPM searches "
             "c for it.",
         ),
     ] = None,
@@ -47,14 +48,20 @@ def train(
         float | None,
         options.privacy(
             help="Delta of a formal claim, far below one over the number of records.",
-            show_default="the profile's, or the least of 1e-5, a tenth over their number and the policy's cap",
+            show_default=(
+                "the profile's, or the least of 1e-5, a tenth over their number and the "
+                "policy's cap"
+            ),
         ),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Read records and code list, and show stages, population, charge, budget, expected time and disk.",
+            help=(
+                "Read records and code list, and show stages, population, charge, budget, "
+                "expected time and disk."
+            ),
         ),
     ] = False,
     release: Annotated[
@@ -68,7 +75,8 @@ def train(
     deploy: Annotated[
         str | None,
         options.more(
-            help="Do not run now: check these parameters, and register them under this name as a deployment of the "
+            help="Do not run now: check these parameters, and register them under this name as a "
+            "deployment of the "
             "Prefect server (PREFECT_API_URL)."
         ),
     ] = None,
@@ -80,11 +88,12 @@ def train(
     engine: options.Engine = "",
     processes: options.Processes = 1,
 ) -> None:
-    r"""Train on a file of records, and plan the release: one formally private model, or one posterior sample.
+    r"""Train on a file of records, and plan the release: one formally private model, or one
+    posterior sample.
 
-    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. Several --label give
-    a plan each, from one encoding of the texts. After an interruption, run the same command to resume. Finished stages
-    are reused.
+    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`.
+    Several --label give a plan each, from one encoding of the texts. After an interruption, run the
+    same command to resume. Finished stages are reused.
 
     Examples
 
@@ -118,7 +127,9 @@ def train(
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
     if delta is not None:
         if not run.formal:
-            raise InputError("--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile.")
+            raise InputError(
+                "--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile."
+            )
         target = (*target, f"formal.delta={delta}")
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
     planned = [(labelled, labelled.parameters(*target, *enabled)) for labelled in runs]
@@ -126,12 +137,15 @@ def train(
     context = run.context(engine=engine, processes=processes)
     if len(planned) > 1 and not dry_run:
         for _, parameters in planned:
-            # a plan names every fit of its records, so that all are fitted before the first is stated
+            # a plan names every fit of its records, so that all are fitted before the first is
+            # stated
             if not parameters.release.enabled:
                 _fit(parameters, context, output)
     for labelled, parameters in planned:
         if deploy is not None:
-            _deploy(labelled, output, parameters, context, name=deploy, cron=cron, time_zone=time_zone)
+            _deploy(
+                labelled, output, parameters, context, name=deploy, cron=cron, time_zone=time_zone
+            )
         elif dry_run:
             from tasks.retraining import run as retraining
 
@@ -140,7 +154,9 @@ def train(
             _show(_fit(parameters, context, output), parameters, context, output)
 
 
-def _fit(parameters: RetrainParameters, context: Context, output: options.OutputOptions) -> RetrainResult:
+def _fit(
+    parameters: RetrainParameters, context: Context, output: options.OutputOptions
+) -> RetrainResult:
     import flows.retrain as job
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
@@ -167,7 +183,10 @@ def _fit(parameters: RetrainParameters, context: Context, output: options.Output
 
 
 def _show(
-    result: RetrainResult, parameters: RetrainParameters, context: Context, output: options.OutputOptions
+    result: RetrainResult,
+    parameters: RetrainParameters,
+    context: Context,
+    output: options.OutputOptions,
 ) -> None:
     if result.release is not None:
         output.note_estimate(result.release.guarantee_kind)
@@ -179,10 +198,13 @@ def _show(
 
 def _require_server(deploy: str | None) -> None:
     if deploy is None:
-        raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
+        raise InputError(
+            "--cron: nothing is registered. Name the deployment, such as --deploy own."
+        )
     if "PREFECT_API_URL" not in os.environ:
         raise InputError(
-            "--deploy: no server is named. Set PREFECT_API_URL, such as http://127.0.0.1:4200/api; `make stack` and "
+            "--deploy: no server is named. Set PREFECT_API_URL, such as "
+            "http://127.0.0.1:4200/api; `make stack` and "
             "`prefect server start` start one."
         )
 
@@ -207,12 +229,20 @@ def _deploy(
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
-        worker = WorkerSettings(device=run.device, engine=context.engine, processes=context.processes, **home)
+        worker = WorkerSettings(
+            device=run.device, engine=context.engine, processes=context.processes, **home
+        )
         pool = "gpu" if run.device == "cuda" else "cpu"
-        registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
+        registered = schedules.register_retrain(
+            name, parameters, worker, schedule=schedule, pool=pool
+        )
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
     if output.as_json:
-        say(json.dumps({"deployment": registered, "cron": cron, "time_zone": time_zone, "pool": pool}))
+        say(
+            json.dumps(
+                {"deployment": registered, "cron": cron, "time_zone": time_zone, "pool": pool}
+            )
+        )
         return
     when = "manually" if cron is None else f"at {cron} ({time_zone})"
     say(f"deployment {registered}: runs {when} on pool {pool}")
@@ -225,7 +255,9 @@ def _deploy(
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     following = (("read", "plan"), ("next", "audit"), ("then", "release"))
     commands = [f"{name}: {command_line(*words, nearby(plan))}" for name, *words in following]
-    return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {nearby(plan)}", *commands))
+    return "\n".join(
+        (*summary_of(plan, home, parameters.release), f"plan: {nearby(plan)}", *commands)
+    )
 
 
 def _show_dry_run(
@@ -233,7 +265,12 @@ def _show_dry_run(
 ) -> None:
     search = _search(parameters) if parameters.formal is None and parameters.needs_search else None
     stages = {step.label: reused for step, reused in preview.steps}
-    data, survey, charge, estimate = parameters.data, preview.source, preview.charge, preview.estimate
+    data, survey, charge, estimate = (
+        parameters.data,
+        preview.source,
+        preview.charge,
+        preview.estimate,
+    )
     missing = [label for label, reused in stages.items() if not reused]
     seconds = estimate.of_labels(missing) if missing or search else 0.0
     row, listed = preview.row, data.codelist is not None
@@ -244,8 +281,12 @@ def _show_dry_run(
             "release": row and _fields(row, "release_id", "state"),
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
-            "codes": {"listed": survey.codes if listed else None, "observed": survey.codes_observed},
-            "code_list": preview.code_list and _fields(preview.code_list, "verdict", "published_name", "description"),
+            "codes": {
+                "listed": survey.codes if listed else None,
+                "observed": survey.codes_observed,
+            },
+            "code_list": preview.code_list
+            and _fields(preview.code_list, "verdict", "published_name", "description"),
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "files": list(survey.reading),
             "notes": list(survey.notes),
@@ -270,7 +311,10 @@ def _show_dry_run(
         return
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
     if len(missing) < len(stages):
-        table.add_row(f"{len(stages) - len(missing)} of {len(stages)} stages", Text("finished, reused", "cyan"))
+        table.add_row(
+            f"{len(stages) - len(missing)} of {len(stages)} stages",
+            Text("finished, reused", "cyan"),
+        )
     for label in missing:
         table.add_row(label, "to compute")
     if search is not None:
@@ -278,9 +322,17 @@ def _show_dry_run(
     table.add_row("release", _release(parameters, row))
     console = Console()
     console.print(table)
-    by = "by what stages took in this workspace" if estimate.measured else "rough: no stage was timed in this workspace"
+    by = (
+        "by what stages took in this workspace"
+        if estimate.measured
+        else "rough: no stage was timed in this workspace"
+    )
     fits = "; with a search that needs two fits" if search else ""
-    time = f"about {duration(seconds)} ({by}{fits})" if missing or search else "nothing: every stage is finished"
+    time = (
+        f"about {duration(seconds)} ({by}{fits})"
+        if missing or search
+        else "nothing: every stage is finished"
+    )
     disk = f"{estimate.disk_bytes / 1e6:,.0f} MB in all"
     for name, line in (*_facts(preview, parameters), ("to compute", time), ("disk", disk)):
         say_prose(line, name=name)
@@ -302,7 +354,9 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     from tasks.retraining.run import warnings_of
 
     data, survey, charge = parameters.data, preview.source, preview.charge
-    dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items())
+    dropped = ", ".join(
+        f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items()
+    )
     yield "population", f"{data.population}; cohorts {_listed(survey.cohorts)}"
     named = " ".join(part for part in (data.classification, data.classification_version) if part)
     listed = "; no list" if data.codelist is None else f"; {survey.codes:,} codes on the list"
@@ -315,20 +369,45 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "file", line
     for line in survey.notes:
         yield "note", line
-    yield "records", f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
-    left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items())
+    yield (
+        "records",
+        f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}",
+    )
+    left_out = ", ".join(
+        f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items()
+    )
     halves = ", ".join(f"{name} {count:,}" for name, count in survey.sampled.items())
     ingest = data.ingest
     split = f"by the day {ingest.train_before}" if ingest.train_before else "at random"
     dates = "" if ingest.dates_from else "; no dates are read"
-    yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}"
+    yield (
+        "sampled",
+        f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}",
+    )
     train, test = survey.sampled["train"], survey.sampled["test"]
-    yield from (("warning", line) for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed))
+    yield from (
+        ("warning", line)
+        for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed)
+    )
     yield "model", _model(parameters.model)
-    read, english, stems = survey.language, parameters.model.encoder_language, parameters.model.stems_language
+    read, english, stems = (
+        survey.language,
+        parameters.model.encoder_language,
+        parameters.model.stems_language,
+    )
     if read and ((english and read != "english") or stems not in (None, read)):
-        stemmed = f", and its stems are {stems}: --set model.lexical_language={read} changes these" if stems else ""
-        yield "warning", f"the texts look {read}; the encoder {'reads English' if english else 'is your own'}{stemmed}"
+        stemmed = (
+            f", and its stems are {stems}: --set model.lexical_language={read} changes these"
+            if stems
+            else ""
+        )
+        yield (
+            "warning",
+            (
+                f"the texts look {read}; the encoder "
+                f"{'reads English' if english else 'is your own'}{stemmed}"
+            ),
+        )
     if not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
@@ -340,7 +419,10 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     for line in charge.budget:
         yield "budget", line
     if charge.by_name_alone:
-        yield "", "by name only: releases of these records under another name show only after ingest"
+        yield (
+            "",
+            "by name only: releases of these records under another name show only after ingest",
+        )
     if charge.others:
         yield "other names", population_name_warning(charge.others, data.population)
     if preview.row is None and charge.exceeds:
@@ -351,21 +433,34 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
     if parameters.data.ingest.codes_are_names:
         yield "the names of the codes serve as their titles: go on only if every name is public"
         return
-    yield "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
-    yield "are the codes public names? Then --set data.ingest.codes_are_names=true makes each its own title"
+    yield (
+        "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
+    )
+    yield (
+        "are the codes public names? Then --set data.ingest.codes_are_names=true makes each "
+        "its own title"
+    )
     if parameters.model.lexical == "hashed":
         yield (
-            "are these injuries? Then --set model.lexical=titles --set model.lexical_titles=injuries reads words of "
+            "are these injuries? Then --set model.lexical=titles --set "
+            "model.lexical_titles=injuries reads words of "
             "OIICS's titles in place of hashed words"
         )
 
 
 def _model(model: ModelConfig) -> str:
     start = "from the titles of the code list" if model.prior == "titles" else "at random"
-    words = {"none": "", "titles": "; it reads the words of the titles", "hashed": "; it reads hashed words"}
+    words = {
+        "none": "",
+        "titles": "; it reads the words of the titles",
+        "hashed": "; it reads hashed words",
+    }
     stems = f" by {model.stems_language} stems" if model.stems_language else ""
     english = f" ({model.encoder_language})" if model.encoder_language else ""
-    return f"{model.encoder}{english}, trains {model.trainable}; the head starts {start}{words[model.lexical]}{stems}"
+    return (
+        f"{model.encoder}{english}, trains {model.trainable}; the head starts "
+        f"{start}{words[model.lexical]}{stems}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -377,7 +472,8 @@ def _search(parameters: RetrainParameters) -> str:
 
     config = parameters.pseudo_posterior
     return (
-        f"c for epsilon {config.target_epsilon:g}: fits of all rounds, decided one by one, at most {MAX_FITS}; "
+        f"c for epsilon {config.target_epsilon:g}: fits of all rounds, decided one by one, at "
+        f"most {MAX_FITS}; "
         "finished ones are reused"
     )
 

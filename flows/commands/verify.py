@@ -1,4 +1,6 @@
-"""Defines `autocoder verify`: checks of a bundle without network and, except test vectors, without a model."""
+"""Defines `autocoder verify`: checks of a bundle without network and, except test vectors, without
+a model.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,9 @@ def verify(
     golden: Annotated[
         bool | None,
         typer.Option(
-            "--golden/--no-golden", help="Load the model and check the test vectors.", show_default="where torch is"
+            "--golden/--no-golden",
+            help="Load the model and check the test vectors.",
+            show_default="where torch is",
         ),
     ] = None,
     allow_unsigned: bundle_options.AllowUnsigned = False,
@@ -26,10 +30,11 @@ def verify(
 ) -> None:
     r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, test vectors.
 
-    --key is the first of the agency's roots; --roots has those that followed. With it replaced keys are followed, and a
-    revoked bundle and expired roots are refused.
+    --key is the first of the agency's roots; --roots has those that followed. With it replaced keys
+    are followed, and a revoked bundle and expired roots are refused.
 
-    Prints what was checked, and on a second line what was not. For a bad bundle it exits with 1 and names the file.
+    Prints what was checked, and on a second line what was not. For a bad bundle it exits with 1 and
+    names the file.
 
     Examples
 
@@ -80,13 +85,17 @@ def verify(
     signed = f"signed by {sound.signed_by[:16]}" if sound.signed_by else "UNSIGNED"
     listed = ""
     if roots is not None and sound.root is not None:
-        listed = f", by root {sound.root.version} (valid until {sound.root.expires_on or 'replaced'}), not revoked"
+        listed = (
+            f", by root {sound.root.version} (valid until "
+            f"{sound.root.expires_on or 'replaced'}), not revoked"
+        )
     unchecked = [] if listed else ["revocation (give --roots)"]
     if answers is None:
         unchecked.append("test vectors (give --golden)")
     tried = "" if answers is None else f", {answers} test vectors"
     say(
-        f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
+        f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row "
+        f"{sound.ledger_sequence}"
         f"{listed}{tried}"
     )
     if unchecked:

@@ -1,4 +1,5 @@
-"""Suspends a run until its plan is approved, with a form on Prefect's page for each signed decision.
+"""Suspends a run until its plan is approved, with a form on Prefect's page for each signed
+decision.
 
 Prefect stores questions and answers with the run, which starts from the top at each answer.
 """
@@ -27,13 +28,17 @@ class SignedDecision(RunInput):
 
     decision: str = Field(
         title="Signed decision",
-        description="The line that `autocoder approve PLAN --key KEY.pem --print` (or with `--refuse`) prints.",
+        description=(
+            "The line that `autocoder approve PLAN --key KEY.pem --print` (or with "
+            "`--refuse`) prints."
+        ),
         pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
     )
 
 
 def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
-    """Return when the plan of a deployment's run may be released; until then, leave the process by Prefect's signal.
+    """Return when the plan of a deployment's run may be released; until then, leave the process by
+    Prefect's signal.
 
     Args:
         file: path of the plan, for the page and for errors.
@@ -47,7 +52,9 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
         decision = _answer(number)
         if decision is None:
             plan_context = PlanContext.of(context, plan)
-            text = plan_page.markdown(plan_page.page_of(plan, status, file=file, context=plan_context))
+            text = plan_page.markdown(
+                plan_page.page_of(plan, status, file=file, context=plan_context)
+            )
             prefect_page.publish_plan(context.run, text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
             decision = _ask(number, warning + text, days=days)
@@ -68,7 +75,8 @@ def _key(number: int) -> str:
 def _answer(number: int) -> str | None:
     """Returns the answer to this question; "" if it is open, None if the run has not put it yet.
 
-    Prefect forgets the open question of a run that crashed, and then fails when it puts the same question again.
+    Prefect forgets the open question of a run that crashed, and then fails when it puts the same
+    question again.
     """
     keys = keyset_from_base_key(f"suspended-{_key(number)}")
     answer = read_flow_run_input(keys["response"])
@@ -81,7 +89,9 @@ def _ask(number: int, text: str, *, days: int) -> str:
     """Leave the process by Prefect's signal; the run restarts with the answer."""
     try:
         return suspend_flow_run(
-            wait_for_input=SignedDecision.with_initial_data(description=text), timeout=days * 86_400, key=_key(number)
+            wait_for_input=SignedDecision.with_initial_data(description=text),
+            timeout=days * 86_400,
+            key=_key(number),
         ).decision
     except ValidationError:
         return ""  # the run died between suspending and putting the question, which Prefect takes for put

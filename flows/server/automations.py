@@ -23,7 +23,9 @@ _BLOCK = "autocoder-notifications"
 
 
 def apply_pools(names: Sequence[str]) -> None:
-    """Create process work pools. One that exists, with its type and limit of runs, is the organisation's."""
+    """Create process work pools. One that exists, with its type and limit of runs, is the
+    organisation's.
+    """
     with server() as client:
         for name in names:
             with suppress(ObjectAlreadyExists):
@@ -34,7 +36,8 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
     """Create or update the automations of a file; return their names.
 
     Args:
-        webhook: where notifications go, as JSON `{"text": …}`; without it, rules that only notify are omitted.
+        webhook: where notifications go, as JSON `{"text": …}`; without it, rules that only notify
+            are omitted.
     """
     applied = []
     with server() as client:
@@ -48,7 +51,8 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
                 automation = AutomationCore.model_validate(rule)
             except ValueError:
                 raise InputError(
-                    f"{file}: rule {rule.get('name')} is not a valid automation. Compare it with Prefect's schema."
+                    f"{file}: rule {rule.get('name')} is not a valid automation. Compare it with "
+                    "Prefect's schema."
                 ) from None
             # The new one first, so that no crash leaves a rule missing.
             earlier = client.read_automations_by_name(automation.name)
@@ -59,13 +63,16 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
     return applied
 
 
-def _action(client: SyncPrefectClient, action: dict[str, Any], block: UUID | None) -> dict[str, Any] | None:
+def _action(
+    client: SyncPrefectClient, action: dict[str, Any], block: UUID | None
+) -> dict[str, Any] | None:
     if "run" in action:
         try:
             deployment = client.read_deployment_by_name(action["run"])
         except ObjectNotFound:
             raise InputError(
-                f"automation: the server has no deployment {action['run']}. Apply the deployments first."
+                f"automation: the server has no deployment {action['run']}. Apply the "
+                "deployments first."
             ) from None
         return {"type": "run-deployment", "source": "selected", "deployment_id": str(deployment.id)}
     if "notify" in action:
@@ -82,6 +89,11 @@ def _action(client: SyncPrefectClient, action: dict[str, Any], block: UUID | Non
 
 def _block(webhook: str) -> UUID:
     block = CustomWebhookNotificationBlock(
-        name="autocoder", url=webhook, method="POST", json_data={"text": "{{body}}"}, headers=None, cookies=None
+        name="autocoder",
+        url=webhook,
+        method="POST",
+        json_data={"text": "{{body}}"},
+        headers=None,
+        cookies=None,
     )
     return cast(UUID, block.save(_BLOCK, overwrite=True))

@@ -26,6 +26,10 @@ def answering() -> Iterator[None]:
     except httpx.HTTPStatusError as error:  # Prefect's error derives from it
         code = error.response.status_code
         remedy = ". Set PREFECT_API_AUTH_STRING." if code == httpx.codes.UNAUTHORIZED else ""
-        raise (Unavailable if code >= 500 else StorageError)(f"Prefect server: it answers {code}{remedy}") from None
+        raise (Unavailable if code >= 500 else StorageError)(
+            f"Prefect server: it answers {code}{remedy}"
+        ) from None
     except httpx.HTTPError as error:
-        raise Unavailable(f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL.") from None
+        raise Unavailable(
+            f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL."
+        ) from None

@@ -1,8 +1,10 @@
-"""Finds runs on the Prefect server whose process, worker or host died, so that its scheduler restarts them.
+"""Finds runs on the Prefect server whose process, worker or host died, so that its scheduler
+restarts them.
 
-Only the heartbeat shows that a run died with its worker or host. The rule `zombies` of deployments/automations.yaml
-waits for the next one, and forgets what it waits for when Prefect's services are away. The database has both the run
-and its heartbeats, so this module finds there what the rule missed.
+Only the heartbeat shows that a run died with its worker or host. The rule `zombies` of
+deployments/automations.yaml waits for the next one, and forgets what it waits for when Prefect's
+services are away. The database has both the run and its heartbeats, so this module finds there what
+the rule missed.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ HEARTBEAT_STOPPED = "its heartbeat stopped"
 def declare_dead(
     flows: Sequence[str], *, silent: timedelta, age: timedelta, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """Declare runs of deployments that are at work and send no heartbeat crashed; return their names.
+    """Declare runs of deployments that are at work and send no heartbeat crashed; return their
+    names.
 
-    A run that lives all the same loses nothing: the second start waits for its locks, and finds its stages.
+    A run that lives all the same loses nothing: the second start waits for its locks, and finds its
+    stages.
 
     Args:
         silent: time without a heartbeat.
@@ -55,7 +59,8 @@ def declare_dead(
 def resume(
     flows: Sequence[str], *, attempts: int, age: timedelta, pending: timedelta
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Resume dead runs of these flows; return their names, and the names of those that died too often.
+    """Resume dead runs of these flows; return their names, and the names of those that died too
+    often.
 
     Args:
         attempts: how often a run is started at most.
@@ -66,7 +71,11 @@ def resume(
     now = datetime.now(UTC)
     with server() as client:
         dead = [run for run in _runs(client, StateType.CRASHED, flows) if _since(run, now) < age]
-        dead += [run for run in _runs(client, StateType.PENDING, flows) if pending < _since(run, now) < age]
+        dead += [
+            run
+            for run in _runs(client, StateType.PENDING, flows)
+            if pending < _since(run, now) < age
+        ]
         for run in dead:
             if run.deployment_id is None or run.parent_task_run_id is not None:
                 continue  # anyone who started it manually, or its parent, starts it again
@@ -75,14 +84,18 @@ def resume(
                 continue
             if _stopped_by_hand(client, run):
                 continue
-            # Not forced: a run that started after all, or that another round resumed, stays as it is.
-            client.set_flow_run_state(run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts"))
+            # Not forced: a run that started after all, or that another round resumed, stays as it
+            # is.
+            client.set_flow_run_state(
+                run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts")
+            )
             resumed.append(run.name)
     return tuple(resumed), tuple(given_up)
 
 
 def drop_missed(*, before: datetime) -> tuple[str, ...]:
-    """Cancels runs of schedules that were missed, except for the newest of each deployment; returns their names.
+    """Cancels runs of schedules that were missed, except for the newest of each deployment; returns
+    their names.
 
     Args:
         before: runs whose time was earlier and that no worker has taken are missed.
@@ -102,7 +115,9 @@ def drop_missed(*, before: datetime) -> tuple[str, ...]:
                 newest.add(run.deployment_id)
                 continue
             # Not forced: a run that a worker takes meanwhile continues.
-            client.set_flow_run_state(run.id, Cancelled(message="missed; a later run of the schedule takes its place"))
+            client.set_flow_run_state(
+                run.id, Cancelled(message="missed; a later run of the schedule takes its place")
+            )
             dropped.append(run.name)
     return tuple(dropped)
 

@@ -1,4 +1,5 @@
-"""Defines the forms of Prefect's page: a few fields that only the operator can fill in, and one YAML text for the rest.
+"""Defines the forms of Prefect's page: a few fields that only the operator can fill in, and one
+YAML text for the rest.
 
 Fields have a position, without which the page shows them in any order.
 """
@@ -45,11 +46,17 @@ def number_fields(schema: dict[str, Any]) -> None:
 
 
 def section(model: type[BaseModel]) -> type[BaseModel]:
-    """Returns a model as a section of a form; rules across its fields are checked when it becomes parameters."""
+    """Returns a model as a section of a form; rules across its fields are checked when it becomes
+    parameters.
+    """
     config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=number_fields)
     config["title"] = model.model_config.get("title") or model.__name__
-    fields: dict[str, Any] = {name: (info.rebuild_annotation(), info) for name, info in model.model_fields.items()}
-    return create_model(f"{model.__name__}Section", __config__=config, __doc__=model.__doc__, **fields)
+    fields: dict[str, Any] = {
+        name: (info.rebuild_annotation(), info) for name, info in model.model_fields.items()
+    }
+    return create_model(
+        f"{model.__name__}Section", __config__=config, __doc__=model.__doc__, **fields
+    )
 
 
 class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
@@ -88,11 +95,16 @@ class RecordsForm(BaseModel):
     }
     """The parameter that each field sets."""
 
-    source: _Name = Field(title="Records", description="File of the records, as the worker has it: an absolute path.")
-    codelist: _Name = Field(
-        title="Code list", description="File of the published code list (code, title); `none` where there is none."
+    source: _Name = Field(
+        title="Records", description="File of the records, as the worker has it: an absolute path."
     )
-    text_columns: tuple[_Name, ...] = Field(min_length=1, title="Text columns", description="Columns of the text.")
+    codelist: _Name = Field(
+        title="Code list",
+        description="File of the published code list (code, title); `none` where there is none.",
+    )
+    text_columns: tuple[_Name, ...] = Field(
+        min_length=1, title="Text columns", description="Columns of the text."
+    )
     label_column: _Name = Field(title="Code column", description="Column of the code.")
     population: Name = Field(
         title="Population",
@@ -101,7 +113,8 @@ class RecordsForm(BaseModel):
     advanced: str = Field(
         default="",
         title="Advanced (YAML)",
-        description="All else, as in a profile: `data: {classification: SOC, ingest: {date_column: Day}}`; "
+        description="All else, as in a profile: `data: {classification: SOC, ingest: "
+        "{date_column: Day}}`; "
         "`profile: NAME` starts from a profile, `run: {device: cuda}` says where "
         "(docs/reference/parameters.md lists the rest).",
     )
@@ -121,15 +134,21 @@ class RecordsForm(BaseModel):
         except yaml.YAMLError:
             raise InputError("advanced: it is not YAML. Write `section: {name: value}`") from None
         if not isinstance(content, dict):
-            raise InputError("advanced: it must be a mapping of sections. Write `section: {name: value}`")
+            raise InputError(
+                "advanced: it must be a mapping of sections. Write `section: {name: value}`"
+            )
         return content
 
     def profile(self) -> str | None:
-        """Returns the name of the profile that the text changes; None: the text holds every setting."""
+        """Returns the name of the profile that the text changes; None: the text holds every
+        setting.
+        """
         return self._content().get("profile", self.PROFILE)
 
     def parameters(self) -> RetrainParameters:
-        """Returns the profile with the YAML text and the fields in their places; an error names the field."""
+        """Returns the profile with the YAML text and the fields in their places; an error names the
+        field.
+        """
         content = self._content()
         for name in ("run", "profile"):
             content.pop(name, None)
@@ -147,28 +166,42 @@ class RecordsForm(BaseModel):
                 profiles.put(content, key, value)
             return profiles.validate(RetrainParameters, content, where="advanced: ")
         if profile not in profiles.profile_names():
-            raise InputError(f"advanced: profile {profile!r} is unknown. Choose {', '.join(profiles.profile_names())}")
+            raise InputError(
+                f"advanced: profile {profile!r} is unknown. Choose "
+                f"{', '.join(profiles.profile_names())}"
+            )
         data = profiles.load_profile(profile).get("data", {})
         if own["data.population"] == data.get("population"):
-            del own["data.population"]  # so that it counts as the profile's, which lends it to no other columns
+            del own[
+                "data.population"
+            ]  # so that it counts as the profile's, which lends it to no other columns
         values = {"release.deployment": "release/release"} | settings | own
         return profiles.parameters(profile, (), values=values)
 
     def run(self) -> WorkerSettings:
         """Returns where the run works; an error names the setting."""
-        return profiles.validate(WorkerSettings, self._content().get("run") or {}, where="advanced: run: ")
+        return profiles.validate(
+            WorkerSettings, self._content().get("run") or {}, where="advanced: run: "
+        )
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form of given parameters, such as those of a command: each is in a field or in the text."""
+        """Returns the form of given parameters, such as those of a command: each is in a field or
+        in the text.
+        """
         content = parameters.model_dump(mode="json")
         fields = {name: _take(content, key) for name, key in cls.PARAMETERS.items()}
         if len(fields["source"]) > 1:
-            raise InputError("--data: a form has one file of records. Join the files, and name the one that results.")
+            raise InputError(
+                "--data: a form has one file of records. Join the files, and name the one that "
+                "results."
+            )
         (fields["source"],) = fields["source"]
         fields["codelist"] = fields["codelist"] or NO_LIST
         content |= {"profile": None, "run": worker.model_dump(mode="json", exclude_unset=True)}
-        return cls.model_validate(fields | {"advanced": yaml.safe_dump(content, sort_keys=False, allow_unicode=True)})
+        return cls.model_validate(
+            fields | {"advanced": yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}
+        )
 
 
 class FormalForm(RecordsForm):
@@ -176,7 +209,10 @@ class FormalForm(RecordsForm):
 
     model_config = ConfigDict(title="Formal release")
     PROFILE: ClassVar[str] = "formal"
-    PARAMETERS: ClassVar[Mapping[str, str]] = {**RecordsForm.PARAMETERS, "target_epsilon": "formal.target_epsilon"}
+    PARAMETERS: ClassVar[Mapping[str, str]] = {
+        **RecordsForm.PARAMETERS,
+        "target_epsilon": "formal.target_epsilon",
+    }
 
     target_epsilon: float = Field(
         gt=0,
@@ -209,28 +245,38 @@ def _take(content: dict[str, Any], key: str) -> Any:
 
 
 def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
-    """Returns the parameters of a run's form; its deployment lends neither population nor settings to other records.
+    """Returns the parameters of a run's form; its deployment lends neither population nor settings
+    to other records.
 
-    A profile drops what it says only of its own records. A deployment that holds all its settings cannot.
+    A profile drops what it says only of its own records. A deployment that holds all its settings
+    cannot.
     """
     theirs = {} if run.deployment is None else _values_of_deployment(run.deployment)
     names = ("text_columns", "label_column", "population")
-    changed = [name for name in names if name in theirs and list_of(theirs[name]) != list_of(getattr(form, name))]
+    changed = [
+        name
+        for name in names
+        if name in theirs and list_of(theirs[name]) != list_of(getattr(form, name))
+    ]
     if changed and changed[-1] != "population" and "population" in theirs:
         raise InputError(
-            f"population: the form has other columns ({changed[0]}) than this deployment, whose population belongs to "
+            f"population: the form has other columns ({changed[0]}) than this deployment, whose "
+            "population belongs to "
             "its own records. Name the population of your records."
         )
     if changed and form.profile() is None:
         raise InputError(
-            f"{changed[0]}: the form differs from this deployment, whose settings are fixed for its records. For "
+            f"{changed[0]}: the form differs from this deployment, whose settings are fixed for "
+            "its records. For "
             "other records use retrain/formal, or register them by `autocoder train --deploy`."
         )
     return form.parameters()
 
 
 def _values_of_deployment(deployment: str) -> dict[str, Any]:
-    """Returns the form's values in a deployment; `prefect.runtime.deployment.parameters` are those of the run."""
+    """Returns the form's values in a deployment; `prefect.runtime.deployment.parameters` are those
+    of the run.
+    """
     from flows.server.client import server
 
     with server() as client:

@@ -1,4 +1,6 @@
-"""Runs a function of ours in a flow run of Prefect: stages are task runs, and results show on the run's page."""
+"""Runs a function of ours in a flow run of Prefect: stages are task runs, and results show on the
+run's page.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,19 @@ from uuid import UUID
 
 import httpx
 from prefect import Flow, flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError, PrefectException, TerminationSignal
 from prefect.runtime import deployment, flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
+from prefect.settings import (
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
+    temporary_settings,
+)
 from prefect.states import Cancelled, Crashed, State
 from prefect.utilities.annotations import quote
 
@@ -31,8 +41,14 @@ from tasks.running.run import Run
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NOTHING_STORED: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
-"""Options of every flow and task of ours: Prefect stores no result of theirs, and nothing that they print."""
+NOTHING_STORED: dict[str, Any] = {
+    "persist_result": False,
+    "result_serializer": "json",
+    "log_prints": False,
+}
+"""Options of every flow and task of ours: Prefect stores no result of theirs, and nothing that they
+print.
+"""
 _SECONDS_BETWEEN_UPDATES = 3.0
 
 
@@ -45,7 +61,9 @@ class PrefectRun(Run):
         self.id = str(flow_run.get_id() or "") or None
         self.deployment = str(deployment.id or "") or None
 
-    def call(self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(
+        self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         @wraps(function)
         def body(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
@@ -55,7 +73,9 @@ class PrefectRun(Run):
                     return cast("R", Cancelled())
                 raise
 
-        unit = task(name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)(body)
+        unit = task(
+            name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED
+        )(body)
         # quote: Prefect must not walk through the arguments in search of futures
         quoted: Any = [quote(value) for value in args]
         named: Any = {key: quote(value) for key, value in kwargs.items()}
@@ -80,7 +100,9 @@ class PrefectRun(Run):
 
 @contextmanager
 def _unless_refused() -> Iterator[None]:
-    """Goes on where the server refuses what is only shown, or is away: what counts is in the workspace."""
+    """Goes on where the server refuses what is only shown, or is away: what counts is in the
+    workspace.
+    """
     try:
         yield
     except (httpx.HTTPError, PrefectException) as error:
@@ -93,7 +115,9 @@ def _log(*words: str) -> None:
 
 
 def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Makes a flow that ends as *Crashed*, which housekeeping takes up, where its database or a server is away."""
+    """Makes a flow that ends as *Crashed*, which housekeeping takes up, where its database or a
+    server is away.
+    """
 
     def decorate(body: Callable[P, R]) -> Flow[P, R]:
         @wraps(body)
@@ -115,14 +139,18 @@ def named_by_plan() -> str:
     return Path(str(flow_run.get_parameters()["plan"])).stem
 
 
-def in_flow_run(body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, Any]) -> R:
+def in_flow_run(
+    body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, Any]
+) -> R:
     """Calls the body of a command within a flow run, whose page shows home and parameters."""
 
     @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
     def command(home: str, parameters: Mapping[str, Any]) -> R:
         return body(PrefectRun())
 
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 10, PREFECT_CLIENT_RETRY_EXTRA_CODES: {500}}):
+    with temporary_settings(
+        {PREFECT_CLIENT_MAX_RETRIES: 10, PREFECT_CLIENT_RETRY_EXTRA_CODES: {500}}
+    ):
         return command(home=home, parameters=parameters)
 
 
@@ -150,9 +178,15 @@ class ProgressBars(Listener):
         self._last = now
         self._show(label, min(100.0, 100.0 * done / total))
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Completes the bar and logs the stage. No figure goes along: the number of records must not reach Prefect."""
-        self._run.copy().run(_log, "%s: %s", label, "found finished" if reused else f"{seconds:.3g} s")
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
+        """Completes the bar and logs the stage. No figure goes along: the number of records must
+        not reach Prefect.
+        """
+        self._run.copy().run(
+            _log, "%s: %s", label, "found finished" if reused else f"{seconds:.3g} s"
+        )
         if self._artifact is not None:
             self._show(f"{label}: done", 100.0)
             self._artifact = None
@@ -163,6 +197,8 @@ class ProgressBars(Listener):
     def _move(self, description: str, percent: float) -> None:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _unless_refused():
             if self._artifact is None:
-                self._artifact = cast("UUID", create_progress_artifact(progress=percent, description=description))
+                self._artifact = cast(
+                    "UUID", create_progress_artifact(progress=percent, description=description)
+                )
             else:
                 update_progress_artifact(self._artifact, progress=percent, description=description)

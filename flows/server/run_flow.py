@@ -16,7 +16,12 @@ R = TypeVar("R")
 
 
 def run_command(
-    body: Callable[[Context], R], context: Context, *, name: str, label: str, parameters: Mapping[str, Any]
+    body: Callable[[Context], R],
+    context: Context,
+    *,
+    name: str,
+    label: str,
+    parameters: Mapping[str, Any],
 ) -> R:
     """Calls the body with the context, to which its run is added.
 

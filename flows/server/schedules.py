@@ -1,4 +1,6 @@
-"""Registers a training run with given parameters as a deployment of the Prefect server, manually or by the calendar."""
+"""Registers a training run with given parameters as a deployment of the Prefect server, manually or
+by the calendar.
+"""
 
 from __future__ import annotations
 
@@ -32,33 +34,51 @@ _PULL = {"prefect.deployments.steps.set_working_directory": {"directory": "/"}}
 
 
 def check_name(name: str) -> None:
-    """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost."""
+    """Refuse names that the server could not keep, and those of the delivered deployments, which
+    would be lost.
+    """
     delivered = [
-        deployment["name"] for deployment in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]
+        deployment["name"]
+        for deployment in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]
     ]
     if not _NAME.fullmatch(name):
-        raise InputError(f"--deploy: {name!r} is no name. Give letters A to Z, digits, `.`, `_` and `-`, 64 at most.")
+        raise InputError(
+            f"--deploy: {name!r} is no name. Give letters A to Z, digits, `.`, `_` and `-`, 64 "
+            "at most."
+        )
     if name in delivered:
-        raise InputError(f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give another.")
+        raise InputError(
+            f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give "
+            "another."
+        )
 
 
 _FIELDS = 5
-"""Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for a year."""
+"""Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for
+a year.
+"""
 
 
 def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None:
-    """Returns the schedule of a cron line; refuses a line that is none, one of six fields, and an unknown time zone."""
+    """Returns the schedule of a cron line; refuses a line that is none, one of six fields, and an
+    unknown time zone.
+    """
     if cron is None:
         return None
     if time_zone not in available_timezones():
-        raise InputError(f"--time-zone: {time_zone!r} is not known. Give one such as UTC or Europe/Paris.")
+        raise InputError(
+            f"--time-zone: {time_zone!r} is not known. Give one such as UTC or Europe/Paris."
+        )
     try:
-        schedule = CronSchedule(cron=cron, timezone=time_zone) if len(cron.split()) == _FIELDS else None
+        schedule = (
+            CronSchedule(cron=cron, timezone=time_zone) if len(cron.split()) == _FIELDS else None
+        )
     except ValueError:
         schedule = None
     if schedule is None:
         raise InputError(
-            f"--cron: {cron!r} is not a cron line of five fields. Give minute, hour, day, month and weekday: "
+            f"--cron: {cron!r} is not a cron line of five fields. Give minute, hour, day, month "
+            "and weekday: "
             '"0 6 1 */3 *".'
         )
     return schedule
@@ -68,11 +88,17 @@ def next_runs(schedule: CronSchedule, number: int = 3) -> list[datetime]:
     """Returns the next times at which a schedule runs, in its time zone."""
     from prefect.server.schemas import schedules
 
-    return [*asyncio.run(schedules.CronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(number))]
+    return [
+        *asyncio.run(
+            schedules.CronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(number)
+        )
+    ]
 
 
 def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
-    """Returns the parameters with absolute paths of records and code lists, since a worker has another folder."""
+    """Returns the parameters with absolute paths of records and code lists, since a worker has
+    another folder.
+    """
     values = parameters.model_dump(mode="json", exclude_unset=True)
     data = values["data"]
     for name in ("source", "codelist"):
@@ -84,18 +110,29 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
 
 
 def register_retrain(
-    name: str, parameters: RetrainParameters, worker: WorkerSettings, *, schedule: CronSchedule | None, pool: str
+    name: str,
+    parameters: RetrainParameters,
+    worker: WorkerSettings,
+    *,
+    schedule: CronSchedule | None,
+    pool: str,
 ) -> str:
-    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return its name."""
+    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return
+    its name.
+    """
     kind = "estimated" if parameters.formal is None else "formal"
     flow: Flow[Any, Any] = getattr(deployed, kind)
     values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}
-    schedules = [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
+    schedules = (
+        [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
+    )
     with server() as client:
         try:
             client.read_work_pool(pool)
         except ObjectNotFound:
-            raise InputError(f"--deploy: the server has no work pool {pool}. Run `autocoder deploy` first.") from None
+            raise InputError(
+                f"--deploy: the server has no work pool {pool}. Run `autocoder deploy` first."
+            ) from None
         client.create_deployment(
             client.create_flow(flow),
             name=name,
@@ -110,7 +147,9 @@ def register_retrain(
             parameter_openapi_schema=flow.parameters.model_dump(mode="json", exclude_unset=True),
             enforce_parameter_schema=True,
             concurrency_limit=1,
-            concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+            concurrency_options=ConcurrencyOptions(
+                collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
+            ),
             schedules=schedules,
         )
     return f"{flow.name}/{name}"

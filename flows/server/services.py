@@ -1,9 +1,11 @@
-"""Runs Prefect's background services, and ends when one of them does: `python -m flows.server.services`.
+"""Runs Prefect's background services, and ends when one of them does: `python -m
+flows.server.services`.
 
-`prefect server services start` makes each service a task without supervision. One that fails at its start, as the
-evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent and no dead run
-is resumed, while the process looks well. Here the process ends with an error, and its supervisor restarts it.
-$AUTOCODER_ALIVE_FILE, touched every ten seconds, shows a loop that hangs to a container's health check.
+`prefect server services start` makes each service a task without supervision. One that fails at its
+start, as the evaluation of triggers does while PostgreSQL recovers, is missing from then on: no
+notification is sent and no dead run is resumed, while the process looks well. Here the process ends
+with an error, and its supervisor restarts it. $AUTOCODER_ALIVE_FILE, touched every ten seconds,
+shows a loop that hangs to a container's health check.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ async def supervise(services: Sequence[Service]) -> None:
     tasks = {asyncio.ensure_future(service.start()): service for service in services}
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        raise ServiceEndedError("; ".join(f"{tasks[task].name} ended: {_reason(task)}" for task in ended))
+        raise ServiceEndedError(
+            "; ".join(f"{tasks[task].name} ended: {_reason(task)}" for task in ended)
+        )
     finally:
         for task in tasks:
             task.cancel()
@@ -71,7 +75,9 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     except Exception as error:  # the server's components raise what their drivers raise
-        sys.exit(f"services: {error if isinstance(error, ServiceEndedError) else f'{type(error).__name__}: {error}'}")
+        sys.exit(
+            f"services: {error if isinstance(error, ServiceEndedError) else f'{type(error).__name__}: {error}'}"
+        )
 
 
 if __name__ == "__main__":

@@ -11,17 +11,27 @@ DEFAULT_HOME = "workspace"
 
 
 def home_of(folder: Path | str | None) -> Path:
-    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace; refuses a file."""
+    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace;
+    refuses a file.
+    """
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
-        raise InputError(f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME.")
+        raise InputError(
+            f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME."
+        )
     return home
 
 
 def workspace_of(plan: Path) -> Path:
-    """Returns the workspace of a plan at WORKSPACE/private/plans/NAME.json; for others, that of `home_of`."""
+    """Returns the workspace of a plan at WORKSPACE/private/plans/NAME.json; for others, that of
+    `home_of`.
+    """
     folder = plan.expanduser().resolve().parent
-    return folder.parent.parent if (folder.name, folder.parent.name) == ("plans", "private") else home_of(None)
+    return (
+        folder.parent.parent
+        if (folder.name, folder.parent.name) == ("plans", "private")
+        else home_of(None)
+    )
 
 
 def require_same_workspace(plan: Path, home: Path) -> None:
@@ -29,15 +39,16 @@ def require_same_workspace(plan: Path, home: Path) -> None:
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
         raise InputError(
-            f"--home: the plan belongs to the workspace {workspace}, whose ledger must be charged. Name that one."
+            f"--home: the plan belongs to the workspace {workspace}, whose ledger must be "
+            "charged. Name that one."
         )
 
 
 def configure_prefect() -> None:
     """Sets what Prefect reads when it is imported, apart from what the user has set.
 
-    Exceptions and results go through JSON, since Prefect's default is pickle. Its log goes to its server, not to the
-    terminal.
+    Exceptions and results go through JSON, since Prefect's default is pickle. Its log goes to its
+    server, not to the terminal.
     """
     settings = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -1,4 +1,6 @@
-"""Finds release runs that wait for a decision on the Prefect server, and sums up its runs and workers."""
+"""Finds release runs that wait for a decision on the Prefect server, and sums up its runs and
+workers.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,33 @@ class WaitingRelease:
 
 
 def _stopped(run: FlowRun, flow: str) -> dict[str, str] | None:
-    """Names a run that does not go on, why, and the command that a person types next; None for another run."""
+    """Names a run that does not go on, why, and the command that a person types next; None for
+    another run.
+    """
     state = run.state
-    if state is None or not (state.is_failed() or state.is_crashed() or state.is_cancelled() or state.name == "Late"):
+    if state is None or not (
+        state.is_failed() or state.is_crashed() or state.is_cancelled() or state.name == "Late"
+    ):
         return None
     if state.name == "Late":
         remedy = f"prefect worker start --pool {run.work_pool_name or 'cpu'}"
     elif run.deployment_id is None:
-        remedy = f"repeat its command, `autocoder {command_of(flow)}` with the same options; finished stages are reused"
+        remedy = (
+            f"repeat its command, `autocoder {command_of(flow)}` with the same options; "
+            "finished stages are reused"
+        )
     elif state.is_crashed():
         remedy = "prefect deployment run housekeeping/housekeeping"
     else:
         remedy = f"prefect flow-run retry {run.id}"
     reason = (state.message or "").strip().split("\n")[0][:300]
     since = state.timestamp.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-    shown = {"id": str(run.id), "name": run.name, "flow": flow, "state": state.name or state.type.value}
+    shown = {
+        "id": str(run.id),
+        "name": run.name,
+        "flow": flow,
+        "state": state.name or state.type.value,
+    }
     return shown | {"since": since, "reason": reason, "remedy": remedy}
 
 
@@ -58,7 +72,9 @@ def waiting_releases() -> list[WaitingRelease]:
             flow_run_filter=waiting,
             sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         )
-    return [WaitingRelease(str(run.id), run.name, str(run.parameters.get("plan", ""))) for run in runs]
+    return [
+        WaitingRelease(str(run.id), run.name, str(run.parameters.get("plan", ""))) for run in runs
+    ]
 
 
 def answer(run: str, decision: str) -> None:
@@ -70,13 +86,16 @@ def answer(run: str, decision: str) -> None:
 
 
 def overview() -> dict[str, Any]:
-    """Returns runs of the last seven days by state, workers online by pool, pools that lack one, and runs that wait or
-    stopped, the newest first.
+    """Returns runs of the last seven days by state, workers online by pool, pools that lack one,
+    and runs that wait or stopped, the newest first.
 
-    A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no worker.
+    A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no
+    worker.
     """
     now = datetime.now(UTC)
-    recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
+    recent = FlowRunFilter.model_validate(
+        {"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}}
+    )
     with server() as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
         runs = newest_first(client, recent)
@@ -84,7 +103,9 @@ def overview() -> dict[str, Any]:
         served = set()
         for pool in client.read_work_pools():
             workers = client.read_workers_for_work_pool(pool.name)
-            states = [str(getattr(worker.status, "value", worker.status)).upper() for worker in workers]
+            states = [
+                str(getattr(worker.status, "value", worker.status)).upper() for worker in workers
+            ]
             online[pool.name] = states.count("ONLINE")
             served |= {pool.name} if workers else set()
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
@@ -93,7 +114,9 @@ def overview() -> dict[str, Any]:
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),
         "workers": online,
-        "unserved": sorted(pool for pool, count in online.items() if not count and pool in served | late),
+        "unserved": sorted(
+            pool for pool, count in online.items() if not count and pool in served | late
+        ),
         "waiting": [asdict(run) for run in waiting_releases()],
         "stopped": [entry for entry in stopped if entry is not None],
     }
@@ -104,7 +127,10 @@ def newest_first(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowR
     runs: list[FlowRun] = []
     for offset in count(0, _PAGE):
         page = client.read_flow_runs(
-            flow_run_filter=chosen, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=_PAGE, offset=offset
+            flow_run_filter=chosen,
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=_PAGE,
+            offset=offset,
         )
         runs += page
         if len(page) < _PAGE:

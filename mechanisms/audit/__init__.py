@@ -1,1 +1,3 @@
-"""Attacks whole mechanisms: lower bounds on epsilon, trials of whole mechanisms, fits without a record."""
+"""Attacks whole mechanisms: lower bounds on epsilon, trials of whole mechanisms, fits without a
+record.
+"""

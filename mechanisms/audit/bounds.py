@@ -1,12 +1,13 @@
 """Lower bounds on epsilon from guesses at coins, and the scores that guesses go by.
 
-A record (or canary) takes part in a run by the toss of a coin. The auditor sees the run's output, guesses some of the
-coins and abstains from the others. Under (epsilon, delta) the number of right guesses among r is dominated by
-Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in m delta for m coins (Steinke, Nasr, Jagielski 2023, arXiv
-2305.08846, theorem 5.2). It holds for any dependence between the records of one run, and for several runs pooled: a
-coin enters one run alone. The rule of guessing was fixed before the coins were tossed: rules are chosen on other runs
-(`choose`).
-A bound says what cannot be true with the stated confidence; that it is small proves nothing.
+A record (or canary) takes part in a run by the toss of a coin. The auditor sees the run's output,
+guesses some of the coins and abstains from the others. Under (epsilon, delta) the number of right
+guesses among r is dominated by Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in m delta
+for m coins (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846, theorem 5.2). It holds for any
+dependence between the records of one run, and for several runs pooled: a coin enters one run alone.
+The rule of guessing was fixed before the coins were tossed: rules are chosen on other runs
+(`choose`). A bound says what cannot be true with the stated confidence; that it is small proves
+nothing.
 """
 
 from __future__ import annotations
@@ -38,25 +39,35 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Rule:
-    """Say `in` from the score `high` on, `out` up to the score `low`; abstain between. Infinite: never say it."""
+    """Say `in` from the score `high` on, `out` up to the score `low`; abstain between. Infinite:
+    never say it.
+    """
 
     low: float
     high: float
 
     def apply(self, scores: np.ndarray, bits: np.ndarray) -> Guesses:
-        """Guess the coins of these scores. scores float [k]; bits bool [k], True for a record that took part."""
+        """Guess the coins of these scores. scores float [k]; bits bool [k], True for a record that
+        took part.
+        """
         said_in, said_out = scores >= self.high, scores <= self.low
         correct = np.count_nonzero(said_in & bits) + np.count_nonzero(said_out & ~bits)
         return Guesses(int(correct), int(np.count_nonzero(said_in | said_out)), bits.size)
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses contradict at a false-alarm rate of 1 - confidence; or 0."""
+    """The largest epsilon that so many right guesses contradict at a false-alarm rate of 1 -
+    confidence; or 0.
+    """
     v, r = guesses.correct, guesses.guessed
     if not 0 <= v <= r <= guesses.coins:
-        raise MechanismError(f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other")
+        raise MechanismError(
+            f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other"
+        )
     if not 0 <= delta < 1 or not 0 < confidence < 1:
-        raise MechanismError(f"delta is {delta} and confidence {confidence}; both must be probabilities below 1")
+        raise MechanismError(
+            f"delta is {delta} and confidence {confidence}; both must be probabilities below 1"
+        )
     top = max(0.0, float(logit(beta.ppf(1 - confidence, v, r - v + 1)))) if v else 0.0
     if delta == 0 or top == 0:
         return top
@@ -71,7 +82,9 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
 
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
-    """Probability, at most, of so many right guesses under (epsilon, delta): theorem 5.2 and appendix D there."""
+    """Probability, at most, of so many right guesses under (epsilon, delta): theorem 5.2 and
+    appendix D there.
+    """
     v, r = guesses.correct, guesses.guessed
     q = expit(epsilon)
     p = float(binom.sf(v - 1, r, q))
@@ -83,9 +96,11 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
-    """The rule that gives the largest one-run bound on these scores (delta 0). Measure it on others.
+    """The rule that gives the largest one-run bound on these scores (delta 0). Measure it on
+    others.
 
-    scores float [k], large for members; bits bool [k]. Ties at a threshold all count, as `apply` counts them.
+    scores float [k], large for members; bits bool [k]. Ties at a threshold all count, as `apply`
+    counts them.
     """
     order = np.argsort(-scores, kind="stable")
     ordered, member = scores[order], bits[order]
@@ -108,14 +123,18 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
 
 
 def confidence_logit(log_likelihood: np.ndarray) -> np.ndarray:
-    """log(p / (1 - p)) for p = exp(l): nearly Gaussian over models (Carlini et al. 2022, section V), float64."""
+    """log(p / (1 - p)) for p = exp(l): nearly Gaussian over models (Carlini et al. 2022, section
+    V), float64.
+    """
     ell = np.minimum(np.asarray(log_likelihood, dtype=np.float64), -1e-9)
     return ell - np.log(-np.expm1(ell))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Gaussians of one observation per record, from runs that had it and runs that had not. All float64 [n]."""
+    """Gaussians of one observation per record, from runs that had it and runs that had not. All
+    float64 [n].
+    """
 
     mean_in: np.ndarray
     mean_out: np.ndarray
@@ -124,7 +143,9 @@ class Reference:
 
     def likelihood_ratio(self, seen: np.ndarray) -> np.ndarray:
         """log N(seen; in) - log N(seen; out), [..., n]: LiRA with both kinds of runs ("online")."""
-        return norm.logpdf(seen, self.mean_in, self.std_in) - norm.logpdf(seen, self.mean_out, self.std_out)
+        return norm.logpdf(seen, self.mean_in, self.std_in) - norm.logpdf(
+            seen, self.mean_out, self.std_out
+        )
 
 
 _PRIOR = 8.0
@@ -132,10 +153,15 @@ _PRIOR = 8.0
 
 
 def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
-    """Fit from R runs, seen and bits [R, n]. A record that all runs had, or none, gets the common mean."""
+    """Fit from R runs, seen and bits [R, n]. A record that all runs had, or none, gets the common
+    mean.
+    """
     if len(seen) < 2:
         raise MechanismError(f"{len(seen)} reference run(s); a reference needs at least 2")
-    parts = [_gaussian(seen, bits if bits.any() else ~bits), _gaussian(seen, bits if bits.all() else ~bits)]
+    parts = [
+        _gaussian(seen, bits if bits.any() else ~bits),
+        _gaussian(seen, bits if bits.all() else ~bits),
+    ]
     return Reference(parts[0][0], parts[1][0], parts[0][1], parts[1][1])
 
 

@@ -1,23 +1,29 @@
-"""White-box audit of a noisy descent: canary records on the records' own path, and tests of every sum's noise.
+"""White-box audit of a noisy descent: canary records on the records' own path, and tests of every
+sum's noise.
 
-A canary is a record like any other: it is sampled, clipped and summed by the mechanism's own code. A fair coin decides
-whether it is among the records. Canaries have orthogonal features, so that their gradients hardly overlap. The attacker
-knows all records and sees the noisy sum of every step (Nasr et al. 2023, arXiv 2302.07956). From it he subtracts the
-other records' part and projects on each canary's gradient g; correlations between canaries are taken out by a Cholesky
-factor of their Gram matrix. He guesses `in` where, in clips and over the steps,
+A canary is a record like any other: it is sampled, clipped and summed by the mechanism's own code.
+A fair coin decides whether it is among the records. Canaries have orthogonal features, so that
+their gradients hardly overlap. The attacker knows all records and sees the noisy sum of every step
+(Nasr et al. 2023, arXiv 2302.07956). From it he subtracts the other records' part and projects on
+each canary's gradient g; correlations between canaries are taken out by a Cholesky factor of their
+Gram matrix. He guesses `in` where, in clips and over the steps,
 
     sum (y - q L / 2) / s^2 > 0
 
-s the step's noise multiplier, q how often a record is sampled, L what the canary would add. If the event ran as stated
-the guesses are independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event.
+s the step's noise multiplier, q how often a record is sampled, L what the canary would add. If the
+event ran as stated the guesses are independent and each is right with probability (1 + TV)/2 at
+most: a binomial test of the event.
 
 Beside the guesses four checks look at what the sums are made of, each for one fault:
 
-* `noise`: each step's squared noise, in units of what is stated (chi-square), its mean over coordinates, and the
-  correlation of neighbouring coordinates. Half of it, none in a step, or one number for all coordinates.
+* `noise`: each step's squared noise, in units of what is stated (chi-square), its mean over
+  coordinates, and the correlation of neighbouring coordinates. Half of it, none in a step, or one
+  number for all coordinates.
 * `repeated noise`: the correlation of the noise of any two steps.
-* `sensitivity`: what a canary adds to a sum, at most one clip. A clip that does not hold, a record counted twice.
-* `sampling`: in how many steps the canaries took part, in all (binomial) and one by one (chi-square).
+* `sensitivity`: what a canary adds to a sum, at most one clip. A clip that does not hold, a record
+  counted twice.
+* `sampling`: in how many steps the canaries took part, in all (binomial) and one by one
+  (chi-square).
 """
 
 from __future__ import annotations
@@ -63,9 +69,9 @@ class Check(StrEnum):
 class GradientCanaries:
     """Watches one fit of the records and of the canaries that are included, which come after them.
 
-    records: inputs and labels of the real ones. canaries, labels: features and labels of all m. included: bool [m].
-    stated: noise and clip of each step.
-    score float64 [m]: the sums above. steps: noisy sums seen; 0 where a mechanism shows none.
+    records: inputs and labels of the real ones. canaries, labels: features and labels of all m.
+    included: bool [m]. stated: noise and clip of each step. score float64 [m]: the sums above.
+    steps: noisy sums seen; 0 where a mechanism shows none.
     """
 
     records: tuple[Inputs, Tensor]
@@ -95,7 +101,8 @@ class GradientCanaries:
         canaries: int,
         generator: torch.Generator,
     ) -> GradientCanaries:
-        """Makes orthogonal canaries, at most half as many as features, with labels and fair coins at random.
+        """Makes orthogonal canaries, at most half as many as features, with labels and fair coins
+        at random.
 
         A model that reads tokens has none, and the noise alone is tested.
         """
@@ -103,8 +110,12 @@ class GradientCanaries:
         if isinstance(inputs, FeatureInputs):
             width = inputs.features.shape[1]
             number = min(canaries, width // 2, _NUMBERS // (classes * (width + 1)))
-            axes = torch.linalg.qr(torch.randn(width, number, generator=generator, dtype=torch.float64))[0].T
-            features = (axes * max(_LENGTH, 3 * float(inputs.features.norm(dim=1).median()))).float()
+            axes = torch.linalg.qr(
+                torch.randn(width, number, generator=generator, dtype=torch.float64)
+            )[0].T
+            features = (
+                axes * max(_LENGTH, 3 * float(inputs.features.norm(dim=1).median()))
+            ).float()
         labels = torch.randint(classes, (number,), generator=generator)
         included = torch.rand(number, generator=generator) < 0.5
         stated = [segment for segment in event.segments for _ in range(segment.steps)]
@@ -122,10 +133,16 @@ class GradientCanaries:
     def begin(self, sum_over: SumOver) -> None:
         """Takes how a phase sums records."""
         self._others = sum_over(*self.records, None)
-        rows = zip(self.canaries.split(1), self.labels.split(1), strict=True) if len(self.labels) else ()
+        rows = (
+            zip(self.canaries.split(1), self.labels.split(1), strict=True)
+            if len(self.labels)
+            else ()
+        )
         self._alone = [sum_over(FeatureInputs(features), label, 1.0) for features, label in rows]
 
-    def before(self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float) -> None:
+    def before(
+        self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float
+    ) -> None:
         """Takes a step's sum before its noise, float64 of theta's shape in this unit."""
         scale = unit / self.stated[self.steps].l2_clip_norm
 
@@ -143,7 +160,8 @@ class GradientCanaries:
         self._directions = own / self._lengths.float().clamp(min=_SHORT)[:, None]
         gram = (self._directions @ self._directions.T).double()
         gram.diagonal().fill_(1.0)
-        # where a phase has too few numbers for all canaries, or their gradients point alike, they are not judged
+        # where a phase has too few numbers for all canaries, or their gradients point alike, they
+        # are not judged
         self._closed = float(torch.linalg.eigvalsh(gram)[0]) > _INDEPENDENT
         if not self._closed:
             return
@@ -165,7 +183,9 @@ class GradientCanaries:
             return
         seen = (self._directions @ (self._rest + noise).float()).double()
         whitened = torch.linalg.solve_triangular(self._factor, seen[:, None], upper=False)[:, 0]
-        likely = prob * self.included * self._lengths  # what the others, which the attacker knows, add
+        likely = (
+            prob * self.included * self._lengths
+        )  # what the others, which the attacker knows, add
         reach = self._factor.diagonal() * self._lengths
         whitened -= self._factor.T @ likely - self._factor.diagonal() * likely
         self.score += reach * (whitened - prob * reach / 2) / sigma**2
@@ -173,9 +193,14 @@ class GradientCanaries:
     def _test_noise(self, noise: np.ndarray) -> None:
         n = len(noise)
         below = float(stats.chi2.cdf(float(noise @ noise), n))
-        p_values = [2 * min(below, 1 - below), 2 * float(stats.norm.sf(abs(noise.sum()) / math.sqrt(n)))]
+        p_values = [
+            2 * min(below, 1 - below),
+            2 * float(stats.norm.sf(abs(noise.sum()) / math.sqrt(n))),
+        ]
         if n > 2:
-            p_values.append(2 * float(stats.norm.sf(abs(noise[1:] @ noise[:-1]) / math.sqrt(n - 1))))
+            p_values.append(
+                2 * float(stats.norm.sf(abs(noise[1:] @ noise[:-1]) / math.sqrt(n - 1)))
+            )
         self._noise_p += p_values
         self._noise.append(torch.from_numpy(noise[:_COORDINATES].copy()))
 
@@ -184,7 +209,9 @@ class GradientCanaries:
         return int(((self.score > 0) == self.included).sum())
 
     def checks(self) -> dict[Check, float]:
-        """Returns the p-value of each check that the fit allowed, already multiplied by the number of its tests."""
+        """Returns the p-value of each check that the fit allowed, already multiplied by the number
+        of its tests.
+        """
         prob, steps = self.sampling_prob, len(self._taken)
         least = {Check.NOISE: _least(self._noise_p)}
         if self.steps > 1:
@@ -198,7 +225,9 @@ class GradientCanaries:
             least[Check.SAMPLING] = float((taken == steps).all())
         elif len(taken):
             each = steps * prob
-            below = float(stats.chi2.cdf(((taken - each) ** 2).sum() / (each * (1 - prob)), len(taken)))
+            below = float(
+                stats.chi2.cdf(((taken - each) ** 2).sum() / (each * (1 - prob)), len(taken))
+            )
             total = float(stats.binomtest(int(taken.sum()), steps * len(taken), prob).pvalue)
             least[Check.SAMPLING] = _least([total, 2 * min(below, 1 - below)])
         return least

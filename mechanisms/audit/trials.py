@@ -1,10 +1,12 @@
-"""Many trials of the whole chain at once, each on its own records, for a linear head on cached features.
+"""Many trials of the whole chain at once, each on its own records, for a linear head on cached
+features.
 
-An audit reruns everything that the release depends on: three fits, SWAG collections, risks, weights and one draw, on
-records that took part by the toss of a coin. One trial is thousands of steps of a tenth of a millisecond; here a step
-is one batched product over all trials (parameters [T, classes, width + 1], the last column the bias). What is computed
-is what `training`, `swag` and `risks` compute: the same optimisers, shuffles, recurrences and draws, from
-each trial's seed. A test holds the two against each other.
+An audit reruns everything that the release depends on: three fits, SWAG collections, risks, weights
+and one draw, on records that took part by the toss of a coin. One trial is thousands of steps of a
+tenth of a millisecond; here a step is one batched product over all trials (parameters [T, classes,
+width + 1], the last column the bias). What is computed is what `training`, `swag` and `risks`
+compute: the same optimisers, shuffles, recurrences and draws, from each trial's seed. A test holds
+the two against each other.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _DRAWS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Records:
-    """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who took part.
+    """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who
+    took part.
 
     included bool [T, n].
     """
@@ -44,22 +47,31 @@ class Records:
     """Features with a column of ones: the bias is one more weight."""
 
     def __post_init__(self) -> None:
-        if self.included.shape != (len(self.seeds), len(self.labels)) or not self.included.any(1).all():
+        if (
+            self.included.shape != (len(self.seeds), len(self.labels))
+            or not self.included.any(1).all()
+        ):
             raise MechanismError("audit trials: every trial needs a seed and at least one record")
         object.__setattr__(self, "with_bias", with_bias(self.features))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta in nats."""
+    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta in
+    nats.
+    """
 
     theta: Tensor
     sensitivity: Tensor
 
 
 def log_likelihood(theta: Tensor, with_bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1]."""
-    scores = torch.nn.functional.linear(with_bias, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
+    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes,
+    width + 1].
+    """
+    scores = torch.nn.functional.linear(with_bias, theta.flatten(0, 1)).unflatten(
+        1, theta.shape[:2]
+    )
     at_label = scores.gather(2, labels[:, None, None].expand(-1, theta.shape[0], 1))[..., 0]
     ell = at_label - scores.logsumexp(2)
     return ell.T, (scores.argmax(2) == labels[:, None]).T
@@ -74,9 +86,11 @@ def fit(
     alpha: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Tensor]:
-    """`training.train` for all trials; yields theta [T, classes, width + 1], changed in place, after each epoch.
+    """`training.train` for all trials; yields theta [T, classes, width + 1], changed in place,
+    after each epoch.
 
-    Trials of fewer records end an epoch sooner. They come last, so that the others are the first rows.
+    Trials of fewer records end an epoch sooner. They come last, so that the others are the first
+    rows.
 
     Args:
         alpha: risk weights float32 [T, n]; None means 1.
@@ -86,7 +100,8 @@ def fit(
     moving = phase.schedule != "constant"
     if phase.max_grad_norm is not None or (moving and sizes.unique().numel() > 1):
         raise MechanismError(
-            "reruns side by side know a constant learning rate (schedule=constant) without max_grad_norm; give "
+            "reruns side by side know a constant learning rate (schedule=constant) without "
+            "max_grad_norm; give "
             "--trials 0"
         )
     order = sizes.argsort(descending=True, stable=True)
@@ -105,7 +120,9 @@ def fit(
         for step in range(steps[0]):
             active = sum(s > step for s in steps)
             chosen = (slice(active), step)
-            gradient = _gradient(parameters[:active], records, index[chosen], share[chosen], raised[chosen])
+            gradient = _gradient(
+                parameters[:active], records, index[chosen], share[chosen], raised[chosen]
+            )
             if phase.pull:
                 gradient.add_(parameters[:active] - start[:active], alpha=phase.pull)
             for position, row in enumerate(rows):
@@ -140,7 +157,9 @@ def _batches(
     epoch: int,
     steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Records of each step int64 [T, steps, batch]; 1/b (0 where there is no record) and alpha, float32 [same]."""
+    """Records of each step int64 [T, steps, batch]; 1/b (0 where there is no record) and alpha,
+    float32 [same].
+    """
     size = phase.batch_size
     index = torch.zeros(len(members), steps * size, dtype=torch.int64)
     share = torch.zeros(len(members), steps * size)
@@ -156,7 +175,9 @@ def _batches(
     return whole, share, raised
 
 
-def _gradient(theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
+def _gradient(
+    theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor
+) -> Tensor:
     """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]."""
     x, labels = records.with_bias[index], records.labels[index]
     scores = torch.bmm(x, theta.transpose(1, 2))
@@ -193,7 +214,9 @@ class Moments:
         )
 
 
-def _draws(post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbers: range) -> Tensor:
+def _draws(
+    post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbers: range
+) -> Tensor:
     """Draws by number, [S, classes, width + 1]: the noise of `risks.load_draw`, put in this layout."""
     size, rank = post.mean.numel(), post.rank
     z1, z2 = torch.empty(len(numbers), size), torch.empty(len(numbers), rank)
@@ -203,7 +226,9 @@ def _draws(post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbe
         normal(z1[row])
     low_rank = (z2 * (post.std_scale / math.sqrt(2 * (rank - 1)))) @ torch.stack(post.deviations)
     shape = (classes, size // classes)
-    noise = from_flat(z1, classes=classes) * (post.diag_std * (post.std_scale / math.sqrt(2))).unflatten(0, shape)
+    noise = from_flat(z1, classes=classes) * (
+        post.diag_std * (post.std_scale / math.sqrt(2))
+    ).unflatten(0, shape)
     return (post.mean + low_rank).unflatten(1, shape) + noise
 
 
@@ -239,15 +264,23 @@ def chain(
         for at_end in fit(theta, records, phase=collect, purpose="swag", alpha=weights):
             state.update(at_end)
             epoch_ended()
-        how: Any = {"classes": classes, "purpose": this.purpose, "numbers": range(this.draws(config))}
+        how: Any = {
+            "classes": classes,
+            "purpose": this.purpose,
+            "numbers": range(this.draws(config)),
+        }
         risk = torch.zeros(records.included.shape)
         released, delta = torch.empty_like(theta), torch.empty(trials, dtype=torch.float64)
         for t, seed in enumerate(records.seeds):
             post = state.posterior(t, std_scale=moments.std_scale)
             own = records.included[t].nonzero()[:, 0]
             risk[t, own] = _largest(post, records, own, seed=seed, **how)
-            released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
-            ell, _ = log_likelihood(released[t : t + 1], records.with_bias[own], records.labels[own])
+            released[t] = _draws(
+                post, classes=classes, seed=seed, purpose="audit", numbers=range(1)
+            )[0]
+            ell, _ = log_likelihood(
+                released[t : t + 1], records.with_bias[own], records.labels[own]
+            )
             largest = torch.maximum(risk[t, own], -ell[0])
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
         drawn[name] = Drawn(theta=released, sensitivity=delta)
@@ -266,7 +299,14 @@ def chain(
 
 
 def _largest(
-    post: swag.Posterior, records: Records, own: Tensor, *, classes: int, seed: int, purpose: str, numbers: range
+    post: swag.Posterior,
+    records: Records,
+    own: Tensor,
+    *,
+    classes: int,
+    seed: int,
+    purpose: str,
+    numbers: range,
 ) -> Tensor:
     """max over draws of |l_i|, float32 [own]."""
     worst = torch.zeros(len(own))

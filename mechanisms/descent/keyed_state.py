@@ -1,4 +1,6 @@
-"""Saves what a killed fit needs to go on: the key of its noise, before anything is drawn, tensors and numbers."""
+"""Saves what a killed fit needs to go on: the key of its noise, before anything is drawn, tensors
+and numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _KEY = "noise_key"
 class KeyedState:
     """Holds the key of a fit's noise, and in `tensors` and `numbers` what the fit has come to.
 
-    The key is on the disk before anything is drawn with it, so that a killed fit draws the same again and no other; it
-    goes once the fit is finished. Without a folder nothing is written. Only rank 0 writes.
+    The key is on the disk before anything is drawn with it, so that a killed fit draws the same
+    again and no other; it goes once the fit is finished. Without a folder nothing is written. Only
+    rank 0 writes.
     """
 
     def __init__(self, folder: Path | None, new_key: Callable[[], bytes]) -> None:
@@ -37,7 +40,8 @@ class KeyedState:
         ranks.wait()
         assert self._file is not None
         tensors, self.numbers = checkpoint.load(self._file)
-        # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last bit
+        # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last
+        # bit
         self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         key = self.tensors.pop(_KEY, None)
         self._key = None if key is None else bytes(key.tolist())
@@ -57,19 +61,30 @@ class KeyedState:
         if self._file is None or ranks.rank():
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        key = {} if self._key is None else {_KEY: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
+        key = (
+            {}
+            if self._key is None
+            else {_KEY: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
+        )
         checkpoint.save(self._file, self.tensors | key, self.numbers)
 
     def finish(self, **tensors: Tensor) -> None:
-        """Drops the key and what only a fit that continues needs; these tensors and the numbers stay."""
+        """Drops the key and what only a fit that continues needs; these tensors and the numbers
+        stay.
+        """
         self._key, self.tensors = None, tensors
         self.save()
 
 
 def fit_classifier(
-    classifier: Classifier, folder: Path | None, new_key: Callable[[], bytes], fit: Callable[[KeyedState], None]
+    classifier: Classifier,
+    folder: Path | None,
+    new_key: Callable[[], bytes],
+    fit: Callable[[KeyedState], None],
 ) -> KeyedState:
-    """Fits a classifier in place, or takes back the parameters of its finished fit; the numbers are the fit's."""
+    """Fits a classifier in place, or takes back the parameters of its finished fit; the numbers are
+    the fit's.
+    """
     state = KeyedState(folder, new_key)
     if state.is_finished:
         classifier.flat.copy_(state.tensors["theta"])

@@ -1,10 +1,13 @@
-"""Takes the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, an update of the parameters.
+"""Takes the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, an update of
+the parameters.
 
-    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i || grad(-l_i) || <= C_t
+    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i ||
+    grad(-l_i) || <= C_t
 
-The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs. Sums
-are of integers, and their noise is rounded without error: the claim covers the bits. Anyone who descends brings the
-clipped sum and the update; an audit's witness, divergence, checkpoints and progress are the same for all.
+The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ
+from what runs. Sums are of integers, and their noise is rounded without error: the claim covers the
+bits. Anyone who descends brings the clipped sum and the update; an audit's witness, divergence,
+checkpoints and progress are the same for all.
 """
 
 from __future__ import annotations
@@ -29,13 +32,16 @@ from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], int]
-"""Adds one step's clipped sum at theta to a float64 tensor of its shape, and (sum of losses, records beyond the clip,
-records) to a float32 tensor [3]: (theta, step, segment, sum, tally). The sum is of integers, in units of 2^-bits: it
-returns the bits."""
+"""Adds one step's clipped sum at theta to a float64 tensor of its shape, and (sum of losses,
+records beyond the clip, records) to a float32 tensor [3]: (theta, step, segment, sum, tally). The
+sum is of integers, in units of 2^-bits: it returns the bits.
+"""
 
 
 SumOver = Callable[[Inputs, Tensor, float | None], ClippedSum]
-"""Makes the clipped sum of records, by their inputs and labels, sampled with a probability; None: the event's."""
+"""Makes the clipped sum of records, by their inputs and labels, sampled with a probability; None:
+the event's.
+"""
 
 
 class Witness(Protocol):
@@ -44,7 +50,9 @@ class Witness(Protocol):
     def begin(self, sum_over: SumOver) -> None:
         """Takes how a phase sums records."""
 
-    def before(self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float) -> None:
+    def before(
+        self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float
+    ) -> None:
         """Takes a step's sum before its noise, in this unit."""
 
     def after(self, noisy: Tensor) -> None:
@@ -66,11 +74,15 @@ class Momentum:
         return {"theta": self.theta, "velocity": self._velocity}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        self.theta, self._velocity = (tensors[name].to(self.theta.device) for name in ("theta", "velocity"))
+        self.theta, self._velocity = (
+            tensors[name].to(self.theta.device) for name in ("theta", "velocity")
+        )
 
 
 class Optimised:
-    """Moves parameters in place by an optimiser of torch, whose every step is taken inside `around`."""
+    """Moves parameters in place by an optimiser of torch, whose every step is taken inside
+    `around`.
+    """
 
     def __init__(
         self,
@@ -94,25 +106,33 @@ class Optimised:
 
     def tensors(self) -> dict[str, Tensor]:
         slots = self._optimiser.state_dict()["state"].get(0, {})
-        return {"theta": self.theta} | {f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)}
+        return {"theta": self.theta} | {
+            f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)
+        }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         self.theta.copy_(tensors["theta"])
-        slots = {name.removeprefix("optimiser."): t for name, t in tensors.items() if name != "theta"}
+        slots = {
+            name.removeprefix("optimiser."): t for name, t in tensors.items() if name != "theta"
+        }
         if slots:
             groups = self._optimiser.state_dict()["param_groups"]
             self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
 
 
 def rate_for_noise(noise: float, event: DpSgdEvent, *, divisor: float, momentum: float) -> float:
-    """Returns the rate at which a parameter ends with noise of this standard deviation; it reads no record.
+    """Returns the rate at which a parameter ends with noise of this standard deviation; it reads no
+    record.
 
-    With momentum m, the noise of a step that j steps follow reaches the end times (1 - m^(j+1)) / (1 - m):
+    With momentum m, the noise of a step that j steps follow reaches the end times (1 - m^(j+1)) /
+    (1 - m):
 
         rate = noise divisor / (sigma C sqrt(sum_j ((1 - m^(j+1)) / (1 - m))^2))
     """
     last = event.segments[-1]
-    reach = math.sqrt(sum(((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, event.steps + 1)))
+    reach = math.sqrt(
+        sum(((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, event.steps + 1))
+    )
     return noise * divisor / (last.noise_multiplier * last.l2_clip_norm * reach)
 
 
@@ -124,8 +144,9 @@ class NoisyDescent:
     """Takes an event's steps, and saves them once an epoch.
 
     Args:
-        state: of the fit; `losses` in its numbers are mean -l_i over the records of each epoch, in nats, `clipped` the
-            share of them beyond the clip. Both are private and no part of the claim.
+        state: of the fit; `losses` in its numbers are mean -l_i over the records of each epoch, in
+            nats, `clipped` the share of them beyond the clip. Both are private and no part of the
+            claim.
         epochs: that all steps together are, at most as many as there are steps.
         remedy: of divergence, which setting to lower.
     """
@@ -160,7 +181,8 @@ class NoisyDescent:
         """Takes the steps that were not taken before; returns the parameters.
 
         Args:
-            divisor: of the noisy sum, which makes a mean of it: a planned number of records and never the real one.
+            divisor: of the noisy sum, which makes a mean of it: a planned number of records and
+                never the real one.
             sum_over: makes the same sum of other records, for the witness.
         """
         state = self._state
@@ -188,7 +210,9 @@ class NoisyDescent:
         return update.theta
 
     def _end_step(self, update: Update, tally: Tensor) -> None:
-        """Counts the step; at the end of an epoch closes its tallies, checks for divergence and saves."""
+        """Counts the step; at the end of an epoch closes its tallies, checks for divergence and
+        saves.
+        """
         numbers, steps = self._state.numbers, self._event.steps
         step = numbers["step"] = self.step + 1
         if step * self._epochs // steps > (step - 1) * self._epochs // steps:
@@ -202,19 +226,23 @@ class NoisyDescent:
             self._state.tensors = update.tensors()
             self._state.save()
         # steps over all records of a whole encoder are few and long
-        if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):
+        if self._progress is not None and (
+            step % max(1, min(16, steps // 16)) == 0 or step == steps
+        ):
             self._progress(step, steps)
 
 
 @dataclass(frozen=True)
 class SampledSum:
-    """Adds the clipped gradients of a Poisson sample, every record independently with a probability, in micro-batches.
+    """Adds the clipped gradients of a Poisson sample, every record independently with a
+    probability, in micro-batches.
 
-    A sample is cut after sorting it by length. Clipping is record by record, so the sum, and with it the mechanism,
-    does not change; the padding and the memory do. Ranks draw the same sample, and each takes its part.
+    A sample is cut after sorting it by length. Clipping is record by record, so the sum, and with
+    it the mechanism, does not change; the padding and the memory do. Ranks draw the same sample,
+    and each takes its part.
 
-    weights: of each record, float32 [n], at most 1. coefficients: factors c of (segment, weights of some records).
-    physical_batch_size: records in memory at once.
+    weights: of each record, float32 [n], at most 1. coefficients: factors c of (segment, weights of
+    some records). physical_batch_size: records in memory at once.
     """
 
     clipper: RecordClipping
@@ -226,9 +254,13 @@ class SampledSum:
     weights: Tensor | None
     physical_batch_size: int
 
-    def __call__(self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> int:
+    def __call__(
+        self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor
+    ) -> int:
         device, bits = theta.device, exact_sums.bits_of(segment)
-        index = self.stream.poisson_sample(len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step)
+        index = self.stream.poisson_sample(
+            len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step
+        )
         for micro in self._micro_batches(index):
             weights = None if self.weights is None else self.weights[micro].to(device)
             norms, losses = self.clipper.add_clipped_sum(
@@ -245,7 +277,9 @@ class SampledSum:
         return bits
 
     def _micro_batches(self, index: Tensor) -> Iterator[Tensor]:
-        """Yields this rank's records in pieces of like length, longest first; nothing where there are none."""
+        """Yields this rank's records in pieces of like length, longest first; nothing where there
+        are none.
+        """
         if self.inputs.lengths is not None:
             index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
         if len(index := ranks.share(index)):

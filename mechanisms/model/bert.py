@@ -1,7 +1,7 @@
 """Reads an encoder of BERT's layout from its files into plain torch.
 
-transformers' own module of such an encoder takes longer to import than torch. Where no weight of the encoder trains,
-this one is in its place: it reads and writes the same files, weight for weight.
+transformers' own module of such an encoder takes longer to import than torch. Where no weight of
+the encoder trains, this one is in its place: it reads and writes the same files, weight for weight.
 """
 
 from functools import lru_cache
@@ -43,7 +43,9 @@ def first_position(config: Any) -> int:
 
 
 class Bert(nn.Module):
-    """An encoder whose weights have the names that transformers gives them. It answers without dropout."""
+    """An encoder whose weights have the names that transformers gives them. It answers without
+    dropout.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -55,19 +57,30 @@ class Bert(nn.Module):
             "token_type_embeddings": config.type_vocab_size,
         }
         # A table made from an empty one draws no weights: torch would import its compiler for that.
-        tables = {name: nn.Embedding.from_pretrained(torch.empty(size, width)) for name, size in rows.items()}
+        tables = {
+            name: nn.Embedding.from_pretrained(torch.empty(size, width))
+            for name, size in rows.items()
+        }
         self.embeddings = nn.ModuleDict({**tables, "LayerNorm": _norm(config)})
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))})
-        self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})  # reads nothing here; it is in the files
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))}
+        )
+        self.pooler = nn.ModuleDict(
+            {"dense": nn.Linear(width, width)}
+        )  # reads nothing here; it is in the files
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings["word_embeddings"]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> States:
         """Returns the states of tokens, of int64 ids [b, tokens] padded on the right."""
-        place = torch.arange(input_ids.shape[1], device=input_ids.device) + first_position(self.config)
+        place = torch.arange(input_ids.shape[1], device=input_ids.device) + first_position(
+            self.config
+        )
         tables = self.embeddings
-        x = self.get_input_embeddings()(input_ids) + tables["token_type_embeddings"](torch.zeros_like(input_ids))
+        x = self.get_input_embeddings()(input_ids) + tables["token_type_embeddings"](
+            torch.zeros_like(input_ids)
+        )
         x = tables["LayerNorm"](x + tables["position_embeddings"](place))
         there = attention_mask[:, None, None, :].bool()
         for layer in cast(nn.ModuleList, self.encoder["layer"]):
@@ -78,7 +91,9 @@ class Bert(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.config.architectures, self.config.dtype = [_CLASSES[self.config.model_type]], "float32"
         self.config.save_pretrained(folder)
-        weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
+        weights = {
+            name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()
+        }
         save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
 
 
@@ -88,12 +103,14 @@ def empty(config: Any) -> Bert:
 
 
 def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
-    """Reads an encoder; None where transformers has to: another layout, more than one file, other names or shapes.
+    """Reads an encoder; None where transformers has to: another layout, more than one file, other
+    names or shapes.
 
     A pooler that the file lacks is zero, where transformers' would be random.
 
     Args:
-        once: share the weights with all that this process reads so from the same file; no one may change them.
+        once: share the weights with all that this process reads so from the same file; no one may
+            change them.
     """
     file = folder / _WEIGHTS
     if not fits(config) or getattr(config, "quantization_config", None) or not file.is_file():
@@ -117,7 +134,11 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
 def _weights(prefix: str, file: Path) -> dict[str, Tensor]:
     stored = load_file(file)
     if any(name.startswith(prefix) for name in stored):
-        stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
+        stored = {
+            name.removeprefix(prefix): weight
+            for name, weight in stored.items()
+            if name.startswith(prefix)
+        }
     own = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
     if not all(weight.is_floating_point() for weight in own.values()):
         raise ValueError("whole numbers are no weights as they are")
@@ -152,6 +173,8 @@ def _run(layer: Any, x: Tensor, there: Tensor, heads: int) -> Tensor:
 
     query, key, value = map(by_head, ("query", "key", "value"))
     seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=there)
-    x = layer.attention.output.LayerNorm(x + layer.attention.output.dense(seen.transpose(1, 2).flatten(2)))
+    x = layer.attention.output.LayerNorm(
+        x + layer.attention.output.dense(seen.transpose(1, 2).flatten(2))
+    )
     wide = functional.gelu(layer.intermediate.dense(x))
     return layer.output.LayerNorm(x + layer.output.dense(wide))

@@ -55,4 +55,8 @@ def _as_os_error(error: Exception, path: Path) -> Exception:
     """Safetensors reports a full disk as its own error type: say which file it was, as an OSError."""
     if isinstance(error, OSError):
         return error
-    return OSError(f"cannot write {path}: {error}") if "I/O error" in str(error) or "os error" in str(error) else error
+    return (
+        OSError(f"cannot write {path}: {error}")
+        if "I/O error" in str(error) or "os error" in str(error)
+        else error
+    )

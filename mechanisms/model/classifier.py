@@ -10,8 +10,8 @@ Three trainable parts share one interface:
 
 With pooling `none` the records are features already: part `head` is one linear layer on them.
 
-The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw into that vector
-*is* loading the draw, with no copy and no name look-ups.
+The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw
+into that vector *is* loading the draw, with no copy and no name look-ups.
 """
 
 import warnings
@@ -43,8 +43,8 @@ from mechanisms.model.threads import forward_batch_size, forward_passes, forward
 class MeanPooled(nn.Module):
     """An encoder, the mean of its token vectors under the attention mask, and one linear layer.
 
-    With a lexicon the layer reads the words next to that mean. With `upper`, the encoder's last layers, it reads the
-    states of the tokens below them too.
+    With a lexicon the layer reads the words next to that mean. With `upper`, the encoder's last
+    layers, it reads the states of the tokens below them too.
     """
 
     def __init__(
@@ -71,12 +71,15 @@ class MeanPooled(nn.Module):
         """Returns logits [b, labels]; `words` [b, columns] is the lexicon's block, unscaled.
 
         Args:
-            states: of the tokens below the last layers, float32 [b, longest, width], in place of their ids.
+            states: of the tokens below the last layers, float32 [b, longest, width], in place of
+                their ids.
         """
         assert attention_mask is not None
         upper = self._upper[0]
         if states is None or upper is None:
-            hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            hidden = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask
+            ).last_hidden_state
         else:
             hidden = upper(inputs_embeds=states, attention_mask=attention_mask).last_hidden_state
         return self.scores(mean(hidden, attention_mask), words)
@@ -92,7 +95,10 @@ class MeanPooled(nn.Module):
 
 def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of the token vectors of each record, padding left out: float32 [b, width]."""
-    return mean(encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state, attention_mask)
+    return mean(
+        encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state,
+        attention_mask,
+    )
 
 
 def mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
@@ -105,8 +111,8 @@ def mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
 class Classifier:
     """A classifier whose trainable parameters are views into one vector.
 
-    `whole` is the complete model, as it is released; `part` is the module that training and draws run through (the
-    whole for `full` and `lora`, what follows the features for `head`).
+    `whole` is the complete model, as it is released; `part` is the module that training and draws
+    run through (the whole for `full` and `lora`, what follows the features for `head`).
     """
 
     def __init__(
@@ -124,9 +130,13 @@ class Classifier:
         self.device = device
         self._pool = pool
         self.centre: Tensor | None = None
-        """Mean of the public texts that a head starts at, float32 [width]; None: it starts elsewhere."""
+        """Mean of the public texts that a head starts at, float32 [width]; None: it starts
+        elsewhere.
+        """
         self.parameters = [p for p in part.parameters() if p.requires_grad]
-        self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device)
+        self.flat = torch.empty(
+            sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device
+        )
         self.spans: dict[int, slice] = {}
         """Where a trainable parameter is in `flat`, by its id."""
         start = 0
@@ -150,7 +160,9 @@ class Classifier:
 
     @property
     def head_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Returns the parameters of the linear layer on an encoder that trains too; none where the head is all."""
+        """Returns the parameters of the linear layer on an encoder that trains too; none where the
+        head is all.
+        """
         return tuple(self.part.head.parameters()) if isinstance(self.part, MeanPooled) else ()
 
     def logits(self, batch: Batch) -> Tensor:
@@ -161,7 +173,9 @@ class Classifier:
         return output if isinstance(output, Tensor) else output.logits
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0."""
+        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each
+        <= 0.
+        """
         return self.log_likelihood_of(self.logits(batch), labels)
 
     def log_likelihood_of(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -175,7 +189,8 @@ class Classifier:
         batch_size: int | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> FeatureInputs:
-        """Runs the frozen encoder once: pooled features float32 [n, width] for trainable part `head`.
+        """Runs the frozen encoder once: pooled features float32 [n, width] for trainable part
+        `head`.
 
         `on_batch` gets the number of records of each batch, for progress.
         """
@@ -185,7 +200,9 @@ class Classifier:
         features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
         pool = self._pool
         if batch_size is None:
-            batches = token_budget_batches(tokens, budget=forward_tokens(self.precision, self.device))
+            batches = token_budget_batches(
+                tokens, budget=forward_tokens(self.precision, self.device)
+            )
         else:
             batches = length_sorted_batches(tokens, batch_size=batch_size)
 
@@ -247,7 +264,9 @@ def build(
     """
     device = torch.device(device)
     if ("none" if lexicon is None else lexicon.kind) != config.lexical:
-        raise MechanismError("model.lexical: the head needs the lexicon of its features, and without it none")
+        raise MechanismError(
+            "model.lexical: the head needs the lexicon of its features, and without it none"
+        )
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:
@@ -257,10 +276,16 @@ def build(
         if config.pooling == "mean":
             frozen = config.trainable == "head"
             encoder = (
-                encoders.load_frozen(config.encoder, once=True) if frozen else encoders.load_encoder(config.encoder)
+                encoders.load_frozen(config.encoder, once=True)
+                if frozen
+                else encoders.load_encoder(config.encoder)
             )
             width = encoders.width(encoder)
-            upper = None if config.lora_layers is None else encoders.last_layers(encoder, config.lora_layers)
+            upper = (
+                None
+                if config.lora_layers is None
+                else encoders.last_layers(encoder, config.lora_layers)
+            )
             if config.trainable == "lora":
                 encoder = _with_adapters(encoder, config, task="FEATURE_EXTRACTION")
             whole: nn.Module = MeanPooled(encoder, width, num_labels, lexicon, upper)
@@ -292,15 +317,22 @@ def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
 
 
 def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
-    """Returns a function from narratives to token ids, cut at `max_length`, by the encoder's tokenizer.
+    """Returns a function from narratives to token ids, cut at `max_length`, by the encoder's
+    tokenizer.
 
     Raises:
         MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
     """
     longest = encoder_files.longest(config.encoder)
     if config.max_length > longest:
-        raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
-    return partial(encoders.token_inputs, encoder_files.load_tokenizer(config.encoder), max_length=config.max_length)
+        raise MechanismError(
+            f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens"
+        )
+    return partial(
+        encoders.token_inputs,
+        encoder_files.load_tokenizer(config.encoder),
+        max_length=config.max_length,
+    )
 
 
 def _with_adapters(
@@ -320,7 +352,9 @@ def _with_adapters(
     )
     with warnings.catch_warnings():
         # peft asks transformers for a name that is on its way out there.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
+        )
         return cast(nn.Module, get_peft_model(cast(Any, model), lora))
 
 
@@ -331,7 +365,8 @@ def states(
     device: torch.device,
     on_batch: Callable[[int], None] | None = None,
 ) -> Tensor | None:
-    """Computes the states of the tokens below the layers with adapters, float32 [tokens, width]; None without them.
+    """Computes the states of the tokens below the layers with adapters, float32 [tokens, width];
+    None without them.
 
     Args:
         on_batch: called with the number of tokens of each batch.

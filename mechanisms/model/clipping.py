@@ -1,17 +1,21 @@
-"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one backward pass.
+"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one
+backward pass.
 
-Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow the gradients of
-each record: of a linear layer on one vector a record, with input a_i and output gradient g_i, in closed form,
+Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow
+the gradients of each record: of a linear layer on one vector a record, with input a_i and output
+gradient g_i, in closed form,
 
-    grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i grad_i = (c g)' a
+    grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i
+    grad_i = (c g)' a
 
-of a table's rows by those that the record looks up, and of every other layer by Opacus' samplers. What is added is what
-the norm was taken of, so that no cancellation hides a part of it.
+of a table's rows by those that the record looks up, and of every other layer by Opacus' samplers.
+What is added is what the norm was taken of, so that no cancellation hides a part of it.
 
-**Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, every number cut towards zero.
-In the closed form a_i is rounded to integers, and g_i, over their length, is cut. Cutting only shortens, and what
-float64 rounds of norm, factor and products, below (P + 9) 2^-53 of them for P parameters in any order, is less than
-`_INSIDE` leaves for P below 2^32. So no record adds more than its clip, to the last bit, and sums below 2^53 are exact.
+**Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, every number
+cut towards zero. In the closed form a_i is rounded to integers, and g_i, over their length, is cut.
+Cutting only shortens, and what float64 rounds of norm, factor and products, below (P + 9) 2^-53 of
+them for P parameters in any order, is less than `_INSIDE` leaves for P below 2^32. So no record
+adds more than its clip, to the last bit, and sums below 2^53 are exact.
 """
 
 from __future__ import annotations
@@ -29,14 +33,18 @@ from mechanisms.model.inputs import Batch
 Coefficients = Callable[[Tensor], Tensor]
 """Gradient norms float [b] -> factors c float [b] with c_i norm_i at most the clip."""
 _BLOCK = 1 << 14
-"""Parameters whose gradients become float64 at a time: few enough to stay in cache, ten times faster than all."""
+"""Parameters whose gradients become float64 at a time: few enough to stay in cache, ten times
+faster than all.
+"""
 _INSIDE = 1 - 2.0**-20
 _INPUT_BITS = 15
-"""Of a layer's input in the closed form, over its length; the gradient of its output has the rest."""
+"""Of a layer's input in the closed form, over its length; the gradient of its output has the rest.
+"""
 
 
 class RecordClipping:
-    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only.
+    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it
+    only.
 
     Raises:
         MechanismError: a layer mixes records, or has trainable parameters and no sampler.
@@ -61,7 +69,8 @@ class RecordClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, bits: int, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float64 [P] of integers in units of 2^-bits.
+        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float64 [P] of integers in units
+        of 2^-bits.
 
         A record whose gradient is not finite adds nothing.
 
@@ -74,7 +83,10 @@ class RecordClipping:
             losses = -self._classifier.log_likelihood(batch, labels)
             outputs = [output for _, _, output in self._calls]
             gradients = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
-        squared, spans = torch.zeros(len(labels), dtype=out.dtype, device=out.device), self._classifier.spans
+        squared, spans = (
+            torch.zeros(len(labels), dtype=out.dtype, device=out.device),
+            self._classifier.spans,
+        )
         adders: list[Callable[[Tensor], None]] = []
         used: set[int] = set()
         for (layer, inputs, _), gradient in zip(self._calls, gradients, strict=True):
@@ -82,7 +94,9 @@ class RecordClipping:
                 continue
             own = {id(p) for p in layer.parameters(recurse=False)} & spans.keys()
             if used & own:
-                raise MechanismError("DP-SGD: a layer runs twice, or layers share a weight. Train another part")
+                raise MechanismError(
+                    "DP-SGD: a layer runs twice, or layers share a weight. Train another part"
+                )
             used |= own
             way: Any = _sampled
             if isinstance(layer, nn.Embedding):
@@ -111,11 +125,18 @@ class RecordClipping:
 
 
 def _closed_form(
-    layer: nn.Linear, spans: Mapping[int, slice], inputs: Tensor, gradient: Tensor, squared: Tensor, out: Tensor
+    layer: nn.Linear,
+    spans: Mapping[int, slice],
+    inputs: Tensor,
+    gradient: Tensor,
+    squared: Tensor,
+    out: Tensor,
 ) -> Callable[[Tensor], None]:
     a, g = (values.flatten(0, -2).to(out.dtype) for values in (inputs, gradient))
     weight, bias = spans.get(id(layer.weight)), spans.get(id(layer.bias))
-    reach = (a.square().sum(1) if weight is not None else torch.zeros_like(squared)) + (bias is not None)
+    reach = (a.square().sum(1) if weight is not None else torch.zeros_like(squared)) + (
+        bias is not None
+    )
     squared += g.square().sum(1) * reach
 
     def add(factors: Tensor) -> None:
@@ -133,7 +154,12 @@ def _closed_form(
 
 
 def _sampled(
-    layer: nn.Module, spans: Mapping[int, slice], inputs: Tensor, gradient: Tensor, squared: Tensor, out: Tensor
+    layer: nn.Module,
+    spans: Mapping[int, slice],
+    inputs: Tensor,
+    gradient: Tensor,
+    squared: Tensor,
+    out: Tensor,
 ) -> Callable[[Tensor], None]:
     samples = _samplers()[type(layer)](layer, [inputs], gradient)
     own = [(spans[id(p)], sample.flatten(1)) for p, sample in samples.items() if id(p) in spans]
@@ -150,13 +176,22 @@ def _sampled(
 
 
 def _looked_up(
-    layer: nn.Embedding, spans: Mapping[int, slice], ids: Tensor, gradient: Tensor, squared: Tensor, out: Tensor
+    layer: nn.Embedding,
+    spans: Mapping[int, slice],
+    ids: Tensor,
+    gradient: Tensor,
+    squared: Tensor,
+    out: Tensor,
 ) -> Callable[[Tensor], None]:
-    """By the few rows that a record looks up: Opacus' sampler forms the whole table for each record."""
+    """By the few rows that a record looks up: Opacus' sampler forms the whole table for each
+    record.
+    """
     record = torch.arange(len(ids), device=ids.device).view(-1, *(1 for _ in ids.shape[1:]))
     rows, place = torch.unique((record * layer.num_embeddings + ids).flatten(), return_inverse=True)
     record, row = rows // layer.num_embeddings, rows % layer.num_embeddings
-    sums = gradient.new_zeros(len(rows), layer.embedding_dim).index_add_(0, place, gradient.flatten(0, -2))
+    sums = gradient.new_zeros(len(rows), layer.embedding_dim).index_add_(
+        0, place, gradient.flatten(0, -2)
+    )
     sums = sums.to(out.dtype)
     squared.index_add_(0, record, sums.square().sum(1))
 
@@ -185,10 +220,14 @@ def _layers(classifier: Classifier) -> list[nn.Module]:
     for name, module in classifier.part.named_modules():
         label = f"{name or 'head'} ({type(module).__name__})"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise MechanismError(f"DP-SGD: layer `{label}` mixes records. Replace batch by group normalisation")
+            raise MechanismError(
+                f"DP-SGD: layer `{label}` mixes records. Replace batch by group normalisation"
+            )
         if not any(id(p) in classifier.spans for p in module.parameters(recurse=False)):
             continue
         if not isinstance(module, nn.Linear | nn.Embedding) and type(module) not in _samplers():
-            raise MechanismError(f"DP-SGD: Opacus has no sampler for layer `{label}`. Train another part")
+            raise MechanismError(
+                f"DP-SGD: Opacus has no sampler for layer `{label}`. Train another part"
+            )
         layers.append(module)
     return layers

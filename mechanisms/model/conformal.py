@@ -1,10 +1,11 @@
 """Finds sets of codes that hold the right one as often as is asked: split conformal prediction.
 
-A code is in a record's set if its probability reaches a limit: the k-th largest probability that n calibration records
-gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005; Angelopoulos and Bates 2023, section 1).
-A new record that is exchangeable with them then has its right code in the set with probability `coverage` or more.
-A code with enough records has a limit only from its records, the others share one (Mondrian; Vovk 2012, section 4):
-then the promise holds for each such code and for the others together.
+A code is in a record's set if its probability reaches a limit: the k-th largest probability that n
+calibration records gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005;
+Angelopoulos and Bates 2023, section 1). A new record that is exchangeable with them then has its
+right code in the set with probability `coverage` or more. A code with enough records has a limit
+only from its records, the others share one (Mondrian; Vovk 2012, section 4): then the promise holds
+for each such code and for the others together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _FEWEST_OF_CODE = 10
 
 
 def limit(right: NDArray[np.float64], coverage: float) -> float:
-    """Returns the lowest probability of a code in a set, or 0 with too few records: then every code is in it.
+    """Returns the lowest probability of a code in a set, or 0 with too few records: then every code
+    is in it.
 
     Args:
         right: probabilities of the right codes, one per record; 0 for a code that the model lacks.
@@ -48,8 +50,9 @@ def sets_for(
     Args:
         logits: float [n, codes].
         labels: int64 [n], index of the right code; -1 if the model lacks it.
-        chosen: bool [n], the records that fitted the temperature. They choose the codes with limits of their own and
-            enter no limit, so that both are fixed before the other records are read.
+        chosen: bool [n], the records that fitted the temperature. They choose the codes with limits
+            of their own and enter no limit, so that both are fixed before the other records are
+            read.
     """
     label, used = np.asarray(labels), ~chosen
     probabilities = softmax(np.asarray(logits, np.float64) / temperature)
@@ -58,21 +61,27 @@ def sets_for(
     earlier = np.bincount(label[chosen & known], minlength=len(codes))
     entries = []
     for coverage in COVERAGES:
-        frequent = np.flatnonzero(earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9)))
+        frequent = np.flatnonzero(
+            earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9))
+        )
         rest = used & ~np.isin(label, frequent)
         entries.append(
             {
                 "coverage": coverage,
                 "limit": limit(right[rest], coverage),
                 "records": int(rest.sum()),
-                "codes": {codes[place]: limit(right[used & (label == place)], coverage) for place in frequent.tolist()},
+                "codes": {
+                    codes[place]: limit(right[used & (label == place)], coverage)
+                    for place in frequent.tolist()
+                },
             }
         )
     return {"records": int(used.sum()), "coverages": entries}
 
 
 def interval(records: int, coverage: float) -> tuple[float, float]:
-    """Returns where 95 % of the coverages of calibrations of n records lie: Beta(k, n + 1 - k), with k as above.
+    """Returns where 95 % of the coverages of calibrations of n records lie: Beta(k, n + 1 - k),
+    with k as above.
 
     (Vovk 2012, proposition 2a.) All of 1 with too few records.
     """
@@ -95,15 +104,20 @@ class Sets:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Sets:
-        """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or AttributeError."""
+        """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or
+        AttributeError.
+        """
         codes = {str(code): float(share) for code, share in entry["codes"].items()}
         sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
-        if not 0 < sets.coverage < 1 or not all(0 <= share <= 1 for share in (sets.limit, *codes.values())):
+        if not 0 < sets.coverage < 1 or not all(
+            0 <= share <= 1 for share in (sets.limit, *codes.values())
+        ):
             raise ValueError("a coverage or a limit is outside 0 to 1")
         return sets
 
     def members(self, scores: NDArray[Any], codes: Sequence[str]) -> list[list[int]]:
-        """Returns the indices of the codes in each set, the most probable first, for scores [n, codes].
+        """Returns the indices of the codes in each set, the most probable first, for scores [n,
+        codes].
 
         The most probable code is always in its set, which covers no less for it.
         """
@@ -111,20 +125,30 @@ class Sets:
         inside = scores >= np.array([self.codes.get(code, self.limit) for code in codes])
         order = np.argsort(-scores, axis=1, kind="stable")
         np.put_along_axis(inside, order[:, :1], True, 1)
-        return [row[keep].tolist() for row, keep in zip(order, np.take_along_axis(inside, order, 1), strict=True)]
+        return [
+            row[keep].tolist()
+            for row, keep in zip(order, np.take_along_axis(inside, order, 1), strict=True)
+        ]
 
     @property
     def statement(self) -> str:
         low, high = interval(self.records, self.coverage)
-        of_codes = f" A limit for each of {len(self.codes)} codes keeps it for their records." if self.codes else ""
+        of_codes = (
+            f" A limit for each of {len(self.codes)} codes keeps it for their records."
+            if self.codes
+            else ""
+        )
         rest = "other " if self.codes else ""
         if (low, high) == (1.0, 1.0):
             return (
-                f"{self.records} {rest}records are too few for {self.coverage:.0%}: every {rest}code is in every set."
-                + of_codes
-            )
+                f"{self.records} {rest}records are too few for {self.coverage:.0%}: every "
+                f"{rest}code is in every set."
+            ) + of_codes
         return (
-            f"Of the {rest}rows taken together, {self.coverage:.0%} or more have the right code in their set, if they "
-            f"are sampled like the calibration's; rows of rare codes have it less often.{of_codes} With these "
-            f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95 % confidence."
+            f"Of the {rest}rows taken together, {self.coverage:.0%} or more have the right code "
+            "in their set, if they "
+            "are sampled like the calibration's; rows of rare codes have it less "
+            f"often.{of_codes} With these "
+            f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95 % "
+            "confidence."
         )

@@ -21,20 +21,26 @@ PACKAGED = packaged.MINILM
 def resolve(name: str) -> str:
     """Returns a hub name or folder that transformers can load; refuses a folder without a model.
 
-    A folder of sentence-transformers is one too: its first module is in it or in a folder below it. How such a model
-    pools and scales is not read from it: the pooling is the run's.
+    A folder of sentence-transformers is one too: its first module is in it or in a folder below it.
+    How such a model pools and scales is not read from it: the pooling is the run's.
     """
     if name == NO_ENCODER:
-        raise MechanismError("encoder: a model on features has none, and no bundle: its owner saves it")
+        raise MechanismError(
+            "encoder: a model on features has none, and no bundle: its owner saves it"
+        )
     if name in packaged.PUBLISHED:
         return str(packaged.folder(name))
-    looks_like_a_path = name.startswith((".", "/", "~")) or os.sep in name.rstrip(os.sep).partition(os.sep)[2]
+    looks_like_a_path = (
+        name.startswith((".", "/", "~")) or os.sep in name.rstrip(os.sep).partition(os.sep)[2]
+    )
     path = Path(name).expanduser()
     if path.is_dir():
         for folder in (path, *sorted(path.glob("0_*"))):
             if (folder / "config.json").is_file():
                 return str(folder)
-        raise MechanismError(f"encoder: folder {name} has no config.json. Name a saved transformers model")
+        raise MechanismError(
+            f"encoder: folder {name} has no config.json. Name a saved transformers model"
+        )
     if looks_like_a_path:
         raise MechanismError(f"encoder: no folder {name}")
     return name
@@ -43,7 +49,11 @@ def resolve(name: str) -> str:
 def digest_parts(name: str) -> list[Path]:
     """Files whose content identifies a local encoder; empty for a hub name."""
     path = Path(resolve(name))
-    return sorted(p for p in path.glob("*") if p.suffix in {".json", ".safetensors", ".txt"}) if path.is_dir() else []
+    return (
+        sorted(p for p in path.glob("*") if p.suffix in {".json", ".safetensors", ".txt"})
+        if path.is_dir()
+        else []
+    )
 
 
 def load(loader: Any, name: str, **options: Any) -> Any:
@@ -56,19 +66,28 @@ def load(loader: Any, name: str, **options: Any) -> Any:
     except (OSError, ValueError, RuntimeError, SafetensorError):
         # transformers' text names caches and hosts and runs over a page; these are the causes.
         raise MechanismError(
-            f"encoder: cannot load `{name}`: no whole model here (config.json, model.safetensors, tokenizer.json), "
-            f"none at the hub, or one whose head has other labels; give a local folder, or `{PACKAGED}`"
+            f"encoder: cannot load `{name}`: no whole model here (config.json, "
+            "model.safetensors, tokenizer.json), "
+            "none at the hub, or one whose head has other labels; give a local folder, or "
+            f"`{PACKAGED}`"
         ) from None
 
 
-_MOST = {"num_hidden_layers": 1000, "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "vocab_size": 1 << 22}
+_MOST = {
+    "num_hidden_layers": 1000,
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 18,
+    "vocab_size": 1 << 22,
+}
 
 
 _ATTENTION = (None, "eager", "sdpa")
 
 
 def _check_config(folder: Path) -> None:
-    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program from elsewhere."""
+    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program
+    from elsewhere.
+    """
     try:
         read = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -78,9 +97,16 @@ def _check_config(folder: Path) -> None:
         for key, most in _MOST.items():
             size = config.get(key, 1)
             if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= most:
-                raise MechanismError(f"encoder: {folder}: config.json: {key} is not from 1 to {most:,}. Correct it")
-        if any(config.get(key) not in _ATTENTION for key in ("_attn_implementation", "attn_implementation")):
-            raise MechanismError(f"encoder: {folder}: config.json: attention is neither eager nor sdpa. Correct it")
+                raise MechanismError(
+                    f"encoder: {folder}: config.json: {key} is not from 1 to {most:,}. Correct it"
+                )
+        if any(
+            config.get(key) not in _ATTENTION
+            for key in ("_attn_implementation", "attn_implementation")
+        ):
+            raise MechanismError(
+                f"encoder: {folder}: config.json: attention is neither eager nor sdpa. Correct it"
+            )
 
 
 def load_tokenizer(name: str) -> Any:
@@ -90,7 +116,9 @@ def load_tokenizer(name: str) -> Any:
 
 
 def whole_words(name: str) -> set[str]:
-    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they are in its file."""
+    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they
+    are in its file.
+    """
     tokens = list(load_tokenizer(name).get_vocab())
     for mark in ("Ġ", "▁"):  # in front of a word's first piece: byte-level BPE, SentencePiece
         if any(token.startswith(mark) for token in tokens):
@@ -111,16 +139,41 @@ def settings(name: str) -> set[str]:
                 yield from texts(inner)
 
     tokenizer = load_tokenizer(name)
-    options = {key: value for key, value in tokenizer.init_kwargs.items() if not re.search("file|path", key)}
-    config = {key: value for key, value in load(AutoConfig, name).to_dict().items() if not key.startswith("_")}
-    return {*texts(config), *texts(options), *texts(tokenizer.special_tokens_map), type(tokenizer).__name__}
+    options = {
+        key: value
+        for key, value in tokenizer.init_kwargs.items()
+        if not re.search("file|path", key)
+    }
+    config = {
+        key: value
+        for key, value in load(AutoConfig, name).to_dict().items()
+        if not key.startswith("_")
+    }
+    return {
+        *texts(config),
+        *texts(options),
+        *texts(tokenizer.special_tokens_map),
+        type(tokenizer).__name__,
+    }
 
 
-_ACTIVATIONS = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
+_ACTIVATIONS = {
+    "gelu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_pytorch_tanh",
+    "quick_gelu",
+    "relu",
+    "silu",
+    "swish",
+    "tanh",
+}
 
 
 def is_usual(setting: str) -> bool:
-    """Checks whether transformers itself knows a text of a configuration: a class, a family, an activation."""
+    """Checks whether transformers itself knows a text of a configuration: a class, a family, an
+    activation.
+    """
     import transformers
 
     known = setting in transformers.CONFIG_MAPPING or setting in _ACTIVATIONS
@@ -138,12 +191,18 @@ def _names() -> frozenset[str]:
 
 
 def longest(name: str) -> int:
-    """Tokens that the encoder can read: its position embeddings, less those that RoBERTa keeps for padding."""
+    """Tokens that the encoder can read: its position embeddings, less those that RoBERTa keeps for
+    padding.
+    """
     from transformers import AutoConfig
 
     config = load(AutoConfig, name)
     positions = int(getattr(config, "max_position_embeddings", 1 << 30))
-    return positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PADDING else positions
+    return (
+        positions - config.pad_token_id - 1
+        if config.model_type in _POSITIONS_AFTER_PADDING
+        else positions
+    )
 
 
 _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
@@ -154,14 +213,17 @@ _NO_WEIGHT = "embeddings.position_ids"
 
 @lru_cache(maxsize=8)
 def shape(name: str) -> tuple[int, int]:
-    """Returns the parameters and width of an encoder, only from its configuration; of a packaged one, which is whole,
-    from the heads of its files, as transformers takes a second to import."""
+    """Returns the parameters and width of an encoder, only from its configuration; of a packaged
+    one, which is whole, from the heads of its files, as transformers takes a second to import.
+    """
     if name in packaged.PUBLISHED:
         folder = Path(resolve(name))
         with safe_open(folder / "model.safetensors", framework="np") as weights:
             keys = [key for key in weights.keys() if key != _NO_WEIGHT]  # noqa: SIM118 - it is no mapping
             size = sum(prod(weights.get_slice(key).get_shape()) for key in keys)
-        return size, int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"])
+        return size, int(
+            json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+        )
     import torch
     from transformers import AutoConfig
 

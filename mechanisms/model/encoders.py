@@ -21,7 +21,9 @@ def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> To
     """Texts as token ids, special tokens included, cut at `max_length`; no texts are no records."""
     if not texts:
         return TokenInputs.from_lists([], pad_id=tokenizer.pad_token_id)
-    encoded = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)
+    encoded = tokenizer(
+        list(texts), truncation=True, max_length=max_length, return_attention_mask=False
+    )
     return TokenInputs.from_lists(encoded["input_ids"], pad_id=tokenizer.pad_token_id)
 
 
@@ -33,10 +35,12 @@ def load_encoder(name: str) -> nn.Module:
 
 
 def load_frozen(name: str, *, once: bool = False) -> nn.Module:
-    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without transformers' module.
+    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without
+    transformers' module.
 
     Args:
-        once: share the weights with all that this process loads so by this name; no one may change them.
+        once: share the weights with all that this process loads so by this name; no one may change
+            them.
     """
     from transformers import AutoConfig
 
@@ -49,12 +53,17 @@ def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
     from transformers import AutoModelForSequenceClassification
 
     with quiet():
-        return cast(nn.Module, load(AutoModelForSequenceClassification, name, num_labels=num_labels, **_WEIGHTS))
+        return cast(
+            nn.Module,
+            load(AutoModelForSequenceClassification, name, num_labels=num_labels, **_WEIGHTS),
+        )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hush transformers: its report that the head is new (here it always is) and its bars for files."""
+    """Hush transformers: its report that the head is new (here it always is) and its bars for
+    files.
+    """
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -86,16 +95,21 @@ def layers(model: nn.Module) -> nn.ModuleList:
     """Returns the encoder's layers, lowest first; refuses a family whose layout is not known."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if not isinstance(stack, nn.ModuleList):
-        raise MechanismError("model.lora_layers: this encoder is not of BERT's layout. Leave it empty")
+        raise MechanismError(
+            "model.lora_layers: this encoder is not of BERT's layout. Leave it empty"
+        )
     return stack
 
 
 def last_layers(model: nn.Module, count: int) -> nn.Module:
-    """Returns an encoder of the last layers of this one, the same modules, which reads states as `inputs_embeds`."""
+    """Returns an encoder of the last layers of this one, the same modules, which reads states as
+    `inputs_embeds`.
+    """
     all_layers = layers(model)
     if count >= len(all_layers):
         raise MechanismError(
-            f"model.lora_layers is {count}; this encoder has {len(all_layers)} layers. Set fewer, or leave it empty"
+            f"model.lora_layers is {count}; this encoder has {len(all_layers)} layers. Set "
+            "fewer, or leave it empty"
         )
     upper = _with_layers(model, [*all_layers][len(all_layers) - count :])
     upper.add_module("embeddings", _StatesAsEmbeddings())
@@ -108,7 +122,11 @@ def layers_below(model: nn.Module, count: int) -> nn.Module:
 
 def linear_maps(model: nn.Module, count: int) -> list[str]:
     last = {id(module) for layer in layers(model)[-count:] for module in layer.modules()}
-    return [name for name, module in model.named_modules() if id(module) in last and isinstance(module, nn.Linear)]
+    return [
+        name
+        for name, module in model.named_modules()
+        if id(module) in last and isinstance(module, nn.Linear)
+    ]
 
 
 def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
@@ -123,7 +141,11 @@ def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
 class _BertHead(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.pooler, self.dropout, self.classifier = model.bert.pooler, model.dropout, model.classifier
+        self.pooler, self.dropout, self.classifier = (
+            model.bert.pooler,
+            model.dropout,
+            model.classifier,
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         return self.classifier(self.dropout(self.pooler(features[:, None, :])))
@@ -142,7 +164,9 @@ _STANDARD_HEADS = {"bert": _BertHead, "roberta": _RobertaHead, "xlm-roberta": _R
 
 
 def standard_head(model: nn.Module) -> nn.Module:
-    """Returns all that follows the first token's vector in transformers' own model, of a family that is known here."""
+    """Returns all that follows the first token's vector in transformers' own model, of a family
+    that is known here.
+    """
     family = cast(Any, model).config.model_type
     if family not in _STANDARD_HEADS:
         raise MechanismError(

@@ -1,10 +1,12 @@
 """A classifier as a folder that plain libraries load, and back.
 
-Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a mean-pooled head becomes the
-sentence-transformers module layout (transformer, pooling, dense), whose `encode` gives the logits. Labels are codes.
+Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a
+mean-pooled head becomes the sentence-transformers module layout (transformer, pooling, dense),
+whose `encode` gives the logits. Labels are codes.
 
-A head that reads words next to the encoder has `lexicon.json` and a dense layer on both blocks, and no `modules.json`:
-sentence-transformers would give the encoder's features for scores. `onnx_graph` writes it whole.
+A head that reads words next to the encoder has `lexicon.json` and a dense layer on both blocks, and
+no `modules.json`: sentence-transformers would give the encoder's features for scores. `onnx_graph`
+writes it whole.
 """
 
 import json
@@ -28,8 +30,9 @@ from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
 from mechanisms.model.threads import forward_passes, forward_tokens
 
 ENCODER = "0_Transformer"
-"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it is next to names of codes, transformers
-makes up a head for it and answers with those names."""
+"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it is next to names of
+codes, transformers makes up a head for it and answers with those names.
+"""
 DENSE = "2_Dense"
 
 CPU = torch.device("cpu")
@@ -39,11 +42,13 @@ Shapes = dict[str, tuple[int, ...]]
 def save(
     classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
 ) -> dict[str, Shapes]:
-    """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
+    """Write the whole model with its present parameters; return the shape of each weight written,
+    by file and name.
 
     Args:
         codes: the labels, in the order of the outputs.
-        precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
+        precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8
+            bits.
     """
     config = classifier.config
     model = classifier.releasable()
@@ -99,7 +104,8 @@ def _set(path: Path, **values: Any) -> None:
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str]) -> None:
     """Writes the oldest layout of sentence-transformers, which every version reads.
 
-    The library's imports take a second of every release, and it loads the encoder once more to save it.
+    The library's imports take a second of every release, and it loads the encoder once more to save
+    it.
     """
     within = folder / ENCODER
     cast(Any, model.encoder).save_pretrained(within)
@@ -111,13 +117,21 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Seq
     if model.lexicon is not None:
         model.lexicon.save(folder)
         return
-    _write(within / "sentence_bert_config.json", {"max_seq_length": tokenizer.model_max_length, "do_lower_case": False})
+    _write(
+        within / "sentence_bert_config.json",
+        {"max_seq_length": tokenizer.model_max_length, "do_lower_case": False},
+    )
     (folder / "1_Pooling").mkdir(exist_ok=True)
     pooling = {"word_embedding_dimension": encoders.width(model), "pooling_mode_mean_tokens": True}
     others = dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_max_tokens"), False)
     _write(folder / "1_Pooling" / "config.json", pooling | others)
     listed = [
-        {"idx": idx, "name": str(idx), "path": f"{idx}_{name}", "type": f"sentence_transformers.models.{name}"}
+        {
+            "idx": idx,
+            "name": str(idx),
+            "path": f"{idx}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
         for idx, name in enumerate(("Transformer", "Pooling", "Dense"))
     ]
     (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
@@ -132,7 +146,10 @@ def _save_dense(head: nn.Linear, folder: Path) -> None:
         "activation_function": "torch.nn.modules.linear.Identity",
     }
     _write(folder / "config.json", settings)
-    weights = {f"linear.{name}": weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
+    weights = {
+        f"linear.{name}": weight.detach().cpu().contiguous()
+        for name, weight in head.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors")
 
 
@@ -143,7 +160,9 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _join_merges(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merges = content.get("model", {}).get("merges")
-    if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
+    if merges and all(
+        isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges
+    ):
         content["model"]["merges"] = [" ".join(pair) for pair in merges]
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -163,8 +182,8 @@ class Released:
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
 
-        Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of prose: a
-        text of any size costs no more than that.
+        Of a text only the first 32,768 characters are looked at, many times what `max_length`
+        tokens take of prose: a text of any size costs no more than that.
         """
         tokens = encoders.token_inputs(
             self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
@@ -173,14 +192,18 @@ class Released:
         return self.scores(tokens, None if lexicon is None else lexicon.words(texts))
 
     def scores(self, tokens: TokenInputs, words: Tensor | None = None) -> Tensor:
-        """Scores float32 [n, codes] of tokens, and of the words that a head reads next to them; on the processor."""
+        """Scores float32 [n, codes] of tokens, and of the words that a head reads next to them; on
+        the processor.
+        """
         out = torch.empty(len(tokens), len(self.codes))
 
         def forward(index: Tensor) -> tuple[Tensor, Tensor]:
             block = {} if words is None else {"words": words[index].to(self.device)}
             with torch.no_grad(), computing("float32", self.device):
                 answer = self.model(**tokens.batch(index, self.device), **block)
-                return index, (answer if isinstance(answer, Tensor) else answer.logits).float().cpu()
+                return index, (
+                    answer if isinstance(answer, Tensor) else answer.logits
+                ).float().cpu()
 
         batches = token_budget_batches(tokens, budget=forward_tokens("float32", self.device))
         with forward_passes(tokens, self.device) as over:
@@ -197,12 +220,15 @@ def load(folder: Path, device: torch.device = CPU) -> Released:
         codes = codes_of(folder)
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
-            f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no codes"
+            f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no "
+            "codes"
         ) from None
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
     if labels.is_file():
         encoder = encoders.load_frozen(str(encoder_folder))
-        model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))
+        model: nn.Module = MeanPooled(
+            encoder, encoders.width(encoder), len(codes), Lexicon.load(folder)
+        )
         dense = load_file(folder / DENSE / "model.safetensors")
         cast(MeanPooled, model).head.load_state_dict(
             {name: dense[f"linear.{name}"].float() for name in ("weight", "bias")}

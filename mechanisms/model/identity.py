@@ -1,9 +1,10 @@
 """Whose fit a folder holds, in digests under a key of its own.
 
-A finished or broken fit is continued with whatever is in its folder, under the claim of the plan that continues: so
-it has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that are next to them: to whom the
-folder is not open they say nothing, and folders of the same records have none in common. A folder with files and
-without identity is anyone's, and refused: starting over costs time, believing it could cost a claim.
+A finished or broken fit is continued with whatever is in its folder, under the claim of the plan
+that continues: so it has to be that plan's, on those records. Digests are BLAKE2b under 32 random
+bytes that are next to them: to whom the folder is not open they say nothing, and folders of the
+same records have none in common. A folder with files and without identity is anyone's, and refused:
+starting over costs time, believing it could cost a claim.
 """
 
 from __future__ import annotations
@@ -43,25 +44,33 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path, parts: Mapping[str, Iterable[str | Tensor]]) -> Identity:
-        """Returns the identity of a fit's folder; one without files gets it before anything is drawn.
+        """Returns the identity of a fit's folder; one without files gets it before anything is
+        drawn.
 
         It refuses a folder of another fit, or one that does not say whose it is.
 
         Args:
-            parts: what the fit is of, by the names of `_OTHER`: all but the model that it starts from.
+            parts: what the fit is of, by the names of `_OTHER`: all but the model that it starts
+                from.
         """
         file = folder / IDENTITY
         folder.mkdir(parents=True, exist_ok=True)
         known = _read(file)
         # guard: test_a_folder_of_before_is_nobodys
-        if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
-            raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
+        if known is None and any(
+            path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")
+        ):
+            raise MechanismError(
+                f"folder {folder} does not say whose fit it holds; remove it to start over"
+            )
         identity = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
         identity._hold(parts)
         return identity
 
     def starting(self, build: Callable[[], Classifier]) -> Callable[[], Classifier]:
-        """Returns a builder of the untrained model, whose first has to be the one that the fit started from before."""
+        """Returns a builder of the untrained model, whose first has to be the one that the fit
+        started from before.
+        """
         checked = False
 
         def classifier() -> Classifier:
@@ -77,10 +86,16 @@ class Identity:
     def _hold(self, parts: Mapping[str, Iterable[str | Tensor]]) -> None:
         key = bytes.fromhex(self._digests["key"])
         digests = {name: _digest(key, content) for name, content in parts.items()}
-        others = [_OTHER[name] for name, digest in digests.items() if self._digests.get(name, digest) != digest]
+        others = [
+            _OTHER[name]
+            for name, digest in digests.items()
+            if self._digests.get(name, digest) != digest
+        ]
         # guard: test_a_loud_fit_under_a_quiet_claim
         if others:
-            raise MechanismError(f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over")
+            raise MechanismError(
+                f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over"
+            )
         if not digests.keys() <= self._digests.keys():
             self._digests |= digests
             _write(self._folder / IDENTITY, self._digests)
@@ -100,7 +115,9 @@ def _parameters(classifier: Classifier) -> Iterator[str | Tensor]:
     yield classifier.config.model_dump_json()
     yield classifier.flat
     trained = {id(parameter) for parameter in classifier.parameters}
-    for name, tensor in chain(classifier.whole.named_parameters(), classifier.whole.named_buffers()):
+    for name, tensor in chain(
+        classifier.whole.named_parameters(), classifier.whole.named_buffers()
+    ):
         if id(tensor) not in trained:
             yield name
             yield tensor

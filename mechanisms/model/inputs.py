@@ -1,6 +1,8 @@
-"""Holds what a classifier reads: token sequences of uneven length, or features (an encoder's, a table's, an image's).
+"""Holds what a classifier reads: token sequences of uneven length, or features (an encoder's, a
+table's, an image's).
 
-Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation are written once.
+Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation
+are written once.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Inputs(Protocol):
 
 
 class Mapped:
-    """Lets pages of a file that is mapped into memory go again, so that a pass over it does not fill the memory.
+    """Lets pages of a file that is mapped into memory go again, so that a pass over it does not
+    fill the memory.
 
     The pages are private and no one writes to them: the next look finds them in the file.
     """
@@ -98,10 +101,11 @@ class FeatureInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Holds token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and the padding id.
+    """Holds token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and
+    the padding id.
 
-    A model that reads words next to its encoder has their block too; one that trains its last layers alone reads the
-    states of the tokens after the layers below in place of ids.
+    A model that reads words next to its encoder has their block too; one that trains its last
+    layers alone reads the states of the tokens after the layers below in place of ids.
     """
 
     ids: Tensor
@@ -127,8 +131,8 @@ class TokenInputs:
         return self.offsets.diff()
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        """`input_ids`, or float32 `states` [b, longest, width], `attention_mask` [b, longest], and `words` [b, columns]
-        where there are some.
+        """`input_ids`, or float32 `states` [b, longest, width], `attention_mask` [b, longest], and
+        `words` [b, columns] where there are some.
         """
         start, length = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
         column = torch.arange(int(length.max()))
@@ -150,13 +154,20 @@ class TokenInputs:
         index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         lengths = self.lengths[index]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        place = (self.offsets[index] - offsets[:-1]).repeat_interleave(lengths) + torch.arange(int(offsets[-1]))
+        place = (self.offsets[index] - offsets[:-1]).repeat_interleave(lengths) + torch.arange(
+            int(offsets[-1])
+        )
         words = None if self.words is None else self.words[index]
         states = None if self.states is None else self.states[place]
         return TokenInputs(self.ids[place], offsets, self.pad_id, words, states)
 
     def save(self, path: Path) -> None:
-        tensors = {"ids": self.ids, "offsets": self.offsets, "words": self.words, "states": self.states}
+        tensors = {
+            "ids": self.ids,
+            "offsets": self.offsets,
+            "words": self.words,
+            "states": self.states,
+        }
         some = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
         save_file(some, path, metadata={"pad_id": str(self.pad_id)})
 
@@ -180,7 +191,9 @@ def _mapped(path: Path, rows: int, width: int) -> FeatureInputs:
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:
-    """Writes features that come in blocks of so many rows as one safetensors file of this shape, float32 [n, width]."""
+    """Writes features that come in blocks of so many rows as one safetensors file of this shape,
+    float32 [n, width].
+    """
     rows, width = shape
     entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}
     head = json.dumps({"features": entry}).encode()
@@ -199,7 +212,9 @@ def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | Toke
     """Records of one form, those of one part after those of another."""
     first, *others = parts
     if isinstance(first, FeatureInputs):
-        return FeatureInputs(torch.cat([part.features for part in parts if isinstance(part, FeatureInputs)]))
+        return FeatureInputs(
+            torch.cat([part.features for part in parts if isinstance(part, FeatureInputs)])
+        )
     if any(not isinstance(part, TokenInputs) or part.pad_id != first.pad_id for part in others):
         raise ValueError("only parts of one tokenizer are joined")
     tokens = [part for part in parts if isinstance(part, TokenInputs)]
@@ -222,15 +237,19 @@ def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor
     """
     n = len(inputs)
     lengths = inputs.lengths
-    order = torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
+    order = (
+        torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
+    )
     if n:  # an empty tensor splits into one empty batch
         yield from order.split(batch_size)
 
 
 def token_budget_batches(tokens: TokenInputs, *, budget: int) -> Iterator[Tensor]:
-    """Index batches of at most `budget` tokens, padding included (one record at least), longest records first.
+    """Index batches of at most `budget` tokens, padding included (one record at least), longest
+    records first.
 
-    Many short narratives go together and few long ones, so that every batch is about the same work and memory.
+    Many short narratives go together and few long ones, so that every batch is about the same work
+    and memory.
     """
     lengths = tokens.lengths
     order = torch.argsort(lengths, descending=True, stable=True)

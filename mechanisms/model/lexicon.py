@@ -1,19 +1,23 @@
 """Words of a public vocabulary as features next to an encoder's.
 
-An encoder forgets rare words; a code list is made of them. A lexicon turns a text into columns, one for each stem j of
-the list's titles,
+An encoder forgets rare words; a code list is made of them. A lexicon turns a text into columns, one
+for each stem j of the list's titles,
 
-    m_j(x) = max over words w of x of  1 where j is w's stem,  else relu((cos(e_w, e_j) - t) / (1 - t))     (`titles`)
+    m_j(x) = max over words w of x of
+                 1                                   if j is the stem of w
+                 relu((cos(e_w, e_j) - t) / (1 - t)) otherwise             (`titles`)
 
-with e an encoder's vector of a single word (`packaged.for_words`) and t the cosine that 0.65 % of pairs of a word and a
-stem exceed; or into the signed hashes of all its stems (`hashed`). The classifier reads both blocks side by side,
-[a f(x), b m(x)], with f the encoder's pooled features. The scales a and b come from public text: there both blocks have
-the same root mean square norm, and together the one that the encoder's block had by itself. No record is read for
-vocabulary, similarities or scales, so that they cost no privacy.
+with e an encoder's vector of a single word (`packaged.for_words`) and t the cosine that 0.65 % of
+pairs of a word and a stem exceed; or into the signed hashes of all its stems (`hashed`). The
+classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features.
+The scales a and b come from public text: there both blocks have the same root mean square norm, and
+together the one that the encoder's block had by itself. No record is read for vocabulary,
+similarities or scales, so that they cost no privacy.
 
-The similarities are a table over a fixed public vocabulary, the whole words of the encoder's tokenizer and those of the
-titles, in steps of 1/255, and over the inflections of the stems by the endings that are commonest in that vocabulary.
-A word outside of it counts for nothing. So reading a text needs neither encoder nor stemmer.
+The similarities are a table over a fixed public vocabulary, the whole words of the encoder's
+tokenizer and those of the titles, in steps of 1/255, and over the inflections of the stems by the
+endings that are commonest in that vocabulary. A word outside of it counts for nothing. So reading a
+text needs neither encoder nor stemmer.
 """
 
 from __future__ import annotations
@@ -41,19 +45,22 @@ FILE = "lexicon.json"
 """Its name next to features, and in a bundle."""
 HASHED_COLUMNS = 768
 _ALIKE = 0.0065
-"""Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of an encoder whose
-words all are in one direction the cosines are large, and so is the one from which likeness counts."""
+"""Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of
+an encoder whose words all are in one direction the cosines are large, and so is the one from which
+likeness counts.
+"""
 _MOST_PAIRS = 1 << 22
 _ROWS = 4096
 _STEPS = 255
 _ENDINGS = 64
 """On OSHA's reports they leave out 12 of 35,561 words that have a stem of OIICS's titles."""
 _WORD = re.compile(r"[^\W\d_]{3,}")
-# Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on folds inside the
-# training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1 at epsilon 5. Languages other than
-# English rely on the length of words.
+# Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on
+# folds inside the training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1
+# at epsilon 5. Languages other than English rely on the length of words.
 _ENGLISH = (
-    "and are for from has into its nor not off onto other out per than that the their them then there these they this "
+    "and are for from has into its nor not off onto other out per than that the their them then "
+    "there these they this "
     "those under unspecified upon was were which who with without within"
 )
 
@@ -68,8 +75,12 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
     kind: Kind
     language: str = Field(default="english", description="Of the Snowball stemmer.")
-    vocabulary: tuple[str, ...] = Field(default=(), description="Stems in the order of their columns; for `titles`.")
-    table: Table = Field(default={}, description="By word: columns, and likeness to their stems; for `titles`.")
+    vocabulary: tuple[str, ...] = Field(
+        default=(), description="Stems in the order of their columns; for `titles`."
+    )
+    table: Table = Field(
+        default={}, description="By word: columns, and likeness to their stems; for `titles`."
+    )
     columns: int = Field(ge=1)
     encoder_scale: float = Field(gt=0, allow_inf_nan=False)
     word_scale: float = Field(gt=0, allow_inf_nan=False)
@@ -96,14 +107,20 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         return torch.from_numpy(block).div_(_STEPS)
 
     def _hashed(self, texts: Sequence[str]) -> Tensor:
-        from sklearn.feature_extraction.text import HashingVectorizer  # half a second, which titles need not wait for
+        from sklearn.feature_extraction.text import (
+            HashingVectorizer,
+        )  # half a second, which titles need not wait for
 
         stems: Any = partial(stems_of, language=self.language)
-        counted: Any = HashingVectorizer(analyzer=stems, n_features=self.columns, norm="l2").transform(texts)
+        counted: Any = HashingVectorizer(
+            analyzer=stems, n_features=self.columns, norm="l2"
+        ).transform(texts)
         return torch.from_numpy(counted.astype("float32").toarray())
 
     def join(self, features: Tensor, words: Tensor) -> Tensor:
-        """Returns the encoder's features [n, width] with the words next to them, float32 [n, width + columns]."""
+        """Returns the encoder's features [n, width] with the words next to them, float32 [n, width
+        + columns].
+        """
         return torch.cat([features * self.encoder_scale, words * self.word_scale], 1)
 
     def save(self, folder: Path) -> None:
@@ -124,17 +141,25 @@ def injury_titles() -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english") -> tuple[str, ...]:
-    """Returns the stems of public texts, sorted, without the words of `leave_out` and, in English, stop words."""
+def vocabulary_of(
+    texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english"
+) -> tuple[str, ...]:
+    """Returns the stems of public texts, sorted, without the words of `leave_out` and, in English,
+    stop words.
+    """
     out = [*leave_out, _ENGLISH] if language == "english" else leave_out
     dropped = {stem for text in out for stem in stems_of(text, language)}
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
 
 
 def unlike(word_vectors: Tensor, stem_vectors: Tensor) -> float:
-    """Returns the cosine at and below which a word and a stem are not alike, from vectors [words, w] and [stems, w]."""
+    """Returns the cosine at and below which a word and a stem are not alike, from vectors [words,
+    w] and [stems, w].
+    """
     every = max(1, len(word_vectors) * len(stem_vectors) // _MOST_PAIRS)
-    some, stems = (torch.nn.functional.normalize(part, dim=1) for part in (word_vectors[::every], stem_vectors))
+    some, stems = (
+        torch.nn.functional.normalize(part, dim=1) for part in (word_vectors[::every], stem_vectors)
+    )
     return float(np.quantile((some @ stems.T).numpy(), 1 - _ALIKE))
 
 
@@ -147,7 +172,8 @@ def similarities(
     threshold: float,
     language: str,
 ) -> Table:
-    """Returns the table of a lexicon: words that are like a stem, each with columns and likeness in 255ths.
+    """Returns the table of a lexicon: words that are like a stem, each with columns and likeness in
+    255ths.
 
     Args:
         word_vectors: the encoder's features of each word by itself, float32 [words, width].
@@ -155,18 +181,24 @@ def similarities(
         threshold: cosine at which likeness is 0 (`unlike`).
     """
     places = {stem: column for column, stem in enumerate(stems)}
-    left, right = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (word_vectors, stem_vectors))
+    left, right = (
+        torch.nn.functional.normalize(vectors, dim=1) for vectors in (word_vectors, stem_vectors)
+    )
     table: Table = {}
     for start in range(0, len(words), _ROWS):
         block = words[start : start + _ROWS]
         cosines = (left[start : start + _ROWS] @ right.T).numpy()
-        likeness = np.rint(np.clip((cosines - threshold) / max(1 - threshold, 1e-6), 0, 1) * _STEPS).astype(int)
+        likeness = np.rint(
+            np.clip((cosines - threshold) / max(1 - threshold, 1e-6), 0, 1) * _STEPS
+        ).astype(int)
         own = np.array([places.get(_stem(word, language), -1) for word in block])
         rows = np.flatnonzero(own >= 0)
         likeness[rows, own[rows]] = _STEPS
         for row in np.flatnonzero((likeness > 0).any(1)).tolist():
             columns = np.flatnonzero(likeness[row])
-            table[block[row]] = tuple(zip(columns.tolist(), likeness[row, columns].tolist(), strict=True))
+            table[block[row]] = tuple(
+                zip(columns.tolist(), likeness[row, columns].tolist(), strict=True)
+            )
     return table
 
 
@@ -180,7 +212,8 @@ def of_titles(
     leave_out: Iterable[str] = (),
     language: str = "english",
 ) -> Lexicon:
-    """Returns the lexicon of titles, with the table of similarities over an encoder's words and those of the titles.
+    """Returns the lexicon of titles, with the table of similarities over an encoder's words and
+    those of the titles.
 
     Args:
         embed: the encoder's features of words, float32 [words, width].
@@ -194,17 +227,25 @@ def of_titles(
         vocabulary = sorted({*tokens, *(word for title in titles for word in words_of(title))})
         of_words, of_stems = embed(vocabulary), embed(list(stems))
         threshold = unlike(of_words, of_stems)
-        table = similarities(vocabulary, of_words, stems, of_stems, threshold=threshold, language=language)
-    return build("titles", vocabulary=stems, table=table, texts=texts, features=features, language=language)
+        table = similarities(
+            vocabulary, of_words, stems, of_stems, threshold=threshold, language=language
+        )
+    return build(
+        "titles", vocabulary=stems, table=table, texts=texts, features=features, language=language
+    )
 
 
 @lru_cache(maxsize=2)
 def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) -> dict[str, int]:
-    """Returns words that have one of these stems, with its place, made by the commonest endings of a vocabulary.
+    """Returns words that have one of these stems, with its place, made by the commonest endings of
+    a vocabulary.
 
-    An ending is what a word has after its stem, or in place of the stem's last letter (`injuri`: `injury`).
+    An ending is what a word has after its stem, or in place of the stem's last letter (`injuri`:
+    `injury`).
     """
-    counts = Counter(ending for word in words if (ending := _ending(word, _stem(word, language))) is not None)
+    counts = Counter(
+        ending for word in words if (ending := _ending(word, _stem(word, language))) is not None
+    )
     endings = heapq.nsmallest(_ENDINGS, counts, key=lambda ending: (-counts[ending], ending))
     forms = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
     places = {stem: column for column, stem in enumerate(stems)}
@@ -213,7 +254,14 @@ def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) ->
 
 
 def _ending(word: str, stem: str) -> tuple[int, str] | None:
-    return next(((cut, word[len(stem) - cut :]) for cut in (0, 1) if word.startswith(stem[: len(stem) - cut])), None)
+    return next(
+        (
+            (cut, word[len(stem) - cut :])
+            for cut in (0, 1)
+            if word.startswith(stem[: len(stem) - cut])
+        ),
+        None,
+    )
 
 
 def build(
@@ -225,14 +273,19 @@ def build(
     table: Table | None = None,
     language: str = "english",
 ) -> Lexicon:
-    """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w].
+    """Returns the lexicon with its scales, from public texts that have words of it and their
+    features [texts, w].
 
     Args:
-        vocabulary: stems of the titles. table: as `similarities` makes it; None: each word is like its own stem only.
+        vocabulary: stems of the titles. table: as `similarities` makes it; None: each word is like
+            its own stem only.
     """
     columns = len(vocabulary) if kind == "titles" else HASHED_COLUMNS
     if not columns:
-        raise MechanismError("model.lexical: the titles of the code list have no words. Set it to `hashed` or `none`.")
+        raise MechanismError(
+            "model.lexical: the titles of the code list have no words. Set it to `hashed` or "
+            "`none`."
+        )
     alike = dict(table or {}) if kind == "titles" else {}
     known = frozenset(alike).union(*map(words_of, texts))
     own = inflections(vocabulary, known, language) if kind == "titles" else {}
@@ -248,10 +301,13 @@ def build(
     words = _root_mean_square(plain.words(texts))
     if not words > 0:
         raise MechanismError(
-            "model.lexical: no public text has a word of the vocabulary. Set it to `hashed` or `none`."
+            "model.lexical: no public text has a word of the vocabulary. Set it to `hashed` or "
+            "`none`."
         )
     share = math.sqrt(1 / 2)
-    return plain.model_copy(update={"encoder_scale": share, "word_scale": share * _root_mean_square(features) / words})
+    return plain.model_copy(
+        update={"encoder_scale": share, "word_scale": share * _root_mean_square(features) / words}
+    )
 
 
 def words_of(text: str) -> list[str]:

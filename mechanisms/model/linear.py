@@ -1,9 +1,10 @@
 """Matrix products through oneDNN on CPUs with AVX-512 that are not Intel's.
 
-torch multiplies float32 matrices with MKL, which leaves half of the speed of an AVX-512 processor of another maker
-unused (measured on an AMD EPYC: 105 against 230 GFLOPS a core). oneDNN comes with torch as well and uses it. On Intel's
-own MKL is as fast forward and a tenth to a third faster backward, and stays. The choice depends on the processor and on
-shapes only, never on a timing, so that a resumed run takes the same one.
+torch multiplies float32 matrices with MKL, which leaves half of the speed of an AVX-512 processor
+of another maker unused (measured on an AMD EPYC: 105 against 230 GFLOPS a core). oneDNN comes with
+torch as well and uses it. On Intel's own MKL is as fast forward and a tenth to a third faster
+backward, and stays. The choice depends on the processor and on shapes only, never on a timing, so
+that a resumed run takes the same one.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,9 @@ def available() -> bool:
 
 @cache
 def worthwhile() -> bool:
-    return available() and not str(torch.cpu.get_capabilities().get("cpu_name", "")).startswith("Intel")
+    return available() and not str(torch.cpu.get_capabilities().get("cpu_name", "")).startswith(
+        "Intel"
+    )
 
 
 def fast_linear(device: torch.device) -> AbstractContextManager[Any]:
@@ -74,7 +77,12 @@ class _Mode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is torch.nn.functional.linear and not kwargs and len(args) == 3 and _fits(args[0], args[1]):
+        if (
+            func is torch.nn.functional.linear
+            and not kwargs
+            and len(args) == 3
+            and _fits(args[0], args[1])
+        ):
             return _Linear.apply(*args)
         return func(*args, **(kwargs or {}))
 

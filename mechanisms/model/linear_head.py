@@ -1,4 +1,6 @@
-"""The linear head on cached features that several mechanisms fit: its features, its layer and its parameters."""
+"""The linear head on cached features that several mechanisms fit: its features, its layer and its
+parameters.
+"""
 
 from collections.abc import Iterator
 
@@ -13,10 +15,13 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 def feature_blocks(inputs: Inputs, size: int) -> Iterator[Tensor]:
     """Returns cached features float32 [at most `size`, width], block by block, and refuses tokens.
 
-    A record whose squared norm is beyond float32 has zeros: it would make every sum of all records infinite.
+    A record whose squared norm is beyond float32 has zeros: it would make every sum of all records
+    infinite.
     """
     if not isinstance(inputs, FeatureInputs):
-        raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
+        raise MechanismError(
+            "this mechanism reads cached features: set trainable `head` and pooling `mean`"
+        )
     return map(_finite, inputs.blocks(size))
 
 
@@ -27,7 +32,9 @@ def _finite(features: Tensor) -> Tensor:
 
 def linear_head(classifier: Classifier) -> nn.Linear:
     if not isinstance(classifier.part, nn.Linear):
-        raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
+        raise MechanismError(
+            "this mechanism is a linear layer's: set trainable `head` and pooling `mean`"
+        )
     return classifier.part
 
 
@@ -37,7 +44,9 @@ def with_bias(features: Tensor) -> Tensor:
 
 
 def from_flat(flat: Tensor, *, classes: int) -> Tensor:
-    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width + 1]."""
+    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width +
+    1].
+    """
     width = flat.shape[-1] // classes - 1
     weight, bias = flat.split([classes * width, classes], -1)
     return torch.cat([weight.unflatten(-1, (classes, width)), bias[..., None]], -1)

@@ -1,4 +1,5 @@
-"""Measures how well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k, coverage.
+"""Measures how well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k,
+coverage.
 
 Definitions follow Chew et al., section 3.3:
 
@@ -6,12 +7,13 @@ Definitions follow Chew et al., section 3.3:
     macro F1    = (1/N) sum_c F1_c
     weighted F1 = sum_c (n_c / n) F1_c,   n_c the true instances of class c
 
-The N classes are those **with true instances in the test half**, as in the paper's table 3. A class that is only ever
-predicted has no recall to speak of; its wrong predictions already lower the recall of the classes they were taken
-from. (scikit-learn's default averages over true and predicted classes together and comes out lower.) A class that is
-never predicted has F1 0.
+The N classes are those **with true instances in the test half**, as in the paper's table 3. A class
+that is only ever predicted has no recall to speak of; its wrong predictions already lower the
+recall of the classes they were taken from. (scikit-learn's default averages over true and predicted
+classes together and comes out lower.) A class that is never predicted has F1 0.
 
-Labels and predictions are int64 [n] indices into one label space; probabilities are float [n, classes].
+Labels and predictions are int64 [n] indices into one label space; probabilities are float [n,
+classes].
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _ZERO: Any = 0
 class PerCode:
     """F1 by code (table 3), for the codes with true instances, in the order of `code`.
 
-    code int64 [N]; size int64 [N], true instances in the test half; precision, recall, f1 float64 [N].
+    code int64 [N]; size int64 [N], true instances in the test half; precision, recall, f1 float64
+    [N].
     """
 
     code: np.ndarray
@@ -66,20 +69,26 @@ class Classification(Averages):
 
 def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
     averages = Averages.of(per_code(labels, predicted))
-    return Classification(**vars(averages), accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))))
+    return Classification(
+        **vars(averages), accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted)))
+    )
 
 
 def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
     """Computes precision, recall and F1 of every code with true instances; 0 where a ratio is 0/0."""
     labels, predicted = np.asarray(labels), np.asarray(predicted)
     if labels.ndim != 1 or labels.shape != predicted.shape:
-        raise MechanismError(f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike")
+        raise MechanismError(
+            f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike"
+        )
     if not len(labels):
         raise MechanismError("no test records to measure on. Hold some out")
     code = np.unique(labels)
     from sklearn.metrics import precision_recall_fscore_support
 
-    precision, recall, f1, size = precision_recall_fscore_support(labels, predicted, labels=code, zero_division=_ZERO)
+    precision, recall, f1, size = precision_recall_fscore_support(
+        labels, predicted, labels=code, zero_division=_ZERO
+    )
     return PerCode(
         code=code,
         size=np.asarray(size, dtype=np.int64),
@@ -92,7 +101,8 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
 def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
     """(top, bottom) quartile of codes by class size: the paper's table 2.
 
-    Each holds a quarter of the codes, rounded up; ties in size are broken by code, so the split is repeatable.
+    Each holds a quarter of the codes, rounded up; ties in size are broken by code, so the split is
+    repeatable.
     """
     order = np.lexsort((codes.code, codes.size))
     count = -(-len(order) // 4)
@@ -116,9 +126,11 @@ class OfSupport:
 
 
 def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
-    """By bin of training records a code (`SUPPORT_BINS`), of the codes with true instances in the test half.
+    """By bin of training records a code (`SUPPORT_BINS`), of the codes with true instances in the
+    test half.
 
-    Bins are fixed, so that a figure says nothing of any one code but in a bin that holds a single one.
+    Bins are fixed, so that a figure says nothing of any one code but in a bin that holds a single
+    one.
 
     Args:
         trained_on: int64 [classes], training records of every code of the label space.
@@ -127,15 +139,23 @@ def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
     by_support = {}
     for low, high in SUPPORT_BINS:
         inside = (support >= low) & (support <= (np.inf if high is None else high))
-        f1, recall = (float(v[inside].mean()) if inside.any() else None for v in (codes.f1, codes.recall))
-        by_support[f"{low}_up" if high is None else f"{low}_{high}"] = OfSupport(int(inside.sum()), f1, recall)
+        f1, recall = (
+            float(v[inside].mean()) if inside.any() else None for v in (codes.f1, codes.recall)
+        )
+        by_support[f"{low}_up" if high is None else f"{low}_{high}"] = OfSupport(
+            int(inside.sum()), f1, recall
+        )
     return by_support
 
 
-def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15) -> float:
-    """ECE in [0, 1] of the top prediction: sum_b (n_b/n) |accuracy_b - confidence_b| over equal-width bins.
+def expected_calibration_error(
+    labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15
+) -> float:
+    """ECE in [0, 1] of the top prediction: sum_b (n_b/n) |accuracy_b - confidence_b| over
+    equal-width bins.
 
-    Guo et al. 2017, equation 3; 15 bins as there. A confidence on an edge belongs to the bin below it.
+    Guo et al. 2017, equation 3; 15 bins as there. A confidence on an edge belongs to the bin below
+    it.
     """
     confidence, correct = _top(labels, probabilities)
     index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
@@ -144,24 +164,33 @@ def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *,
 
 
 def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> float:
-    """Computes the share of records whose code is among the k most probable; ties go to the lower index."""
+    """Computes the share of records whose code is among the k most probable; ties go to the lower
+    index.
+    """
     classes = probabilities.shape[1]
     if not 1 <= k <= classes:
         raise MechanismError(f"k is {k}; it must lie between 1 and the {classes} classes")
-    # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants more classes than k
-    # and than two, so there is one more, which nothing is.
+    # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants
+    # more classes than k and than two, so there is one more, which nothing is.
     scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
     from sklearn.metrics import top_k_accuracy_score
 
-    return float(top_k_accuracy_score(classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)))
+    return float(
+        top_k_accuracy_score(
+            classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)
+        )
+    )
 
 
-def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: float) -> tuple[float, float | None]:
-    """Returns the coverage and accuracy of automatic coding where records below `threshold` go to a human coder.
+def coverage_at(
+    labels: np.ndarray, probabilities: np.ndarray, *, threshold: float
+) -> tuple[float, float | None]:
+    """Returns the coverage and accuracy of automatic coding where records below `threshold` go to a
+    human coder.
 
     Returns:
-        Share of records coded automatically (confidence at or above the threshold), and accuracy among those; None
-        when there are none.
+        Share of records coded automatically (confidence at or above the threshold), and accuracy
+        among those; None when there are none.
     """
     confidence, correct = _top(labels, probabilities)
     above = confidence >= threshold
@@ -171,7 +200,9 @@ def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: flo
 def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
-        raise MechanismError(f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together")
+        raise MechanismError(
+            f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together"
+        )
     if not len(labels):
         raise MechanismError("no test records to measure on. Hold some out")
     return probabilities.max(axis=1), (probabilities.argmax(axis=1) == labels).astype(np.float64)

@@ -1,11 +1,12 @@
-"""Writes a released folder's model as ONNX graphs that take narratives and give codes, only in onnxruntime.
+"""Writes a released folder's model as ONNX graphs that take narratives and give codes, only in
+onnxruntime.
 
     session = onnxruntime.InferenceSession("model.onnx")
     codes, scores = session.run(["codes", "scores"], {"texts": ["Fell from a ladder."]})
 
-Tokenizer, words and codes are inside (`text_graph`). `model.onnx` holds no weight: each is a place in a safetensors
-file of the same folder, so that it follows only from the model's configuration. `model.int8.onnx` holds its own, and
-the encoder in eight bits.
+Tokenizer, words and codes are inside (`text_graph`). `model.onnx` holds no weight: each is a place
+in a safetensors file of the same folder, so that it follows only from the model's configuration.
+`model.int8.onnx` holds its own, and the encoder in eight bits.
 """
 
 import json
@@ -37,14 +38,18 @@ class _Logits(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, words: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, words: Tensor | None = None
+    ) -> Tensor:
         if isinstance(self.model, MeanPooled):
             return self.model(input_ids, attention_mask, words)
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
 def exists_for(model: ModelConfig) -> bool:
-    """Returns whether a model has a graph: its encoder reads BERT's word pieces, and no hashed words next to them."""
+    """Returns whether a model has a graph: its encoder reads BERT's word pieces, and no hashed
+    words next to them.
+    """
     from mechanisms.model import text_graph
 
     tokenizer = encoder_files.load_tokenizer(model.encoder).backend_tokenizer
@@ -52,11 +57,13 @@ def exists_for(model: ModelConfig) -> bool:
 
 
 def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
-    """Returns the graph of a folder's model, the same bytes for the same configuration, and with `int8` weights.
+    """Returns the graph of a folder's model, the same bytes for the same configuration, and with
+    `int8` weights.
 
     Args:
-        int8: the encoder's matrices in eight bits inside, in place of places in the folder's files. Seven of the bits
-            are used, so that processors without VNNI do not overflow; words and head stay as they are.
+        int8: the encoder's matrices in eight bits inside, in place of places in the folder's files.
+            Seven of the bits are used, so that processors without VNNI do not overflow; words and
+            head stay as they are.
     """
     import onnx
     from onnx import helper
@@ -72,11 +79,16 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     body = _traced(released, list(columns), int8=int8).graph
     weights, rounded = list(body.initializer), []
     if not int8:
-        weights, rounded = _weights([value.name for value in body.input if value.name not in columns], folder)
+        weights, rounded = _weights(
+            [value.name for value in body.input if value.name not in columns], folder
+        )
     best = np.array([min(_MOST_CODES, len(released.codes))])
     scores, places = out("TopK", out("Softmax", "logits", axis=-1), best, outputs=2)
     named = out("Gather", list(released.codes), places)
-    end = [helper.make_node("Identity", [scores], ["scores"]), helper.make_node("Identity", [named], ["codes"])]
+    end = [
+        helper.make_node("Identity", [scores], ["scores"]),
+        helper.make_node("Identity", [named], ["codes"]),
+    ]
     for node in body.node:
         node.doc_string = ""
     whole = helper.make_graph(
@@ -92,7 +104,9 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     )
     domains = {"": OPSET, "com.microsoft": 1, "ai.onnx.ml": 3}
     opsets = [helper.make_opsetid(domain, number) for domain, number in domains.items()]
-    return helper.make_model(whole, opset_imports=opsets, ir_version=IR).SerializeToString(deterministic=True)
+    return helper.make_model(whole, opset_imports=opsets, ir_version=IR).SerializeToString(
+        deterministic=True
+    )
 
 
 def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
@@ -122,7 +136,9 @@ def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
         )
         if int8:
             kinds = ["MatMul", "Gather"]  # the head is a Gemm
-            quantize_dynamic(file, file, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+            quantize_dynamic(
+                file, file, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
+            )
         return onnx.load(file)
 
 
@@ -142,12 +158,19 @@ def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
     weights, nodes = [], []
     for name in names:
         if name not in stored:
-            raise MechanismError(f"model.onnx: the graph's weight {name[:100]} is in no file of the folder")
+            raise MechanismError(
+                f"model.onnx: the graph's weight {name[:100]} is in no file of the folder"
+            )
         file, begin, entry = stored[name]
         first, last = entry["data_offsets"]
         tensor_name = name if entry["dtype"] == "F32" else f"{name}.bfloat16"
         kind = TensorProto.FLOAT if tensor_name == name else TensorProto.BFLOAT16
-        weight = TensorProto(name=tensor_name, dims=entry["shape"], data_type=kind, data_location=TensorProto.EXTERNAL)
+        weight = TensorProto(
+            name=tensor_name,
+            dims=entry["shape"],
+            data_type=kind,
+            data_location=TensorProto.EXTERNAL,
+        )
         for key, value in (("location", file), ("offset", begin + first), ("length", last - first)):
             weight.external_data.add(key=key, value=str(value))
         weights.append(weight)

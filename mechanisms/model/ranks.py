@@ -1,8 +1,10 @@
-"""Shares a fit's steps among processes of this machine, its ranks, all of which come to the same parameters.
+"""Shares a fit's steps among processes of this machine, its ranks, all of which come to the same
+parameters.
 
-A rank takes its part of the records of a step; sums are added over the ranks before anything else is done with them, so
-that noise, clips and optimiser are those of one process. Only rank 0 writes; the others read its checkpoint, and the
-key of the noise there. Where nothing was joined, all is one rank's.
+A rank takes its part of the records of a step; sums are added over the ranks before anything else
+is done with them, so that noise, clips and optimiser are those of one process. Only rank 0 writes;
+the others read its checkpoint, and the key of the noise there. Where nothing was joined, all is one
+rank's.
 """
 
 import os
@@ -25,8 +27,12 @@ _LONGEST_PAUSE = timedelta(minutes=30)
 
 @contextmanager
 def joined(meeting: Path, *, rank: int, ranks: int, device: torch.device) -> Iterator[None]:
-    """Makes fits inside the block this rank's part. The ranks find each other by a file: no port is open to others."""
-    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    """Makes fits inside the block this rank's part. The ranks find each other by a file: no port is
+    open to others.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = next(
+        name for _, name in socket.if_nameindex() if name.startswith("lo")
+    )
     distributed.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=meeting.resolve().as_uri(),
@@ -51,7 +57,9 @@ def number() -> int:
 
 
 def share(records: Tensor) -> Tensor:
-    """Returns this rank's part of a step's records, every n-th: alike in length where they are sorted by it."""
+    """Returns this rank's part of a step's records, every n-th: alike in length where they are
+    sorted by it.
+    """
     first, ranks = _ranks.get()
     return records[first::ranks]
 
@@ -68,7 +76,8 @@ def add_up(*values: Tensor) -> None:
                 distributed.all_reduce(value)
         except RuntimeError:
             raise MechanismError(
-                "a process of this training ended. Run again, with any --processes, to resume from the last epoch"
+                "a process of this training ended. Run again, with any --processes, to resume "
+                "from the last epoch"
             ) from None
 
 
@@ -77,7 +86,9 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
     if gradients:
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
         add_up(total)
-        for gradient, summed in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+        for gradient, summed in zip(
+            gradients, total.split([g.numel() for g in gradients]), strict=True
+        ):
             gradient.copy_(summed.view_as(gradient))
 
 

@@ -1,7 +1,9 @@
-"""Resamples test records (Efron's bootstrap), so that F1 has an error besides its spread over seeds.
+"""Resamples test records (Efron's bootstrap), so that F1 has an error besides its spread over
+seeds.
 
-Every classifier is scored on the same resamples: the standard deviation over them of a difference is its standard
-error, with what the classifiers have in common on the same records taken out (a paired bootstrap).
+Every classifier is scored on the same resamples: the standard deviation over them of a difference
+is its standard error, with what the classifiers have in common on the same records taken out (a
+paired bootstrap).
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ _CELLS = 1 << 22
 """Numbers of a block of resamples by records; bounds the memory."""
 
 
-def resampled_f1(labels: np.ndarray, predicted: np.ndarray, *, resamples: int = RESAMPLES) -> dict[str, np.ndarray]:
-    """Computes weighted and macro F1 (`metrics`) on resamples of n test records, drawn with replacement.
+def resampled_f1(
+    labels: np.ndarray, predicted: np.ndarray, *, resamples: int = RESAMPLES
+) -> dict[str, np.ndarray]:
+    """Computes weighted and macro F1 (`metrics`) on resamples of n test records, drawn with
+    replacement.
 
     The draws depend only on n, so that two classifiers of the same records meet the same resamples.
 
@@ -40,9 +45,15 @@ def resampled_f1(labels: np.ndarray, predicted: np.ndarray, *, resamples: int = 
         size = min(rows, resamples - start)
         places = random.integers(n, size=(size, n)) + np.arange(size)[:, None] * n
         counts = np.bincount(places.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
-        occurs, assigned, both = (each.T @ counts.T for each in (true, chosen, right))  # [codes, size]
+        occurs, assigned, both = (
+            each.T @ counts.T for each in (true, chosen, right)
+        )  # [codes, size]
         f1 = 2 * both / np.maximum(occurs + assigned, 1)
-        blocks.append(np.array([(occurs * f1).sum(0) / n, np.where(occurs > 0, f1, 0).sum(0) / (occurs > 0).sum(0)]))
+        blocks.append(
+            np.array(
+                [(occurs * f1).sum(0) / n, np.where(occurs > 0, f1, 0).sum(0) / (occurs > 0).sum(0)]
+            )
+        )
     weighted, macro = np.concatenate(blocks, axis=1)
     return {"weighted_f1": weighted, "macro_f1": macro}
 

@@ -42,12 +42,16 @@ class Graph:
     codes: tuple[str, ...]
     precision: Numbers = "float32"
     near_tie: float = 0.0
-    """Of a logit: texts whose two best codes lie closer than this in eight bits are scored again in float32."""
+    """Of a logit: texts whose two best codes lie closer than this in eight bits are scored again in
+    float32.
+    """
     exact: Graph | None = None
     """The same model in float32; of one in eight bits."""
 
     def logits(self, texts: Sequence[str]) -> Scores:
-        """Scores float32 [n, codes], in the texts' order. Of a text the first 32,768 characters are read."""
+        """Scores float32 [n, codes], in the texts' order. Of a text the first 32,768 characters are
+        read.
+        """
         scores = self.rounded(texts)
         if self.exact is not None:
             near = np.flatnonzero(lead_of(scores)[0] < self.near_tie)
@@ -77,7 +81,9 @@ class Graph:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: every core
+        options.intra_op_num_threads = int(
+            os.environ.get("OMP_NUM_THREADS") or 0
+        )  # as torch does; 0: every core
         file = str(folder / (INT8 if int8 else GRAPH))
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         if not int8:
@@ -99,7 +105,9 @@ def softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def lead_of(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of a single code: for ever."""
+    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of a single
+    code: for ever.
+    """
     if scores.shape[1] < 2:
         return np.full(len(scores), math.inf, np.float32), np.zeros((len(scores), 2), np.int64)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :2]
@@ -108,7 +116,9 @@ def lead_of(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def margin_errors(rounded: Scores, exact: Scores) -> NDArray[np.float32]:
-    """Returns how far rounding moves the distance between the logits of the two codes that lead after it, [n]."""
+    """Returns how far rounding moves the distance between the logits of the two codes that lead
+    after it, [n].
+    """
     lead, best = lead_of(rounded)
     if rounded.shape[1] < 2:
         return np.zeros(len(rounded), np.float32)

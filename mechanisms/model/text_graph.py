@@ -1,7 +1,9 @@
-"""Writes a word-piece tokenizer and a lexicon as ONNX nodes: texts in; token ids, their mask and the words' block out.
+"""Writes a word-piece tokenizer and a lexicon as ONNX nodes: texts in; token ids, their mask and
+the words' block out.
 
-Every node is in onnxruntime from 1.17 on, in any language and in the browser. A text is cut into words by a regular
-expression, each distinct word is taken apart once, and pieces are found by the longest match (Wu et al. 2016).
+Every node is in onnxruntime from 1.17 on, in any language and in the browser. A text is cut into
+words by a regular expression, each distinct word is taken apart once, and pieces are found by the
+longest match (Wu et al. 2016).
 """
 
 import json
@@ -19,7 +21,9 @@ from mechanisms.model.lexicon import Lexicon
 
 _TYPES = {"string": TensorProto.STRING, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 _LONGEST_WORD = 100
-"""Characters of a word that word pieces are looked for in (BERT's own limit); longer ones are unknown."""
+"""Characters of a word that word pieces are looked for in (BERT's own limit); longer ones are
+unknown.
+"""
 _CODE_POINTS = range(1, 0x20000)
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f"
 _STEPS = 255
@@ -38,11 +42,17 @@ class Nodes:
         self._count += 1
         return f"{self._prefix}{self._count}"
 
-    def __call__(self, kind: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node, and returns the name of its output, or of each; an input that is no name is a constant."""
+    def __call__(
+        self, kind: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any
+    ) -> Any:
+        """Adds a node, and returns the name of its output, or of each; an input that is no name is
+        a constant.
+        """
         named = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         names = [self.name() for _ in range(outputs)]
-        self.nodes.append(helper.make_node(kind, named, names, domain=domain, name=names[0], **attributes))
+        self.nodes.append(
+            helper.make_node(kind, named, names, domain=domain, name=names[0], **attributes)
+        )
         return names[0] if outputs == 1 else names
 
     def constant(self, value: Any) -> str:
@@ -54,20 +64,31 @@ class Nodes:
             self.constants.append(numpy_helper.from_array(array, name))
         return name
 
-    def lookup(self, keys: str, table: Mapping[str, int] | Mapping[str, str], default: int | str) -> str:
+    def lookup(
+        self, keys: str, table: Mapping[str, int] | Mapping[str, str], default: int | str
+    ) -> str:
         kind, element = ("strings", "string") if isinstance(default, str) else ("int64s", "int64")
-        values: dict[str, Any] = {f"values_{kind}": list(table.values()), f"default_{element}": default}
+        values: dict[str, Any] = {
+            f"values_{kind}": list(table.values()),
+            f"default_{element}": default,
+        }
         return self("LabelEncoder", keys, domain="ai.onnx.ml", keys_strings=list(table), **values)
 
     def split(self, texts: str, **how: Any) -> str:
-        return self("Tokenizer", texts, domain="com.microsoft", mark=0, pad_value="", mincharnum=1, **how)
+        return self(
+            "Tokenizer", texts, domain="com.microsoft", mark=0, pad_value="", mincharnum=1, **how
+        )
 
-    def loop(self, times: Any, states: Mapping[str, str], body: Callable[..., Any], *, scanned: int = 0) -> list[str]:
-        """Repeats a body so many times, or until its first result is false; returns the states, then what it scanned.
+    def loop(
+        self, times: Any, states: Mapping[str, str], body: Callable[..., Any], *, scanned: int = 0
+    ) -> list[str]:
+        """Repeats a body so many times, or until its first result is false; returns the states,
+        then what it scanned.
 
         Args:
             states: type of each state by its first value.
-            body: takes the turn and the states; returns whether to go on, or None, then states and scanned values.
+            body: takes the turn and the states; returns whether to go on, or None, then states and
+                scanned values.
         """
         inner = Nodes(f"{self.name()}.")
         turn, going, *inside = (inner.name() for _ in range(2 + len(states)))
@@ -81,7 +102,11 @@ class Nodes:
             [
                 helper.make_tensor_value_info(name, kind, None if n > 1 else [])
                 for n, (name, kind) in enumerate(
-                    zip([turn, going, *inside], [TensorProto.INT64, TensorProto.BOOL, *types], strict=False)
+                    zip(
+                        [turn, going, *inside],
+                        [TensorProto.INT64, TensorProto.BOOL, *types],
+                        strict=False,
+                    )
                 )
             ],
             [
@@ -98,11 +123,17 @@ class Nodes:
 
     def head(self, tensor: str, most: Any, axis: int) -> str:
         return self(
-            "Slice", tensor, np.array([0]), most if isinstance(most, str) else np.array([most]), np.array([axis])
+            "Slice",
+            tensor,
+            np.array([0]),
+            most if isinstance(most, str) else np.array([most]),
+            np.array([axis]),
         )
 
     def count(self, flags: str, axis: int) -> str:
-        return self("ReduceSum", self("Cast", flags, to=TensorProto.INT64), np.array([axis]), keepdims=0)
+        return self(
+            "ReduceSum", self("Cast", flags, to=TensorProto.INT64), np.array([axis]), keepdims=0
+        )
 
     def numbers(self, end: str) -> str:
         return self("Range", np.array(0), self("Squeeze", end), np.array(1))
@@ -110,7 +141,9 @@ class Nodes:
 
 def reads(tokenizer: Mapping[str, Any]) -> bool:
     """Returns whether a tokenizer is BERT's, which `inputs` can write."""
-    parts = ((tokenizer.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
+    parts = (
+        (tokenizer.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")
+    )
     return tuple(parts) == ("WordPiece", "BertNormalizer", "BertPreTokenizer")
 
 
@@ -130,7 +163,9 @@ def inputs(
     ids = {token["content"]: token["id"] for token in read["added_tokens"]} | read["model"]["vocab"]
     table = lexicon.table if lexicon is not None else {}
     # a further text, dropped in the end, so that no step is without a word
-    texts = g("Concat", texts, np.array([f"{next(iter(ids))} {next(iter(table), 'word')} word"]), axis=0)
+    texts = g(
+        "Concat", texts, np.array([f"{next(iter(ids))} {next(iter(table), 'word')} word"]), axis=0
+    )
     loaded: Any = Tokenizer.from_str(tokenizer)
     loaded.no_padding()
     loaded.no_truncation()
@@ -138,7 +173,10 @@ def inputs(
     names = _tokens(g, texts, tokenizer, read, ids, max_length - 2, special)
     if lexicon is not None:
         names["words"] = _words(g, texts, table, lexicon.columns)
-    return {name: g("Slice", node, np.array([0]), np.array([-1]), np.array([0])) for name, node in names.items()}
+    return {
+        name: g("Slice", node, np.array([0]), np.array([-1]), np.array([0]))
+        for name, node in names.items()
+    }
 
 
 def _tokens(
@@ -168,9 +206,16 @@ def _tokens(
     each = g("Unsqueeze", g.numbers(rows), np.array([1]))
     after = g("Add", g("Unsqueeze", lengths, np.array([1])), np.array(1))
     column = g("Unsqueeze", g("Add", g("GatherND", columns, where), np.array(1)), np.array([1]))
-    table = g("ScatterND", table, g("Concat", g.head(where, 1, 1), column, axis=1), g("GatherND", every, where))
+    table = g(
+        "ScatterND",
+        table,
+        g("Concat", g.head(where, 1, 1), column, axis=1),
+        g("GatherND", every, where),
+    )
     for token, place in ((begin, g("Mul", each, np.array(0))), (end, after)):
-        table = g("ScatterND", table, g("Concat", each, place, axis=1), g("Expand", np.array(token), rows))
+        table = g(
+            "ScatterND", table, g("Concat", each, place, axis=1), g("Expand", np.array(token), rows)
+        )
     mask = g("Cast", g("LessOrEqual", g.numbers(width), after), to=TensorProto.INT64)
     return {"input_ids": table, "attention_mask": mask}
 
@@ -196,7 +241,10 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
     signs = g.head(signs, _LONGEST_WORD, 1)
     shape, count, width = g("Shape", signs), g.size(signs, 0), g.size(signs, 1)
     padded = g(
-        "Concat", signs, g("Expand", np.array([[""] * longest]), g("Concat", count, np.array([1]), axis=0)), axis=1
+        "Concat",
+        signs,
+        g("Expand", np.array([[""] * longest]), g("Concat", count, np.array([1]), axis=0)),
+        axis=1,
     )
     begun = g("Where", g("Equal", g.numbers(width), np.array(0)), np.array(""), np.array(mark))
     begun = g("Expand", begun, shape)
@@ -207,9 +255,18 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
         sign = b("Slice", padded, start, b("Add", start, width), np.array([1]))
         part = b("StringConcat", part, sign)
         matched = b.lookup(part, model["vocab"], -1)
-        holds = b("And", b("GreaterOrEqual", matched, np.array(0)), b("Not", b("Equal", sign, np.array(""))))
+        holds = b(
+            "And",
+            b("GreaterOrEqual", matched, np.array(0)),
+            b("Not", b("Equal", sign, np.array(""))),
+        )
         longer_by_one = b("Add", turn, np.array(1))
-        return None, part, b("Where", holds, matched, best), b("Where", holds, longer_by_one, length)
+        return (
+            None,
+            part,
+            b("Where", holds, matched, best),
+            b("Where", holds, longer_by_one, length),
+        )
 
     zero = g("Expand", np.array(0), shape)
     states = {begun: "string", none: "int64", zero: "int64"}
@@ -218,7 +275,10 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
 
     def next_piece(b: Nodes, turn: str, place: str, failed: str) -> tuple[Any, ...]:
         here = b("Unsqueeze", b("Min", place, last), np.array([1]))
-        piece, signs_of = (b("Squeeze", b("GatherElements", of, here, axis=1), np.array([1])) for of in (best, length))
+        piece, signs_of = (
+            b("Squeeze", b("GatherElements", of, here, axis=1), np.array([1]))
+            for of in (best, length)
+        )
         left = b("Less", place, lengths)
         matched = b("And", left, b("Greater", signs_of, np.array(0)))
         failed = b("Or", failed, b("And", left, b("Not", matched)))
@@ -228,7 +288,9 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
 
     start = g("Expand", np.array(0), count)
     fine = g("Expand", np.array(False), count)
-    _, failed, matched = g.loop(g("Squeeze", width), {start: "int64", fine: "bool"}, next_piece, scanned=1)
+    _, failed, matched = g.loop(
+        g("Squeeze", width), {start: "int64", fine: "bool"}, next_piece, scanned=1
+    )
     matched = g("Transpose", matched, perm=[1, 0])
     failed = g("Or", failed, g("Greater", lengths, np.array(_LONGEST_WORD)))
     first = g("Equal", g.numbers(g.size(matched, 1)), np.array(0))
@@ -236,16 +298,23 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
     return g("Where", g("Unsqueeze", failed, np.array([1])), unknown, matched)
 
 
-def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]], columns: int) -> str:
+def _words(
+    g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]], columns: int
+) -> str:
     matched = g.split(texts, tokenexp=f"[{_ranges(_letters())}]{{3,}}")
     distinct, _, places, _ = g("Unique", g("Reshape", matched, np.array([-1])), outputs=4, sorted=0)
-    rows = g.lookup(_spelled(g, distinct, _lower()), {word: row for row, word in enumerate(table)}, -1)
+    rows = g.lookup(
+        _spelled(g, distinct, _lower()), {word: row for row, word in enumerate(table)}, -1
+    )
     of_texts = g("Reshape", g("Gather", rows, places), g("Shape", matched))
     where = g("NonZero", g("GreaterOrEqual", of_texts, np.array(0)))
     row = g("GatherND", of_texts, g("Transpose", where))
     entries = [len(entry) for entry in table.values()]
-    counts, firsts = (g("Gather", np.array(bounds), row) for bounds in (entries, np.cumsum([0, *entries[:-1]])))
-    # each word of a text as often as it has entries: where one begins, the number of the word goes up
+    counts, firsts = (
+        g("Gather", np.array(bounds), row) for bounds in (entries, np.cumsum([0, *entries[:-1]]))
+    )
+    # each word of a text as often as it has entries: where one begins, the number of the word goes
+    # up
     ends = g("CumSum", counts, np.array(0))
     begins = g("Sub", ends, counts)
     total = g("ReduceMax", ends, keepdims=1)
@@ -258,9 +327,19 @@ def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]],
     text = g("Gather", g("Gather", where, np.array(0), axis=0), number)
     column = g("Cast", g("Gather", flat[:, 0].astype(np.int32), entry), to=TensorProto.INT64)
     likeness = g("Cast", g("Gather", flat[:, 1].astype(np.uint8), entry), to=TensorProto.FLOAT)
-    target = g("Concat", *(g("Unsqueeze", index, np.array([1])) for index in (text, column)), axis=1)
-    block = g("Expand", np.array(0, np.float32), g("Concat", g.size(texts, 0), np.array([columns]), axis=0))
-    return g("Div", g("ScatterND", block, target, likeness, reduction="max"), np.array(_STEPS, np.float32))
+    target = g(
+        "Concat", *(g("Unsqueeze", index, np.array([1])) for index in (text, column)), axis=1
+    )
+    block = g(
+        "Expand",
+        np.array(0, np.float32),
+        g("Concat", g.size(texts, 0), np.array([columns]), axis=0),
+    )
+    return g(
+        "Div",
+        g("ScatterND", block, target, likeness, reduction="max"),
+        np.array(_STEPS, np.float32),
+    )
 
 
 @lru_cache(maxsize=2)
@@ -288,7 +367,11 @@ def _characters(tokenizer: str) -> tuple[dict[str, str], str]:
 
 
 def _points(ranges: str) -> Iterable[int]:
-    return (point for first, last in re.findall("(.)-(.)", ranges) for point in range(ord(first), ord(last) + 1))
+    return (
+        point
+        for first, last in re.findall("(.)-(.)", ranges)
+        for point in range(ord(first), ord(last) + 1)
+    )
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +380,9 @@ def _letters() -> tuple[int, ...]:
 
 
 def _lower() -> dict[str, str]:
-    return {chr(point): chr(point).lower() for point in _CODE_POINTS if chr(point).lower() != chr(point)}
+    return {
+        chr(point): chr(point).lower() for point in _CODE_POINTS if chr(point).lower() != chr(point)
+    }
 
 
 def _ranges(points: Iterable[int]) -> str:

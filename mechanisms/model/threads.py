@@ -13,7 +13,9 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 
 @contextmanager
 def using(threads: int) -> Iterator[None]:
-    """Let torch use so many threads an operation inside the block, also in threads that are started there."""
+    """Let torch use so many threads an operation inside the block, also in threads that are started
+    there.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -26,9 +28,10 @@ def using(threads: int) -> Iterator[None]:
 def fitting(inputs: Inputs) -> Iterator[None]:
     """One thread for a head on cached features, all of them for an encoder.
 
-    A head's steps take a tenth of a millisecond: a second thread gains nothing there, and on a machine that is also
-    doing something else it makes each step wait for the slower of two (measured: 3 to 40 times slower). A fixed number
-    also keeps the order of summation, hence every bit, independent of the machine.
+    A head's steps take a tenth of a millisecond: a second thread gains nothing there, and on a
+    machine that is also doing something else it makes each step wait for the slower of two
+    (measured: 3 to 40 times slower). A fixed number also keeps the order of summation, hence every
+    bit, independent of the machine.
     """
     with using(1 if isinstance(inputs, FeatureInputs) else torch.get_num_threads()):
         yield
@@ -42,9 +45,10 @@ _SIDE_BY_SIDE = 8
 def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Callable[..., Iterator[Any]]]:
     """A `map` for forward passes over batches.
 
-    An encoder's batches on a CPU run side by side, each on its own threads, rather than one after the other on all of
-    them: no core waits for another at each of a model's hundreds of operations (a quarter faster on two idle cores,
-    many times on busy ones). Modes such as `inference_mode` belong to a thread: set them inside `work`.
+    An encoder's batches on a CPU run side by side, each on its own threads, rather than one after
+    the other on all of them: no core waits for another at each of a model's hundreds of operations
+    (a quarter faster on two idle cores, many times on busy ones). Modes such as `inference_mode`
+    belong to a thread: set them inside `work`.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or isinstance(inputs, FeatureInputs) or threads == 1:
@@ -52,15 +56,19 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Callable[..
             yield map
         return
     workers = min(threads, _SIDE_BY_SIDE)
-    with using(threads // workers), ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool:
+    with (
+        using(threads // workers),
+        ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool,
+    ):
         yield pool.map
 
 
 def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
     """Records a batch in forward passes.
 
-    On a CPU the activations of 16 narratives stay in a core's cache; 128 take twice as long a record. A GPU's kernels
-    take time to start; beyond 512 padding costs more. A head computes for less time than its calls take.
+    On a CPU the activations of 16 narratives stay in a core's cache; 128 take twice as long a
+    record. A GPU's kernels take time to start; beyond 512 padding costs more. A head computes for
+    less time than its calls take.
     """
     if isinstance(inputs, FeatureInputs):
         return 1024

@@ -4,13 +4,15 @@ A phase minimises, batch by batch,
 
     - (1/b) * sum_i alpha_i * l_i(theta) + pull/2 * ||theta - start||^2
 
-with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b, not by the sum
-of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder.
+with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b,
+not by the sum of the weights, so that a record of weight 0 is as good as absent but does not make
+its neighbours louder.
 
 The ranks of a fit share each batch, and rank 0 keeps the checkpoint and the observer.
 
-A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are functions of (seed,
-phase, epoch), and the checkpoint holds the parameters and the optimiser's state.
+A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are
+functions of (seed, phase, epoch), and the checkpoint holds the parameters and the optimiser's
+state.
 """
 
 import math
@@ -34,7 +36,8 @@ Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 _BUCKET = 50
-"""Batches a length bucket spans: wide enough to stay random, narrow enough to spare most padding."""
+"""Batches a length bucket spans: wide enough to stay random, narrow enough to spare most padding.
+"""
 
 
 class EpochState:
@@ -67,20 +70,27 @@ def train(
     state: EpochState | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Run one phase in place on `classifier.flat`; return the mean weighted loss of each epoch, in nats.
+    """Run one phase in place on `classifier.flat`; return the mean weighted loss of each epoch, in
+    nats.
 
     Args:
         labels: int64 [n], index into the label space.
         weights: risk weights alpha, float32 [n] in [0, 1]; None means 1 for every record.
         purpose: names the phase in seeds, so that two phases do not share their shuffles.
-        folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed, if it is of this run.
+        folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed, if
+            it is of this run.
 
     Raises:
         MechanismError: the loss is no longer finite, or the checkpoint is of another run.
     """
     optimiser = _optimiser(classifier, phase)
     pulled = [(p, p.detach().clone()) for p in classifier.parameters if phase.pull]
-    run = {"phase": phase.model_dump(mode="json"), "seed": seed, "purpose": purpose, "records": len(inputs)}
+    run = {
+        "phase": phase.model_dump(mode="json"),
+        "seed": seed,
+        "purpose": purpose,
+        "records": len(inputs),
+    }
     state = state or EpochState()
     losses: list[float] = []
     file = folder / "checkpoint.safetensors" if folder is not None else None
@@ -102,9 +112,13 @@ def train(
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
                     own = ranks.share(index)
                     share = len(own) > 0
-                    own = own if share else index[:1]  # so that the same parameters have gradients in every rank
+                    own = (
+                        own if share else index[:1]
+                    )  # so that the same parameters have gradients in every rank
                     where = own.to(device)
-                    with computing(precision, device):  # anew each step: it remembers weights as they were
+                    with computing(
+                        precision, device
+                    ):  # anew each step: it remembers weights as they were
                         ell = classifier.log_likelihood(inputs.batch(own, device), labels[where])
                     ell = ell if weights is None else ell * weights[where]
                     loss = -ell.sum() * share / len(index)
@@ -125,7 +139,8 @@ def train(
                         progress(step, total)
             ranks.add_up(loss_sum)
             losses.append(float(loss_sum) / n)
-            # One parameter that is not finite makes the sum so, at a twentieth of the price of looking at each.
+            # One parameter that is not finite makes the sum so, at a twentieth of the price of
+            # looking at each.
             if not math.isfinite(losses[-1]) or not math.isfinite(classifier.flat.sum()):
                 raise MechanismError(
                     f"training diverged in epoch {epoch} of phase {purpose} ({phase.optimiser}): "
@@ -142,8 +157,12 @@ def train(
     return losses
 
 
-def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: str, epoch: int) -> Iterator[Tensor]:
-    """Index batches of one epoch: a seeded shuffle, optionally gathered by length within wide buckets."""
+def epoch_batches(
+    inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: str, epoch: int
+) -> Iterator[Tensor]:
+    """Index batches of one epoch: a seeded shuffle, optionally gathered by length within wide
+    buckets.
+    """
     order = torch.randperm(len(inputs), generator=generator(seed, purpose, "order", epoch))
     lengths = inputs.lengths
     if not phase.length_bucketing or lengths is None:
@@ -151,7 +170,9 @@ def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: 
         return
     batches: list[Tensor] = []
     for bucket in order.split(_BUCKET * phase.batch_size):
-        batches += bucket[lengths[bucket].argsort(descending=True, stable=True)].split(phase.batch_size)
+        batches += bucket[lengths[bucket].argsort(descending=True, stable=True)].split(
+            phase.batch_size
+        )
     for i in torch.randperm(len(batches), generator=generator(seed, purpose, "batches", epoch)):
         yield batches[int(i)]
 
@@ -162,7 +183,10 @@ def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Opt
     rest = [p for p in classifier.parameters if not any(p is parameter for parameter in head)]
     groups: Any = [
         {"params": some, "lr": rate, "first_rate": rate}
-        for some, rate in ((rest, phase.learning_rate), ([*head], phase.learning_rate * phase.head_rate))
+        for some, rate in (
+            (rest, phase.learning_rate),
+            ([*head], phase.learning_rate * phase.head_rate),
+        )
         if some
     ]
     if phase.optimiser == "adamw":
@@ -181,7 +205,9 @@ def _save(
     tensors: dict[str, Tensor] = {"theta": classifier.flat}
     tensors |= {f"state.{name}": t for name, t in state.tensors().items()}
     for slot, entries in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{slot}.{name}": t for name, t in entries.items() if isinstance(t, Tensor)}
+        tensors |= {
+            f"optimiser.{slot}.{name}": t for name, t in entries.items() if isinstance(t, Tensor)
+        }
     checkpoint.save(file, tensors, {"losses": losses, "run": run})
 
 
@@ -195,7 +221,8 @@ def _resume(
     tensors, meta = checkpoint.load(file)
     if meta.get("run") != run or tensors["theta"].shape != classifier.flat.shape:
         raise MechanismError(
-            f"checkpoint {file} belongs to another phase, seed, data or model; remove it to start over"
+            f"checkpoint {file} belongs to another phase, seed, data or model; remove it to "
+            "start over"
         )
     classifier.flat.copy_(tensors["theta"])
     slots: dict[int, dict[str, Any]] = {}
@@ -203,8 +230,12 @@ def _resume(
         if name.startswith("optimiser."):
             _, slot, entry = name.split(".", 2)
             slots.setdefault(int(slot), {})[entry] = t.clone()
-    optimiser.load_state_dict({"state": slots, "param_groups": optimiser.state_dict()["param_groups"]})
-    own = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+    optimiser.load_state_dict(
+        {"state": slots, "param_groups": optimiser.state_dict()["param_groups"]}
+    )
+    own = {
+        name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")
+    }
     state.restore(own, len(meta["losses"]))
     state.after_checkpoint(len(meta["losses"]))
     return list(meta["losses"])

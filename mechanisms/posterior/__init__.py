@@ -1,1 +1,3 @@
-"""Posteriors over a model's parameters: their moments, risks, sensitivity, and whether the estimate holds."""
+"""Posteriors over a model's parameters: their moments, risks, sensitivity, and whether the estimate
+holds.
+"""

@@ -1,4 +1,6 @@
-"""Declares the settings of a pseudo posterior and of how it is stored, which are checked before torch is imported."""
+"""Declares the settings of a pseudo posterior and of how it is stored, which are checked before
+torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What one sample may cost: training runs search c for it, g is 0. Empty: c and g as given.",
+        description=(
+            "What one sample may cost: training runs search c for it, g is 0. Empty: c "
+            "and g as given."
+        ),
     )
     risk_draws: int = Field(
         default=500,
@@ -33,19 +38,36 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         description="A new sample exceeds the maximum over S samples with probability 1/(S+1).",
     )
     c: Positive = Field(
-        default=1.0, le=10, title="Scale c of the weight map", description="alpha = clip(c (1 - risk) + g, 0, 1)."
+        default=1.0,
+        le=10,
+        title="Scale c of the weight map",
+        description="alpha = clip(c (1 - risk) + g, 0, 1).",
     )
     g: float = Field(
-        default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
+        default=0.0,
+        ge=-1,
+        le=1,
+        allow_inf_nan=False,
+        title="Shift g of the weight map",
+        description="See c.",
     )
-    reweight: bool = Field(default=True, title="Reweight", description="Apply equation 7 and fit a third time.")
+    reweight: bool = Field(
+        default=True, title="Reweight", description="Apply equation 7 and fit a third time."
+    )
     k: Positive = Field(
-        default=0.95, lt=1, title="Constant k of equation 7", description="Of Delta, what reweighting aims at."
+        default=0.95,
+        lt=1,
+        title="Constant k of equation 7",
+        description="Of Delta, what reweighting aims at.",
     )
 
 
 class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
     """Sets how the posterior is stored."""
 
-    rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
-    std_scale: Positive = Field(default=1.0, le=1000, title="Standard deviation scale", description="1 is SWAG.")
+    rank: int = Field(
+        default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance."
+    )
+    std_scale: Positive = Field(
+        default=1.0, le=1000, title="Standard deviation scale", description="1 is SWAG."
+    )

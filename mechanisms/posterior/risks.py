@@ -2,10 +2,11 @@
 
 Chew et al., section 2.1 and 2.3, after Savitsky et al. 2020 and 2022:
 
-    r_i     = max_s |l_i(theta_s)|                                      risk, over draws of the unweighted posterior
-    alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )   risk weight
-    Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i     from draws of the posterior fitted with alpha
-    alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )                  equation 7; Delta must be measured again
+    r_i     = max_s |l_i(theta_s)|                                      risk, over draws of the
+    unweighted posterior alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )   risk
+    weight Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i     from draws of the
+    posterior fitted with alpha alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )
+    equation 7; Delta must be measured again
 
 Everything streams over draws: memory is O(n + P) however many there are.
 """
@@ -36,8 +37,9 @@ from mechanisms.posterior.rounds import TABLE, RoundName
 class RiskPass:
     """Holds the results of a pass over draws: per record, and per draw.
 
-    risk float32 [n]: max over draws of |l_i|. draw_maxima float32 [S]: for each draw, the max over records of
-    alpha_i |l_i| (alpha = 1 without weights); its cumulative maximum is the running Delta.
+    risk float32 [n]: max over draws of |l_i|. draw_maxima float32 [S]: for each draw, the max over
+    records of alpha_i |l_i| (alpha = 1 without weights); its cumulative maximum is the running
+    Delta.
     """
 
     risk: Tensor
@@ -52,7 +54,8 @@ class RiskPass:
 def merge(passes: Sequence[RiskPass]) -> RiskPass:
     """One pass from several over disjoint draws, in the order of their draws."""
     return RiskPass(
-        risk=torch.stack([p.risk for p in passes]).amax(0), draw_maxima=torch.cat([p.draw_maxima for p in passes])
+        risk=torch.stack([p.risk for p in passes]).amax(0),
+        draw_maxima=torch.cat([p.draw_maxima for p in passes]),
     )
 
 
@@ -73,7 +76,8 @@ def risk_pass(
 
     Args:
         labels: int64 [n].
-        weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum of.
+        weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum
+            of.
     """
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
@@ -110,7 +114,9 @@ def risk_pass(
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
 
 
-def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str, draw: int) -> None:
+def load_draw(
+    classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str, draw: int
+) -> None:
     """Put repeatable draw number `draw` into the classifier."""
     normal = swag.seeded_normal(generator(seed, purpose, "draw", draw))
     with torch.no_grad():
@@ -118,9 +124,16 @@ def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, p
 
 
 def at_draw(
-    classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int | None = None
+    classifier: Classifier,
+    inputs: Inputs,
+    labels: Tensor,
+    *,
+    weights: Tensor,
+    batch_size: int | None = None,
 ) -> float:
-    """Measures Delta at the present parameters: max over records of alpha_i |l_i|, float32, which has to be finite."""
+    """Measures Delta at the present parameters: max over records of alpha_i |l_i|, float32, which
+    has to be finite.
+    """
     device = classifier.device
 
     def largest(index: Tensor) -> Tensor:
@@ -154,20 +167,27 @@ def risk_weights(risk: Tensor, *, c: float, g: float) -> Tensor:
 
 
 def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
-    """Equation 7, float32 [n]: alpha' = clip(k alpha Delta / Delta_i, 0, 1) with Delta_i = alpha_i r_i.
+    """Equation 7, float32 [n]: alpha' = clip(k alpha Delta / Delta_i, 0, 1) with Delta_i = alpha_i
+    r_i.
 
-    A record with alpha_i = 0 has Delta_i = 0 and keeps 0 (the equation divides by zero there); one with alpha_i > 0
-    whose likelihood was 1 at every draw has nothing to hide and gets 1. The result is not bound by Delta: it belongs
-    to a new posterior, at which Delta has to be measured again.
+    A record with alpha_i = 0 has Delta_i = 0 and keeps 0 (the equation divides by zero there); one
+    with alpha_i > 0 whose likelihood was 1 at every draw has nothing to hide and gets 1. The result
+    is not bound by Delta: it belongs to a new posterior, at which Delta has to be measured again.
     """
     delta_i = alpha * risk
     delta = delta_i.max()
-    grown = torch.where(delta_i > 0, k * alpha * delta / delta_i.clamp(min=torch.finfo(alpha.dtype).tiny), 1.0)
+    grown = torch.where(
+        delta_i > 0, k * alpha * delta / delta_i.clamp(min=torch.finfo(alpha.dtype).tiny), 1.0
+    )
     return torch.where(alpha > 0, grown, 0.0).clamp_(0, 1)
 
 
-def weights_of(config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor) -> Tensor:
-    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the weights before."""
+def weights_of(
+    config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor
+) -> Tensor:
+    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the
+    weights before.
+    """
     if TABLE[name].reweighted:
         assert alpha is not None
         return reweight(alpha, risk, k=config.k)

@@ -1,11 +1,12 @@
-"""The rounds of a pseudo posterior, whatever it is drawn from: which fits there are, and what one hands to the next.
+"""The rounds of a pseudo posterior, whatever it is drawn from: which fits there are, and what one
+hands to the next.
 
 base        the posterior without weights; risks over its draws          -> weights alpha
 weighted    the posterior with these weights                             -> sensitivity Delta
 reweighted  equation 7, then the same again                              -> Delta, measured anew
 
-`run` is the one chain. A mechanism runs it in memory, a training run as stages, and an audit many times at once; they
-differ in how a round is fitted and measured, and in the type of weights.
+`run` is the one chain. A mechanism runs it in memory, a training run as stages, and an audit many
+times at once; they differ in how a round is fitted and measured, and in the type of weights.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Round:
 
     @property
     def reweighted(self) -> bool:
-        """Checks whether its weights are those of the round before by equation 7; otherwise risks give them."""
+        """Checks whether its weights are those of the round before by equation 7; otherwise risks
+        give them.
+        """
         return self.after is not None and TABLE[self.after].after is not None
 
     def draws(self, config: PseudoPosteriorConfig) -> int:
@@ -65,8 +68,10 @@ def run(
     """Runs these rounds in order; returns what was measured in each.
 
     Args:
-        fit: fits the posterior of a round with these weights (None: all 1), and measures the records at its draws.
-        weigh: returns the weights of a round, from those of the round before and from what was measured there.
+        fit: fits the posterior of a round with these weights (None: all 1), and measures the
+            records at its draws.
+        weigh: returns the weights of a round, from those of the round before and from what was
+            measured there.
     """
     weights: Weights | None = None
     measured: dict[RoundName, Measured] = {}
@@ -77,7 +82,9 @@ def run(
     return measured
 
 
-def event_of(round_name: str, *, snapshots: int, rank: int, sensitivity: float, draws: int) -> SwagPpmEvent:
+def event_of(
+    round_name: str, *, snapshots: int, rank: int, sensitivity: float, draws: int
+) -> SwagPpmEvent:
     """Returns the event of one round.
 
     Args:

@@ -2,17 +2,19 @@
 
 Maddox et al. 2019, as used by Chew et al., equations 4 to 6:
 
-    theta = mean + s * ( (1/sqrt 2) sigma_diag * z1  +  (1/sqrt(2 (K-1))) D z2 ),   z1 ~ N(0, I_P),  z2 ~ N(0, I_K)
+    theta = mean + s * ( (1/sqrt 2) sigma_diag * z1  +  (1/sqrt(2 (K-1))) D z2 ),
+    z1 ~ N(0, I_P),  z2 ~ N(0, I_K)
 
-- mean and sigma_diag^2 = E[theta^2] - E[theta]^2 by Welford's recurrence: the difference of two large numbers loses
-  all digits of a float32 at fine-tuning scale.
-- D holds the last K deviations theta_t - mean_t from the *running* mean; K here is the number really held, which is
-  smaller than the rank while few snapshots have been taken.
-- z2 is one vector for all parameters: drawing it anew for each tensor would lose the covariance between layers.
+- mean and sigma_diag^2 = E[theta^2] - E[theta]^2 by Welford's recurrence: the difference of two
+  large numbers loses all digits of a float32 at fine-tuning scale.
+- D holds the last K deviations theta_t - mean_t from the *running* mean; K here is the number
+  really held, which is smaller than the rank while few snapshots have been taken.
+- z2 is one vector for all parameters: drawing it anew for each tensor would lose the covariance
+  between layers.
 - s (`std_scale`) is 1; other values are for sensitivity studies and are part of the event.
 
-Deviations live in one file each, so a posterior of K = 20 deviations over 82 million parameters needs 6.6 GB of disk
-and no more memory than the parameters, mean and variance.
+Deviations live in one file each, so a posterior of K = 20 deviations over 82 million parameters
+needs 6.6 GB of disk and no more memory than the parameters, mean and variance.
 """
 
 from __future__ import annotations
@@ -67,11 +69,15 @@ class State(EpochState):
 
 
 def init(num_parameters: int, *, rank: int, folder: Path) -> State:
-    """Returns an empty state, which writes deviations into `folder`; one deviation alone has no covariance."""
+    """Returns an empty state, which writes deviations into `folder`; one deviation alone has no
+    covariance.
+    """
     if rank < 2:
         raise MechanismError(f"swag.rank is {rank}; it must be at least 2")
     folder.mkdir(parents=True, exist_ok=True)
-    return State(rank=rank, folder=folder, mean=torch.zeros(num_parameters), m2=torch.zeros(num_parameters))
+    return State(
+        rank=rank, folder=folder, mean=torch.zeros(num_parameters), m2=torch.zeros(num_parameters)
+    )
 
 
 def update(state: State, theta: Tensor) -> None:
@@ -82,7 +88,11 @@ def update(state: State, theta: Tensor) -> None:
     state.mean += delta / state.count
     deviation = theta - state.mean
     state.m2 += delta.mul_(deviation)
-    checkpoint.save(deviation_file(state.folder, state.count), {"deviation": deviation}, {"snapshot": state.count})
+    checkpoint.save(
+        deviation_file(state.folder, state.count),
+        {"deviation": deviation},
+        {"snapshot": state.count},
+    )
 
 
 def deviation_file(folder: Path, snapshot: int) -> Path:
@@ -93,7 +103,10 @@ def deviation_file(folder: Path, snapshot: int) -> Path:
 def save(state: State) -> None:
     """Write the moments beside the deviations; `load` opens the folder as a posterior."""
     if state.count < 2:
-        raise MechanismError(f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of phase sgd")
+        raise MechanismError(
+            f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of "
+            "phase sgd"
+        )
     checkpoint.save(
         state.folder / "moments.safetensors",
         {"mean": state.mean, "m2": state.m2},
@@ -105,8 +118,8 @@ def save(state: State) -> None:
 class Posterior:
     """The SWAG Gaussian over P parameters: ready to draw from.
 
-    mean float32 [P]; diag_std float32 [P], the diagonal's standard deviation *before* the factor 1/sqrt 2; deviations
-    K tensors float32 [P], memory-mapped.
+    mean float32 [P]; diag_std float32 [P], the diagonal's standard deviation *before* the factor
+    1/sqrt 2; deviations K tensors float32 [P], memory-mapped.
     """
 
     mean: Tensor
@@ -129,7 +142,9 @@ class Posterior:
         return z2 * (self.std_scale / math.sqrt(2 * (self.rank - 1)))
 
 
-def posterior(mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float) -> Posterior:
+def posterior(
+    mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float
+) -> Posterior:
     return Posterior(
         mean=mean,
         diag_std=(m2 / count).clamp_(min=0).sqrt_(),
@@ -155,9 +170,9 @@ Normal = Callable[[Tensor], Tensor]
 def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Tensor:
     """One joint draw, float32 [P], written into `out` when given.
 
-    `normal` is asked for z2 [K] first, then for z1 block by block in order, from one thread at a time: the draw depends
-    on nothing but what `normal` answers. z1 of the next blocks is made while this one is summed. Each stored vector is
-    read once.
+    `normal` is asked for z2 [K] first, then for z1 block by block in order, from one thread at a
+    time: the draw depends on nothing but what `normal` answers. z1 of the next blocks is made while
+    this one is summed. Each stored vector is read once.
     """
     target = torch.empty(post.mean.numel()) if out is None or out.device.type != "cpu" else out
     z2 = normal(torch.empty(post.rank))
@@ -166,8 +181,8 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
         normal(target)
         _add_up(post, target, blocks[0], z2)
     else:
-        # One thread makes noise, one adds up. Split over threads, each of the thousands of short sums would wait for
-        # the slower half: on a busy machine ten times as long as it works.
+        # One thread makes noise, one adds up. Split over threads, each of the thousands of short
+        # sums would wait for the slower half: on a busy machine ten times as long as it works.
         with using(1), ThreadPoolExecutor(1, thread_name_prefix="swag-noise") as background:
             drawn = [background.submit(normal, target[block]) for block in blocks]
             for block, noise in zip(blocks, drawn, strict=True):
@@ -186,7 +201,10 @@ def _blocks(post: Posterior) -> list[slice]:
 
 def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor) -> None:
     coefficients = post.coefficients(z2).tolist()
-    columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
+    columns = [
+        vector[block].split(_CACHED)
+        for vector in (target, post.mean, post.diag_std, *post.deviations)
+    ]
     for piece, mean, diag_std, *deviations in zip(*columns, strict=True):
         torch.addcmul(mean, piece, diag_std, value=post.diag_scale, out=piece)
         for deviation, coefficient in zip(deviations, coefficients, strict=True):
@@ -198,7 +216,9 @@ _FARTHEST = 9.0
 
 
 def within_reach(post: Posterior, theta: Tensor) -> bool:
-    """Checks whether `sample` could return these parameters at all: every draw could, most other vectors not."""
+    """Checks whether `sample` could return these parameters at all: every draw could, most other
+    vectors not.
+    """
     if theta.shape != post.mean.shape or not bool(theta.isfinite().all()):
         return False
     reach = post.diag_std / math.sqrt(2)

@@ -1,9 +1,10 @@
 """Finds the scale c of the weight map that brings the measured epsilon to a target.
 
-The risks r_i are of the unweighted fit and depend on no c, so that max_i alpha_i(c) r_i, which grows with c, is known
-without a fit. Delta of a fit is that times an inflation near 1: a record of less weight is learned less and surprises
-more, and equation 7 multiplies by k. So c is solved under the inflation of the last fit. The search reads the records:
-c is tuned on them, and every fit is recorded as that.
+The risks r_i are of the unweighted fit and depend on no c, so that max_i alpha_i(c) r_i, which
+grows with c, is known without a fit. Delta of a fit is that times an inflation near 1: a record of
+less weight is learned less and surprises more, and equation 7 multiplies by k. So c is solved under
+the inflation of the last fit. The search reads the records: c is tuned on them, and every fit is
+recorded as that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from mechanisms.posterior.risks import risk_weights
 
 LARGEST_C, MAX_FITS = 10.0, 8
 CLOSE, _AIM = 0.9, 0.97
-"""A fit whose Delta is at least the first share of the goal is close enough; each aims at the second."""
+"""A fit whose Delta is at least the first share of the goal is close enough; each aims at the
+second.
+"""
 
 
 def search(goal: float, *, risk: Tensor, fit: Callable[[float], float]) -> float:

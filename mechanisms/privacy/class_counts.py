@@ -1,10 +1,11 @@
-"""Class weights from private class counts (Rosenblatt et al. 2025, algorithm 4), their cost part of the claim.
+"""Class weights from private class counts (Rosenblatt et al. 2025, algorithm 4), their cost part of
+the claim.
 
-The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every record, and its
-proof of privacy (proposition 6) holds the weights fixed. Here the counts are released first, once, with Gaussian
-noise: one record is in one class, so the histogram's l2 sensitivity is 1.
-All that follows from the noisy counts, weights included, is post-processing, and the release composes with the DP-SGD
-steps in one event.
+The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every
+record, and its proof of privacy (proposition 6) holds the weights fixed. Here the counts are
+released first, once, with Gaussian noise: one record is in one class, so the histogram's l2
+sensitivity is 1. All that follows from the noisy counts, weights included, is post-processing, and
+the release composes with the DP-SGD steps in one event.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         gt=0,
         allow_inf_nan=False,
         title="Smallest count",
-        description="Noisy counts below this are raised to it, so that noise does not decide who weighs most.",
+        description=(
+            "Noisy counts below this are raised to it, so that noise does not decide who "
+            "weighs most."
+        ),
     )
     power: float = Field(
         default=1.0,
@@ -51,19 +55,27 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
     apply: Literal["before-clip", "after-clip"] = Field(
         default="after-clip",
         title="Where",
-        description="`before-clip`: the paper's weighted loss, min(w, C/norm). `after-clip`: w min(1, C/norm), which "
+        description="`before-clip`: the paper's weighted loss, min(w, C/norm). `after-clip`: w "
+        "min(1, C/norm), which "
         "still tells classes apart when every gradient is clipped.",
     )
 
     @property
     def event(self) -> GaussianReleaseEvent:
         return GaussianReleaseEvent(
-            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY, exact=True
+            what="class counts",
+            noise_multiplier=self.noise_multiplier,
+            l2_sensitivity=L2_SENSITIVITY,
+            exact=True,
         )
 
 
-def noisy_counts(labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream) -> Tensor:
-    """Counts the classes with rounded Gaussian noise, float64 of integers [classes], of which some may be negative."""
+def noisy_counts(
+    labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream
+) -> Tensor:
+    """Counts the classes with rounded Gaussian noise, float64 of integers [classes], of which some
+    may be negative.
+    """
     std = Fraction(event.noise_multiplier) * Fraction(event.l2_sensitivity)
     counts = torch.bincount(labels, minlength=classes).double()
     return stream.add_rounded_normal_(counts, std=std, purpose="class counts", step=0)

@@ -1,6 +1,8 @@
-"""Normal noise straight from the operating system's entropy: for the released draw, and for nothing else.
+"""Normal noise straight from the operating system's entropy: for the released draw, and for nothing
+else.
 
-There is no seed: every variate comes from bytes of its own, so none can be stored, guessed or replayed.
+There is no seed: every variate comes from bytes of its own, so none can be stored, guessed or
+replayed.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ _BLOCK = 1 << 18
 def system_normal(out: Tensor) -> Tensor:
     """Fill a float32 tensor in place with independent standard normals and return it.
 
-    This is not a discrete Gaussian: the claim that depends on the draw carries a floating-point caveat.
+    This is not a discrete Gaussian: the claim that depends on the draw carries a floating-point
+    caveat.
     """
     return fill_normal(out, lambda count: bytearray(os.urandom(count)))
 
 
 def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
-    """Fill a contiguous float tensor in place with independent standard normals from a stream of bytes."""
+    """Fill a contiguous float tensor in place with independent standard normals from a stream of
+    bytes.
+    """
     flat = out.view(-1)
     for start in range(0, flat.numel(), _BLOCK):
         piece = flat[start : start + _BLOCK]
@@ -35,8 +40,9 @@ def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
 
 
 def _box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tensor]:
-    # on 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2) and the sine of the same. The smallest
-    # u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability 1e-17 under the true normal)
+    # on 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2) and the sine of the
+    # same. The smallest u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability 1e-17
+    # under the true normal)
     uniform = uniforms(bits, device=device)
     pairs = len(uniform) // 2
     radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_()

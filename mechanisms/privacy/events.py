@@ -1,8 +1,8 @@
 """Defines events and claims: one frozen type a mechanism, apart from what it costs.
 
-An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims` turns an
-event into a `Claim`; nothing else does. A mechanism that needs an event of its own defines it in its own file: the tag
-`mechanism` is what it is decoded by.
+An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims`
+turns an event into a `Claim`; nothing else does. A mechanism that needs an event of its own defines
+it in its own file: the tag `mechanism` is what it is decoded by.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
 class Event(BaseModel, frozen=True, extra="forbid"):
-    """Records what a mechanism did to the records; subclasses add the numbers that the cost depends on."""
+    """Records what a mechanism did to the records; subclasses add the numbers that the cost depends
+    on.
+    """
 
     by_tag: ClassVar[dict[str, type[Event]]] = {}
     mechanism: str
@@ -35,17 +37,23 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         for tag in get_args(cls.model_fields["mechanism"].annotation):
             known = Event.by_tag.setdefault(tag, cls)
             if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise TypeError(f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}")
+                raise TypeError(
+                    f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}"
+                )
             Event.by_tag[tag] = cls
 
 
 def decode(value: Any) -> Any:
-    """Returns an event from its JSON, by its tag, and an event as it is; an unknown tag is a ValueError."""
+    """Returns an event from its JSON, by its tag, and an event as it is; an unknown tag is a
+    ValueError.
+    """
     if not isinstance(value, dict):
         return value
     kind = Event.by_tag.get(value.get("mechanism", ""))
     if kind is None:
-        raise ValueError(f"no event `{value.get('mechanism')}`; there are {', '.join(sorted(Event.by_tag))}")
+        raise ValueError(
+            f"no event `{value.get('mechanism')}`; there are {', '.join(sorted(Event.by_tag))}"
+        )
     return kind.model_validate(value)
 
 
@@ -61,7 +69,9 @@ class NonPrivateEvent(Event, frozen=True):
 
 
 class SwagPpmEvent(Event, frozen=True):
-    """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights (SWAG-PPM)."""
+    """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights
+    (SWAG-PPM).
+    """
 
     mechanism: Literal["swag-ppm"] = "swag-ppm"
     reweighted: bool
@@ -73,8 +83,9 @@ class SwagPpmEvent(Event, frozen=True):
     sensitivity_draws: int = Field(ge=1)
     """Draws S over which the sensitivity was taken."""
     sensitivity: float = Field(gt=0, allow_inf_nan=False)
-    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released draw counts
-    too once it exists."""
+    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released
+    draw counts too once it exists.
+    """
 
     @property
     def risk_weights(self) -> bool:
@@ -88,24 +99,31 @@ class NoiseSegment(BaseModel, frozen=True, extra="forbid"):
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
     """Standard deviation of the noise divided by `l2_clip_norm`."""
     l2_clip_norm: float = Field(gt=0, allow_inf_nan=False)
-    """Bound on the l2 norm of what one record adds to the sum; the noise is scaled by it, so it costs nothing."""
+    """Bound on the l2 norm of what one record adds to the sum; the noise is scaled by it, so it
+    costs nothing.
+    """
 
 
 class DpSgdEvent(Event, frozen=True):
-    """Steps of DP-SGD, each the sum of clipped per-record gradients over a Poisson sample plus Gaussian noise.
+    """Steps of DP-SGD, each the sum of clipped per-record gradients over a Poisson sample plus
+    Gaussian noise.
 
     With `sampling_prob` 1 every step reads every record: full-batch gradient descent.
     """
 
     mechanism: Literal["dp-sgd"] = "dp-sgd"
     sampling: Literal["poisson", "shuffled", "fixed-size"] = "poisson"
-    """`poisson`: every record independently, anew at every step. The only one that the accountants support."""
+    """`poisson`: every record independently, anew at every step. The only one that the accountants
+    support.
+    """
     sampling_prob: float = Field(gt=0, le=1)
     segments: tuple[NoiseSegment, ...] = Field(min_length=1)
     """The noise and clip schedule in the order of the steps, run-length coded."""
 
     exact: bool = False
-    """Sums of integers with rounded noise: the claim covers the released bits (`mechanisms.descent.exact_sums`)."""
+    """Sums of integers with rounded noise: the claim covers the released bits
+    (`mechanisms.descent.exact_sums`).
+    """
 
     @property
     def steps(self) -> int:
@@ -131,7 +149,9 @@ class GaussianReleaseEvent(Event, frozen=True):
 
 
 class ComposedEvent(Event, frozen=True):
-    """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
+    """Mechanisms that ran one after another on the same records; later ones may read what earlier
+    ones released.
+    """
 
     mechanism: Literal["composed", "dp-sgd-class-weights", "prior-descent"] = "composed"
     """Names the purpose, where a mechanism here has one of its own."""
@@ -151,7 +171,9 @@ _FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
 
 
 def is_exact(event: Event | None) -> bool:
-    """Checks whether all that read records were sums of integers with rounded noise: the claim covers the bits."""
+    """Checks whether all that read records were sums of integers with rounded noise: the claim
+    covers the bits.
+    """
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return all(isinstance(part, DpSgdEvent | GaussianReleaseEvent) and part.exact for part in parts)
 
@@ -161,21 +183,29 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")
-    delta: float | None = Field(default=None, description="None when not quantified (asymptotic-local) or not claimed")
-    delta_text: str = Field(default="", description="what delta is when it is no number, such as O(n^-1/2)")
+    delta: float | None = Field(
+        default=None, description="None when not quantified (asymptotic-local) or not claimed"
+    )
+    delta_text: str = Field(
+        default="", description="what delta is when it is no number, such as O(n^-1/2)"
+    )
     sensitivity: float | None = None
     epsilon_add_remove: float | None = Field(
         default=None,
-        description="Delta alone: the add/remove bound for a classifier with fixed weights, since l <= 0",
+        description=(
+            "Delta alone: the add/remove bound for a classifier with fixed weights, since l <= 0"
+        ),
     )
     epsilon_replaced: float | None = Field(
         default=None,
-        description="Epsilon of one unit's values replaced, at the same delta: the figure by which claims of different "
+        description="Epsilon of one unit's values replaced, at the same delta: the figure by "
+        "which claims of different "
         "relations compare. None where nothing finite is known",
     )
     draws: int | None = Field(default=None, description="samples S behind a Monte Carlo maximum")
     mc_failure_prob: float | None = Field(
-        default=None, description="1/(S+1): probability that one new sample exceeds the maximum over S samples"
+        default=None,
+        description="1/(S+1): probability that one new sample exceeds the maximum over S samples",
     )
     neighbouring_relation: NeighbouringRelation
     privacy_unit: str = "record"

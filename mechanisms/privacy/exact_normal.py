@@ -1,18 +1,23 @@
-"""Gaussian noise for integers, rounded without error: the claim is about the bits that are released.
+"""Gaussian noise for integers, rounded without error: the claim is about the bits that are
+released.
 
-A sum q of integer vectors gets the noise round(sigma z), with z a standard normal real number. Since q is an integer,
+A sum q of integer vectors gets the noise round(sigma z), with z a standard normal real number.
+Since q is an integer,
 
     q + round(sigma z) = round(q + sigma z),
 
-so what is released is a function of the Gaussian mechanism's output over the real numbers, and its guarantee, whatever
-the accountant, is that mechanism's (post-processing). No floating-point number of the noise leaves this file.
+so what is released is a function of the Gaussian mechanism's output over the real numbers, and its
+guarantee, whatever the accountant, is that mechanism's (post-processing). No floating-point number
+of the noise leaves this file.
 
-z comes from two real uniforms v, w on [0, 1) by Box and Muller: sqrt(-2 ln(1 - v)) cos(2 pi w) and the sine of the
-same. Both have infinitely many bits, of which 53 are read first. From these, float64 gives sigma z with an error that
-is bounded below. Where the bound leaves open to which integer it rounds, further bits are read and the arithmetic is
-done at higher precision until it is decided. The result is therefore the same on every processor.
+z comes from two real uniforms v, w on [0, 1) by Box and Muller: sqrt(-2 ln(1 - v)) cos(2 pi w) and
+the sine of the same. Both have infinitely many bits, of which 53 are read first. From these,
+float64 gives sigma z with an error that is bounded below. Where the bound leaves open to which
+integer it rounds, further bits are read and the arithmetic is done at higher precision until it is
+decided. The result is therefore the same on every processor.
 
-The stream of bits is pseudo-random (AES-256 under a secret key), and time and memory accesses depend on the noise.
+The stream of bits is pseudo-random (AES-256 under a secret key), and time and memory accesses
+depend on the noise.
 """
 
 from __future__ import annotations
@@ -32,8 +37,10 @@ MoreBits = Callable[[int], int]
 _BLOCK = 1 << 17
 _LARGEST = 2.0**52
 _UNITS = 2.0**-48
-"""Bound on the relative error of r cos(2 pi w) sigma from its float64 operations: 16 units in the last place, where
-log1p, sqrt, cos and sin of torch's libraries stay within 4 and the angle's rounding adds 2 pi."""
+"""Bound on the relative error of r cos(2 pi w) sigma from its float64 operations: 16 units in the
+last place, where log1p, sqrt, cos and sin of torch's libraries stay within 4 and the angle's
+rounding adds 2 pi.
+"""
 _TRUNCATION = 2.0**-53
 """Bound on v and w minus their first 53 bits."""
 
@@ -43,8 +50,8 @@ def add_rounded_normal_(out: Tensor, *, std: Fraction, bits: Bits, more_bits: Mo
 
     Args:
         out: contiguous float64 of integers; every sum must stay below 2^52.
-        std: of the noise, in the same unit, below 2^44; the larger, the more roundings need further bits. It is a
-            rational number, so that no rounding of its own counts.
+        std: of the noise, in the same unit, below 2^44; the larger, the more roundings need further
+            bits. It is a rational number, so that no rounding of its own counts.
         bits: stream that gives 16 bytes a pair of variates.
         more_bits: continues the uniforms of the stream, which are numbered as they are read.
 
@@ -59,7 +66,12 @@ def add_rounded_normal_(out: Tensor, *, std: Fraction, bits: Bits, more_bits: Mo
         piece = flat[start : start + _BLOCK]
         pairs = (piece.numel() + 1) // 2
         noise = _rounded_pairs(
-            bits(16 * pairs), std=std, scale=scale, first=used, more_bits=more_bits, device=out.device
+            bits(16 * pairs),
+            std=std,
+            scale=scale,
+            first=used,
+            more_bits=more_bits,
+            device=out.device,
         )
         used += 2 * pairs
         piece += noise[: piece.numel()]
@@ -69,7 +81,13 @@ def add_rounded_normal_(out: Tensor, *, std: Fraction, bits: Bits, more_bits: Mo
 
 
 def _rounded_pairs(
-    raw: bytearray, *, std: Fraction, scale: float, first: int, more_bits: MoreBits, device: torch.device
+    raw: bytearray,
+    *,
+    std: Fraction,
+    scale: float,
+    first: int,
+    more_bits: MoreBits,
+    device: torch.device,
 ) -> Tensor:
     """Returns round(std z) of pairs of variates, float64 [2 pairs]: the cosines, then the sines."""
     words = torch.frombuffer(raw, dtype=torch.int64).to(device).bitwise_and_((1 << 53) - 1)
@@ -77,7 +95,8 @@ def _rounded_pairs(
     pairs = len(uniforms) // 2
     v, angle = uniforms[:pairs], uniforms[pairs:] * (2 * math.pi)
     radius = torch.log1p(-v).mul_(-2).sqrt_()
-    # |dr/dv| = 1 / ((1 - v) r) over the interval that v may lie in; the angle's part is 2 pi r 2^-53, within `_UNITS`
+    # |dr/dv| = 1 / ((1 - v) r) over the interval that v may lie in; the angle's part is 2 pi r
+    # 2^-53, within `_UNITS`
     error = (_TRUNCATION / ((1 - v - _TRUNCATION) * radius) + radius * _UNITS) * scale
     exact = torch.cat([radius * angle.cos(), radius * angle.sin()]).mul_(scale)
     rounded = exact.round()
@@ -96,9 +115,15 @@ def _rounded_pairs(
 
 
 def _decide(
-    leading: tuple[int, int], numbers: tuple[int, int], *, std: Fraction, sine: bool, more_bits: MoreBits
+    leading: tuple[int, int],
+    numbers: tuple[int, int],
+    *,
+    std: Fraction,
+    sine: bool,
+    more_bits: MoreBits,
 ) -> int:
-    """Returns round(std z) of one variate from as many bits as it takes, at most 565 of each uniform.
+    """Returns round(std z) of one variate from as many bits as it takes, at most 565 of each
+    uniform.
 
     Raises:
         ArithmeticError: they do not suffice, which has a probability below 2^-400.

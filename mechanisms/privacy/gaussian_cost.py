@@ -1,13 +1,16 @@
-"""Accounts for Gaussian mechanisms: finite-sample (epsilon, delta) of an event, and noise solved for a target epsilon.
+"""Accounts for Gaussian mechanisms: finite-sample (epsilon, delta) of an event, and noise solved
+for a target epsilon.
 
-Noise on the records of every step, none of them sampled, is one Gaussian: its epsilon has a closed form, and the claim
-is that. Any other claim is the privacy loss distribution's (PLD, dp-accounting), composed from the event that ran: a
-pessimistic discretisation, so an upper bound. Beside it stand Renyi figures for comparability with papers.
+Noise on the records of every step, none of them sampled, is one Gaussian: its epsilon has a closed
+form, and the claim is that. Any other claim is the privacy loss distribution's (PLD,
+dp-accounting), composed from the event that ran: a pessimistic discretisation, so an upper bound.
+Beside it stand Renyi figures for comparability with papers.
 
-Neighbours differ by one unit added or removed. The l2 clip is what one record can add, and a noise multiplier is
-relative to it; replacing a record moves the sum by up to twice the clip, which `epsilon_replace_one` accounts for.
-A unit of m records: of its records a Binomial(m, q) number is in each Poisson sample, so a step is a mixture of
-Gaussians with sensitivities 0..m (Ganesh 2024, arXiv 2401.10294), and a full-batch release has sensitivity m.
+Neighbours differ by one unit added or removed. The l2 clip is what one record can add, and a noise
+multiplier is relative to it; replacing a record moves the sum by up to twice the clip, which
+`epsilon_replace_one` accounts for. A unit of m records: of its records a Binomial(m, q) number is
+in each Poisson sample, so a step is a mixture of Gaussians with sensitivities 0..m (Ganesh 2024,
+arXiv 2401.10294), and a full-batch release has sensitivity m.
 """
 
 from __future__ import annotations
@@ -46,11 +49,16 @@ class FormalCost:
     epsilon: float
     """By `accountant`, one unit added or removed."""
     epsilon_replace_one: float | None
-    """The same, one unit's values replaced; None for units of several records whose records are sampled."""
+    """The same, one unit's values replaced; None for units of several records whose records are
+    sampled.
+    """
     epsilon_rdp: float | None
-    """RDP with dp-accounting's conversion (Canonne et al. 2020, proposition 12); None for units of several records."""
+    """RDP with dp-accounting's conversion (Canonne et al. 2020, proposition 12); None for units of
+    several records.
+    """
     epsilon_rdp_mironov: float | None
-    """RDP with Mironov 2017, proposition 3, as in Chew et al.; None for units of several records."""
+    """RDP with Mironov 2017, proposition 3, as in Chew et al.; None for units of several records.
+    """
 
 
 @lru_cache(maxsize=256)
@@ -59,7 +67,9 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
     if records_per_unit > 1:
         # m records replaced move a sum over all records by 2 m clips
         twice = None if gaussian_rate(event) is None else 2 * records_per_unit
-        replaced = None if twice is None else epsilon_of_event(event, delta=delta, records_per_unit=twice)
+        replaced = (
+            None if twice is None else epsilon_of_event(event, delta=delta, records_per_unit=twice)
+        )
         return FormalCost(delta, epsilon, replaced, None, None)
     of_orders = renyi(event)
     return FormalCost(
@@ -77,10 +87,13 @@ def accountant(event: Event) -> str:
 
 _INTERVAL = 1e-4
 _ROUGH = 1e-2
-"""Discretisation of a first search. It divides into the finer ones, so that none of them gives more."""
+"""Discretisation of a first search. It divides into the finer ones, so that none of them gives
+more.
+"""
 _COARSE = 1e-3
-"""Discretisation of the search after it, of long schedules and of units of several sampled records: ten times faster.
-It overstates epsilon 4 by 0.0001 to 0.0005."""
+"""Discretisation of the search after it, of long schedules and of units of several sampled records:
+ten times faster. It overstates epsilon 4 by 0.0001 to 0.0005.
+"""
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
 """Share of the target that may be left unused before noise is solved on the fine grid."""
@@ -88,7 +101,9 @@ _LOG_NOISE = 1e-5
 """Tolerance of the logarithm of the noise multiplier that is solved for."""
 
 
-def epsilon_of_event(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
+def epsilon_of_event(
+    event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL
+) -> float:
     """Returns the tightest valid epsilon here, one unit added or removed.
 
     Raises:
@@ -104,24 +119,34 @@ def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> floa
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation) -> float:
+def _epsilon(
+    event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation
+) -> float:
     """Computes an epsilon once: events are frozen, and plan, fit, claim and page ask for the same."""
     rate = gaussian_rate(event)
     if rate is not None:
-        return epsilon_of_rate(rate * records_per_unit * (2 if relation == "REPLACE_ONE" else 1), delta)
+        return epsilon_of_rate(
+            rate * records_per_unit * (2 if relation == "REPLACE_ONE" else 1), delta
+        )
     return float(_pld(event, records_per_unit, interval, relation).get_epsilon(delta))
 
 
 def epsilon_of_rate(mu: float, delta: float) -> float:
     """Returns the least epsilon of a mu-Gaussian differentially private event, never below it.
 
-    Balle and Wang 2018, theorem 8: delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+    Balle and Wang 2018, theorem 8: delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 -
+    epsilon/mu).
     """
     from scipy.special import log_ndtr  # many commands need no cost
 
     def excess(epsilon: float) -> float:
-        inside, outside = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        rounding = 1e-14 * (1 + abs(inside) + abs(outside) + 2 * epsilon)  # what the two may lose to each other
+        inside, outside = (
+            log_ndtr(mu / 2 - epsilon / mu),
+            epsilon + log_ndtr(-mu / 2 - epsilon / mu),
+        )
+        rounding = 1e-14 * (
+            1 + abs(inside) + abs(outside) + 2 * epsilon
+        )  # what the two may lose to each other
         return inside + math.log(-math.expm1(outside - inside - rounding)) - math.log(delta)
 
     low, high = 0.0, mu**2 / 2 + 40 * mu  # where delta is below Phi(-40), less than any float
@@ -134,8 +159,10 @@ def epsilon_of_rate(mu: float, delta: float) -> float:
 
 
 def gaussian_rate(event: Event) -> float | None:
-    """Returns mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially private, with
-    mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None where records are sampled."""
+    """Returns mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially
+    private, with mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None
+    where records are sampled.
+    """
     runs = list(_gaussian_steps(event))
     if any(prob < 1 for _, prob, _ in runs):
         return None
@@ -143,7 +170,9 @@ def gaussian_rate(event: Event) -> float | None:
 
 
 def profile(event: Event) -> tuple[tuple[float, float], ...]:
-    """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on the coarse grid."""
+    """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on
+    the coarse grid.
+    """
     accountant = _pld(event, 1, _COARSE, "ADD_OR_REMOVE_ONE")
     epsilons = (0.0, *np.geomspace(0.02, 20, 60).tolist())
     return tuple((epsilon, float(accountant.get_delta(epsilon))) for epsilon in epsilons)
@@ -157,11 +186,13 @@ def calibrate(
     records_per_unit: int = 1,
     by: Literal["pld", "rdp-mironov"] = "pld",
 ) -> float:
-    """The noise multiplier at which `make_event(noise_multiplier)` costs `target_epsilon`, within 0.5 % and not above.
+    """The noise multiplier at which `make_event(noise_multiplier)` costs `target_epsilon`, within
+    0.5 % and not above.
 
-    Works for any schedule: `make_event` says how one number sets all the noise. What it does not set (a release of
-    class counts, say) is paid for first. `by` is the accountant whose figure meets the target: `rdp-mironov` gives the
-    noise of papers that convert by Mironov's proposition 3; the claim is then the (smaller) PLD figure all the same.
+    Works for any schedule: `make_event` says how one number sets all the noise. What it does not
+    set (a release of class counts, say) is paid for first. `by` is the accountant whose figure
+    meets the target: `rdp-mironov` gives the noise of papers that convert by Mironov's proposition
+    3; the claim is then the (smaller) PLD figure all the same.
 
     Raises:
         MechanismError: the target is not positive, or no noise between 0.01 and 10,000 meets it.
@@ -177,20 +208,28 @@ def calibrate(
         if by == "rdp-mironov":
             return _mironov(renyi(event), delta) - target_epsilon
         return (
-            epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
+            epsilon_of_event(
+                event, delta=delta, records_per_unit=records_per_unit, interval=interval
+            )
+            - target_epsilon
         )
 
     def solve(interval: float) -> float:
         return safe_root(
-            partial(excess, interval), *_bracket(partial(excess, interval), target_epsilon, delta), xtol=_LOG_NOISE
+            partial(excess, interval),
+            *_bracket(partial(excess, interval), target_epsilon, delta),
+            xtol=_LOG_NOISE,
         )
 
     try:
         log_noise = solve(_ROUGH)
     except MechanismError:  # for a small epsilon of many steps that grid is too coarse
         log_noise = solve(_COARSE)
-    # A coarse grid overstates epsilon, a small one or one of very many steps by far: look again, closely.
-    for interval, tolerance in ((_COARSE, _LOG_NOISE), (_INTERVAL, _TOLERANCE)) if by == "pld" else ():
+    # A coarse grid overstates epsilon, a small one or one of very many steps by far: look again,
+    # closely.
+    for interval, tolerance in (
+        ((_COARSE, _LOG_NOISE), (_INTERVAL, _TOLERANCE)) if by == "pld" else ()
+    ):
         closely = partial(excess, interval)
         if closely(log_noise) < -tolerance * target_epsilon:
             step = 0.02
@@ -200,21 +239,26 @@ def calibrate(
     return math.exp(log_noise)
 
 
-def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> tuple[float, float]:
+def _bracket(
+    excess: Callable[[float], float], target_epsilon: float, delta: float
+) -> tuple[float, float]:
     """Returns logarithms of a noise that meets the target and of one that does not."""
     low, high = 0.0, 0.0
     while excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(1e4):
             raise MechanismError(
-                f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta {delta:g}: "
-                "fixed parts of the mechanism (class counts) may cost more than the target, or the target is too small"
+                f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta "
+                f"{delta:g}: "
+                "fixed parts of the mechanism (class counts) may cost more than the target, or "
+                "the target is too small"
             )
     while low >= high or excess(low) <= 0:
         high, low = min(low, high), min(low, high) - math.log(2)
         if low < math.log(0.01):
             raise MechanismError(
-                f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at delta {delta:g}: "
+                f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at "
+                f"delta {delta:g}: "
                 "lower target_epsilon or delta"
             )
     return high, low
@@ -222,7 +266,9 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
 
 def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:
     """The event in dp-accounting's words, for a unit of so many records."""
-    from dp_accounting import dp_event  # with scipy's signals it takes seconds, and most commands need no cost
+    from dp_accounting import (
+        dp_event,
+    )  # with scipy's signals it takes seconds, and most commands need no cost
     from scipy.stats import binom
 
     m = records_per_unit
@@ -247,7 +293,8 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
         case DpSgdEvent():
             if event.sampling != "poisson":
                 raise MechanismError(
-                    f"event `{event.mechanism}` sampled by `{event.sampling}`: the accountants support only `poisson`"
+                    f"event `{event.mechanism}` sampled by `{event.sampling}`: the accountants "
+                    "support only `poisson`"
                 )
             for segment in event.segments:
                 yield segment.noise_multiplier, event.sampling_prob, segment.steps
@@ -257,11 +304,16 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
             for part in event.events:
                 yield from _gaussian_steps(part)
         case _:
-            raise MechanismError(f"event `{event.mechanism}` has no Gaussian noise, so this accountant cannot price it")
+            raise MechanismError(
+                f"event `{event.mechanism}` has no Gaussian noise, so this accountant cannot "
+                "price it"
+            )
 
 
 def _composed_steps(event: Event) -> list[tuple[float, float, int]]:
-    """The same with all full-batch steps as the one Gaussian that they compose to, exactly (see `gaussian_rate`)."""
+    """The same with all full-batch steps as the one Gaussian that they compose to, exactly (see
+    `gaussian_rate`).
+    """
     runs = list(_gaussian_steps(event))
     full = [math.sqrt(steps) / noise for noise, prob, steps in runs if prob == 1]
     return [run for run in runs if run[1] < 1] + ([(1 / math.hypot(*full), 1.0, 1)] if full else [])
@@ -274,18 +326,24 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
 
     runs = _composed_steps(event)
     smallest = min(noise for noise, _, _ in runs) / records_per_unit
-    mixture = records_per_unit > 1 and any(prob < 1 for _, prob, _ in runs)  # whose losses are inverted one by one
+    mixture = records_per_unit > 1 and any(
+        prob < 1 for _, prob, _ in runs
+    )  # whose losses are inverted one by one
     if len(runs) > _FEW_RUNS or mixture:
         interval = max(interval, _COARSE)
-    # Privacy losses grow like 1/noise^2, and the grid with them: keep its length, give up resolution where the
-    # epsilon is enormous anyway.
-    accountant = PLDAccountant(NeighboringRelation[relation], interval * max(1.0, (0.3 / smallest) ** 2))
+    # Privacy losses grow like 1/noise^2, and the grid with them: keep its length, give up
+    # resolution where the epsilon is enormous anyway.
+    accountant = PLDAccountant(
+        NeighboringRelation[relation], interval * max(1.0, (0.3 / smallest) ** 2)
+    )
     accountant.compose(to_dp_event(event, records_per_unit=records_per_unit))
     return accountant
 
 
 def renyi(event: Event) -> RdpAccountant:
-    """Composes the event at the orders of dp-accounting, which leaves out those near 1 whose sums do not converge."""
+    """Composes the event at the orders of dp-accounting, which leaves out those near 1 whose sums
+    do not converge.
+    """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     accountant, verbosity = RdpAccountant(), absl_logging.get_verbosity()
@@ -298,7 +356,9 @@ def renyi(event: Event) -> RdpAccountant:
 
 
 def _mironov(accountant: RdpAccountant, delta: float) -> float:
-    """Mironov 2017, proposition 3 (v3): (alpha, rdp)-RDP gives epsilon = rdp + log(1/delta) / (alpha - 1)."""
+    """Mironov 2017, proposition 3 (v3): (alpha, rdp)-RDP gives epsilon = rdp + log(1/delta) /
+    (alpha - 1).
+    """
     return float(np.min(accountant.rdp - math.log(delta) / (accountant.orders - 1)))
 
 

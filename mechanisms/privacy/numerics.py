@@ -1,4 +1,6 @@
-"""Numerics that claims and bounds depend on: a root on the safe side, and what finitely many draws leave open."""
+"""Numerics that claims and bounds depend on: a root on the safe side, and what finitely many draws
+leave open.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,11 @@ import math
 from collections.abc import Callable
 
 
-def safe_root(excess: Callable[[float], float], inside: float, outside: float, *, xtol: float) -> float:
-    """Returns a monotone function's root, by Brent's method: at most 0 here as at `inside`, above 0 at `outside`.
+def safe_root(
+    excess: Callable[[float], float], inside: float, outside: float, *, xtol: float
+) -> float:
+    """Returns a monotone function's root, by Brent's method: at most 0 here as at `inside`, above 0
+    at `outside`.
 
     xtol: absolute tolerance of the argument; a thousandth of it is the relative one.
     """
@@ -20,5 +25,7 @@ def safe_root(excess: Callable[[float], float], inside: float, outside: float, *
 
 
 def failure_probability(draws: int) -> float:
-    """Probability that one fresh draw exceeds the maximum over `draws` draws: 1/(S+1), by exchangeability."""
+    """Probability that one fresh draw exceeds the maximum over `draws` draws: 1/(S+1), by
+    exchangeability.
+    """
     return 1 / (draws + 1)

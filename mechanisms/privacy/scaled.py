@@ -7,14 +7,23 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, Gaussian
 
 
 def noise_scaled(event: Event, factor: float) -> Event:
-    """Returns the event with every noise multiplier times the factor; refuses one without Gaussian noise."""
+    """Returns the event with every noise multiplier times the factor; refuses one without Gaussian
+    noise.
+    """
     match event:
         case ComposedEvent():
-            return event.model_copy(update={"events": tuple(noise_scaled(part, factor) for part in event.events)})
+            return event.model_copy(
+                update={"events": tuple(noise_scaled(part, factor) for part in event.events)}
+            )
         case DpSgdEvent():
-            changed = [s.model_copy(update={"noise_multiplier": factor * s.noise_multiplier}) for s in event.segments]
+            changed = [
+                s.model_copy(update={"noise_multiplier": factor * s.noise_multiplier})
+                for s in event.segments
+            ]
             return event.model_copy(update={"segments": tuple(changed)})
         case GaussianReleaseEvent():
             return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
         case _:
-            raise MechanismError(f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier")
+            raise MechanismError(
+                f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier"
+            )

@@ -1,7 +1,8 @@
 """Noise and clip schedules of DP-SGD: how the noise multiplier and the clip move through training.
 
-A schedule fixes ratios only. Its one free number, the noise multiplier of the **last** step, is what
-`mechanisms.privacy.gaussian_cost.calibrate` solves for, so that the whole schedule meets its target epsilon.
+A schedule fixes ratios only. Its one free number, the noise multiplier of the **last** step, is
+what `mechanisms.privacy.gaussian_cost.calibrate` solves for, so that the whole schedule meets its
+target epsilon.
 
 | schedule      | noise multiplier                  | clip                   | source                             |
 |---------------|-----------------------------------|------------------------|------------------------------------|
@@ -10,8 +11,8 @@ A schedule fixes ratios only. Its one free number, the noise multiplier of the *
 | `auto-step`   | falls by a factor, phases alike   | stays                  | Auto-DPSGD-S there; arXiv 2312.02400 |
 | `auto-linear` | falls linearly, phase by phase    | stays                  | Auto-DPSGD-L there                 |
 
-Auto-DPSGD also takes its clip from the norms of the current gradients. That reads the records without protection and
-no accountant here supports it, so the clip stays where it is set.
+Auto-DPSGD also takes its clip from the norms of the current gradients. That reads the records
+without protection and no accountant here supports it, so the clip stays where it is set.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NoiseSegment
 
 Ratios = list[tuple[float, float, float]]
-"""Of each phase: its length against the others', its noise multiplier and its clip against the last phase's."""
+"""Of each phase: its length against the others', its noise multiplier and its clip against the last
+phase's.
+"""
 
 
 class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant"):
@@ -40,9 +43,10 @@ class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant")
 class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
     """SAD-DPSGD: early phases are shorter, quieter and clip less.
 
-    Phase lengths D_{i-1} = gamma D_i, noise sigma_i = beta sigma_{i+1}, clip C_i = a C_{i+1}. The paper's beta, gamma
-    and number of phases are the defaults; it does not say its a. Ours, 1/beta, holds sigma_i C_i, the noise's standard
-    deviation, where it is and lets early gradients through with less clipping.
+    Phase lengths D_{i-1} = gamma D_i, noise sigma_i = beta sigma_{i+1}, clip C_i = a C_{i+1}. The
+    paper's beta, gamma and number of phases are the defaults; it does not say its a. Ours, 1/beta,
+    holds sigma_i C_i, the noise's standard deviation, where it is and lets early gradients through
+    with less clipping.
     """
 
     kind: Literal["sad"] = "sad"
@@ -57,7 +61,9 @@ class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
 
 
 class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-S"):
-    """Auto-DPSGD-S: phases of equal length; the noise starts high and is multiplied by `noise_decay` at each."""
+    """Auto-DPSGD-S: phases of equal length; the noise starts high and is multiplied by
+    `noise_decay` at each.
+    """
 
     kind: Literal["auto-step"] = "auto-step"
     number_of_phases: int = Field(default=3, ge=1, le=100, title="Phases")
@@ -70,12 +76,18 @@ class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD
 
 
 class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-L"):
-    """Auto-DPSGD-L: the noise falls by the same amount from phase to phase (the paper's phases are epochs)."""
+    """Auto-DPSGD-L: the noise falls by the same amount from phase to phase (the paper's phases are
+    epochs).
+    """
 
     kind: Literal["auto-linear"] = "auto-linear"
     number_of_phases: int = Field(default=30, ge=2, le=1000, title="Phases")
     final_ratio: float = Field(
-        default=0.64, gt=0, le=1, title="Last to first", description="Noise of the last phase over that of the first."
+        default=0.64,
+        gt=0,
+        le=1,
+        title="Last to first",
+        description="Noise of the last phase over that of the first.",
     )
 
     def ratios(self) -> Ratios:
@@ -84,7 +96,8 @@ class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPS
 
 
 Schedule = Annotated[
-    ConstantSchedule | SadSchedule | AutoStepSchedule | AutoLinearSchedule, Field(discriminator="kind")
+    ConstantSchedule | SadSchedule | AutoStepSchedule | AutoLinearSchedule,
+    Field(discriminator="kind"),
 ]
 
 
@@ -98,15 +111,20 @@ def segments(
     ratios = schedule.ratios()
     if steps < len(ratios):
         raise MechanismError(
-            f"schedule {schedule.kind}: {len(ratios)} phases need at least as many steps, there are {steps}"
+            f"schedule {schedule.kind}: {len(ratios)} phases need at least as many steps, there "
+            f"are {steps}"
         )
     total, ends, before = sum(length for length, _, _ in ratios), [0], 0.0
     for number, (length, _, _) in enumerate(ratios, start=1):
         before += length
-        ends.append(min(max(round(steps * before / total), ends[-1] + 1), steps - len(ratios) + number))
+        ends.append(
+            min(max(round(steps * before / total), ends[-1] + 1), steps - len(ratios) + number)
+        )
     return tuple(
         NoiseSegment(
-            steps=end - start, noise_multiplier=noise * final_noise_multiplier, l2_clip_norm=clip * final_l2_clip_norm
+            steps=end - start,
+            noise_multiplier=noise * final_noise_multiplier,
+            l2_clip_norm=clip * final_l2_clip_norm,
         )
         for (start, end), (_, noise, clip) in zip(pairwise(ends), ratios, strict=True)
     )

@@ -1,7 +1,8 @@
-"""Remembers a bundle that a partner took over, the key by which it is trusted, and how the partner's tables are read.
+"""Remembers a bundle that a partner took over, the key by which it is trusted, and how the
+partner's tables are read.
 
-The folder holds the bundle, the public key, thresholds of the partner's own and `adoption.json`. Each use checks the
-bundle again, against the roots that the agency sent last.
+The folder holds the bundle, the public key, thresholds of the partner's own and `adoption.json`.
+Each use checks the bundle again, against the roots that the agency sent last.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ FILE, KEY, REPORT = "adoption.json", "signing-key.pub.pem", "report.html"
 
 
 class Adoption(BaseModel):
-    """Holds what later commands take from an adopted bundle where their options do not say otherwise."""
+    """Holds what later commands take from an adopted bundle where their options do not say
+    otherwise.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,7 +36,8 @@ class Adoption(BaseModel):
     columns: tuple[str, ...] = ()
     template: str | None = None
     roots: str | None = None
-    """File that the partner replaces by each newer one of the agency. None: no revocation is known."""
+    """File that the partner replaces by each newer one of the agency. None: no revocation is known.
+    """
     has_thresholds: bool = False
     """The folder has thresholds of the partner's own."""
     accuracy: float | None = Field(default=None, gt=0, lt=1)
@@ -56,7 +60,9 @@ class AdoptedBundle:
         try:
             return cls(folder, Adoption.model_validate_json((folder / FILE).read_bytes()))
         except (OSError, ValidationError):
-            raise InputError(f"--bundle: {folder / FILE} cannot be read. Adopt the bundle again.") from None
+            raise InputError(
+                f"--bundle: {folder / FILE} cannot be read. Adopt the bundle again."
+            ) from None
 
     @property
     def bundle(self) -> Path:
@@ -82,14 +88,21 @@ class AdoptedBundle:
 
     def check(self) -> VerifiedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots."""
-        from storage.bundle.check import check  # it takes the ledger's libraries, which `code` need not wait for
+        from storage.bundle.check import (
+            check,
+        )  # it takes the ledger's libraries, which `code` need not wait for
 
         sound = check(self.bundle, self.trust)
         # guard: test_another_release_in_its_place
         if sound.release_id != self.adoption.release_id:
-            problem = f"is of release {sound.release_id}, and {self.adoption.release_id} was adopted. Adopt it again"
+            problem = (
+                f"is of release {sound.release_id}, and {self.adoption.release_id} was "
+                "adopted. Adopt it again"
+            )
             raise UnsoundBundle(STATEMENT, problem)
         return sound
 
     def save(self) -> None:
-        write_atomically(self.folder / FILE, self.adoption.model_dump_json(indent=2).encode() + b"\n")
+        write_atomically(
+            self.folder / FILE, self.adoption.model_dump_json(indent=2).encode() + b"\n"
+        )

@@ -1,9 +1,10 @@
-"""Packs a bundle into one file: a tar of its files in order, without times or owners, compressed with Zstandard.
+"""Packs a bundle into one file: a tar of its files in order, without times or owners, compressed
+with Zstandard.
 
-The same bundle gives the same bytes with the same version of the compressor. Of an archive only regular files with
-allowed names are written, each once, to a path that we build, in a folder that is named after the release. The total
-size, headers included, is limited: noise does not compress, a bomb does. What else an archive may carry is not looked
-at; nothing of it reaches the folder.
+The same bundle gives the same bytes with the same version of the compressor. Of an archive only
+regular files with allowed names are written, each once, to a path that we build, in a folder that
+is named after the release. The total size, headers included, is limited: noise does not compress, a
+bomb does. What else an archive may carry is not looked at; nothing of it reaches the folder.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ SUFFIX = ".tar.zst"
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _RATIO, _ALWAYS = 32, 16 << 20
-"""Limits of an archive's decompressed size: a multiple of its size, and bytes that are always allowed. Text shrinks
-tenfold, weights less than twofold."""
+"""Limits of an archive's decompressed size: a multiple of its size, and bytes that are always
+allowed. Text shrinks tenfold, weights less than twofold.
+"""
 _RELEASE = re.compile("[0-9a-f]{16}")
 
 
@@ -71,18 +73,28 @@ def unpack(archive: Path, into: Path) -> Path:
                 allowed -= _BLOCK + -(-entry.size // _BLOCK) * _BLOCK
                 # guard: test_an_archive_fills_a_disk
                 if allowed < 0:
-                    _skip(unpacked, entry.size + allowed)  # what was cut off states sizes that it does not have
-                    raise UnsoundBundle(archive.name, "decompresses to more than a bundle of its size can contain")
+                    _skip(
+                        unpacked, entry.size + allowed
+                    )  # what was cut off states sizes that it does not have
+                    raise UnsoundBundle(
+                        archive.name, "decompresses to more than a bundle of its size can contain"
+                    )
                 if len(tops) > 1:
                     raise UnsoundBundle(archive.name, "contains two folders")
                 _extract(unpacked, entry, into.joinpath(*place.parts))
-            unpacked.read(2 * tarfile.RECORDSIZE)  # to the end of the frame, so that a cut one is refused
+            unpacked.read(
+                2 * tarfile.RECORDSIZE
+            )  # to the end of the frame, so that a cut one is refused
     except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # not of the decompressor, which states none
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # not of the decompressor, which states none
             if error.filename is None or Path(error.filename) != archive:
                 raise
             raise InputError(f"{archive}: {error.strerror}") from None
-        raise UnsoundBundle(archive.name, "is cut off, damaged or no archive of a bundle. Fetch it again") from None
+        raise UnsoundBundle(
+            archive.name, "is cut off, damaged or no archive of a bundle. Fetch it again"
+        ) from None
     if not tops:
         raise UnsoundBundle(archive.name, "is empty")
     return into / tops.pop()
@@ -90,7 +102,9 @@ def unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary folder."""
+    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary
+    folder.
+    """
     if path.is_dir():
         adopted = AdoptedBundle.read(path)
         if adopted is not None:
@@ -112,8 +126,8 @@ def open_folder(path: Path) -> Iterator[Path]:
 def _entries(unpacked: pa.NativeFile) -> Iterator[tarfile.TarInfo]:
     """Yields each header, up to the empty one. The caller reads the content.
 
-    Headers are taken literally: `tarfile` would follow those that describe the next entry (long names, PAX, sparse
-    files) into memory, whatever size they claim.
+    Headers are taken literally: `tarfile` would follow those that describe the next entry (long
+    names, PAX, sparse files) into memory, whatever size they claim.
     """
     while any(block := unpacked.read(_BLOCK)):
         yield tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -123,19 +137,31 @@ def _entries(unpacked: pa.NativeFile) -> Iterator[tarfile.TarInfo]:
 
 def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     place = PurePosixPath(entry.name)
-    shown = entry.name if len(entry.name) <= 80 and entry.name.isprintable() else "(an entry with unprintable name)"
+    shown = (
+        entry.name
+        if len(entry.name) <= 80 and entry.name.isprintable()
+        else "(an entry with unprintable name)"
+    )
     if entry.type != tarfile.REGTYPE:
-        raise UnsoundBundle(shown, "is not a regular file. Archives of bundles contain nothing else")
+        raise UnsoundBundle(
+            shown, "is not a regular file. Archives of bundles contain nothing else"
+        )
     parts = place.parts
-    plain = entry.name == "/".join(parts) and not place.is_absolute() and not {"..", "."} & set(parts)
+    plain = (
+        entry.name == "/".join(parts) and not place.is_absolute() and not {"..", "."} & set(parts)
+    )
     if not plain or len(parts) < 2 or not _RELEASE.fullmatch(parts[0]) or "\\" in entry.name:
-        raise UnsoundBundle(shown, "would be written outside a folder that is named after a release")
+        raise UnsoundBundle(
+            shown, "would be written outside a folder that is named after a release"
+        )
     name = "/".join(parts[1:])
     from storage.egress.allow_list import FILES
 
     kind = FILES.get(name)
     if kind is None:
-        raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may be released")
+        raise UnsoundBundle(
+            name if len(name) <= 80 else shown, "is not on the list of files that may be released"
+        )
     if not 0 <= entry.size <= kind.max_bytes:
         raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
     return place

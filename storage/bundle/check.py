@@ -39,7 +39,8 @@ class VerifiedBundle:
 
 
 def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> VerifiedBundle:
-    """Checks a bundle from its signature to its last field. Imports no torch and opens no connection.
+    """Checks a bundle from its signature to its last field. Imports no torch and opens no
+    connection.
 
     Without someone to trust, a bundle is accepted only where it may be unsigned.
     """
@@ -55,7 +56,12 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     check_codes(contents)
     check_layers(contents)
     proof, statement = contents[PROOF], contents[STATEMENT]
-    check_proof({name: each for name, each in digests.items() if name not in SEAL}, proof, statement, key=public)
+    check_proof(
+        {name: each for name, each in digests.items() if name not in SEAL},
+        proof,
+        statement,
+        key=public,
+    )
     row = proof["row"]
     if root is not None:
         root.check(row["release_id"], row["bundle_digest"], public)

@@ -1,7 +1,9 @@
-"""Builds a bundle's folder aside from an allow-list, digests it, and moves it into place in one rename.
+"""Builds a bundle's folder aside from an allow-list, digests it, and moves it into place in one
+rename.
 
-The ledger's committed row holds the digest of the *content*. The row comes after the content. So the two files of the
-seal, the ledger's proof and the signature over everything, do not enter that digest.
+The ledger's committed row holds the digest of the *content*. The row comes after the content. So
+the two files of the seal, the ledger's proof and the signature over everything, do not enter that
+digest.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SIGNATURE = "model.sig"
 
 SEAL = frozenset({PROOF, SIGNATURE})
 """Files added after the ledger's row was committed. They do not enter the content's digest."""
-OWN_FILES = frozenset({STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, GOLDEN, MATERIALS, LICENCE, RECORD, ANSWERS})
+OWN_FILES = frozenset(
+    {STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, GOLDEN, MATERIALS, LICENCE, RECORD, ANSWERS}
+)
 """Files of a bundle's content next to those of the model."""
 
 
@@ -63,9 +67,11 @@ def publish(
     build: Callable[[Path], None],
     expected: str | None = None,
 ) -> tuple[Path, str]:
-    """Builds a bundle in a staging folder and moves it to `bundles/release_id`. Returns folder and digest.
+    """Builds a bundle in a staging folder and moves it to `bundles/release_id`. Returns folder and
+    digest.
 
-    An existing bundle is returned unchanged: `build` is deterministic, and nothing is released twice.
+    An existing bundle is returned unchanged: `build` is deterministic, and nothing is released
+    twice.
 
     Args:
         allowed: the only file names, relative to the bundle, that it may contain.
@@ -84,7 +90,8 @@ def publish(
         actual = bundle_digest(staging)
         if expected is not None and actual != expected:
             raise StorageError(
-                f"bundle {release_id}: the rebuilt files differ from the committed ones. Restore it from a backup."
+                f"bundle {release_id}: the rebuilt files differ from the committed ones. Restore "
+                "it from a backup."
             )
         folders = [*(p for p in staging.rglob("*") if p.is_dir()), staging]
         for path in [*_files(staging), *folders]:
@@ -102,7 +109,13 @@ def require_same_files(stated: Mapping[str, str], actual: Mapping[str, str], *, 
     """Refuses files that were added, removed or changed since their digests were stated."""
     for name in sorted(stated.keys() | actual.keys()):
         if stated.get(name) != actual.get(name):
-            what = "was added" if name not in stated else "is missing" if name not in actual else "was changed"
+            what = (
+                "was added"
+                if name not in stated
+                else "is missing"
+                if name not in actual
+                else "was changed"
+            )
             raise UnsoundBundle(name, f"{what} since {since}")
 
 
@@ -120,7 +133,9 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
             if name not in within:
                 raise UnsoundBundle(name, "is a folder without an allowed file")
         elif path.name in _OF_SYSTEMS or path.name.startswith("._"):
-            raise UnsoundBundle(name, "was added by the operating system, and is none of its files. Remove it")
+            raise UnsoundBundle(
+                name, "was added by the operating system, and is none of its files. Remove it"
+            )
         elif not path.is_file() or name not in allowed:
             raise UnsoundBundle(name, "is not on the list of files that may be released")
 

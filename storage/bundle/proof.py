@@ -1,11 +1,14 @@
-"""Makes and checks the ledger's proof in a bundle: the committed row's public fields, its hash, the signed head.
+"""Makes and checks the ledger's proof in a bundle: the committed row's public fields, its hash, the
+signed head.
 
-The whole row stays with the agency. It holds digests of the records, the posterior and the risk weights, which follow
-only from the records: anyone who knew all records but one could try candidates for the last one until the digests
-agree, against any epsilon. It also names requester and approvers, and the time to a microsecond. The partner gets the
-row's public fields and its hash. The hash hides its inputs: it includes the microsecond times of this row and, by the
-previous hash (which stays too), of every row before. The agency settles a later dispute: the row with this sequence
-and hash has this bundle's digest, or the ledger was rewritten, and the partner holds the signed head.
+The whole row stays with the agency. It holds digests of the records, the posterior and the risk
+weights, which follow only from the records: anyone who knew all records but one could try
+candidates for the last one until the digests agree, against any epsilon. It also names requester
+and approvers, and the time to a microsecond. The partner gets the row's public fields and its hash.
+The hash hides its inputs: it includes the microsecond times of this row and, by the previous hash
+(which stays too), of every row before. The agency settles a later dispute: the row with this
+sequence and hash has this bundle's digest, or the ledger was rewritten, and the partner holds the
+signed head.
 """
 
 from __future__ import annotations
@@ -19,22 +22,49 @@ from storage.errors import InputError, StorageError
 from storage.ledger import heads
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
     from storage.ledger.models import Row
 
 SHARED = (
-    "release_id", "population", "cohorts", "mechanism", "guarantee_kind", "epsilon", "delta", "delta_text",
-    "sensitivity", "neighbouring_relation", "privacy_unit", "max_records_per_unit",
-)  # fmt: skip
+    "release_id",
+    "population",
+    "cohorts",
+    "mechanism",
+    "guarantee_kind",
+    "epsilon",
+    "delta",
+    "delta_text",
+    "sensitivity",
+    "neighbouring_relation",
+    "privacy_unit",
+    "max_records_per_unit",
+)
 """Fields of the row that the privacy statement repeats."""
-_PUBLIC = {"sequence", "hash", "state", "bundle_digest", "supersedes", "unprotected_inputs", *SHARED}
+_PUBLIC = {
+    "sequence",
+    "hash",
+    "state",
+    "bundle_digest",
+    "supersedes",
+    "unprotected_inputs",
+    *SHARED,
+}
 
 
-def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None) -> dict[str, Any]:
-    """Returns the content of `ledger_proof.json` for a committed row and the digests of the bundle's content."""
+def proof_of(
+    row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None
+) -> dict[str, Any]:
+    """Returns the content of `ledger_proof.json` for a committed row and the digests of the
+    bundle's content.
+    """
     if row.state != "committed" or row.bundle_digest != digest(files):
-        raise StorageError(f"release {row.release_id}: ledger row {row.sequence} does not match this bundle")
+        raise StorageError(
+            f"release {row.release_id}: ledger row {row.sequence} does not match this bundle"
+        )
     whole, day = row.as_json(), row.recorded_at[:10]
     head = heads.state_head(row.sequence, row.hash, key=key, stated_at=day)
     return {
@@ -47,9 +77,15 @@ def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | 
 
 
 def check_proof(
-    actual: Mapping[str, str], proof: dict[str, Any], statement: dict[str, Any], *, key: EllipticCurvePublicKey | None
+    actual: Mapping[str, str],
+    proof: dict[str, Any],
+    statement: dict[str, Any],
+    *,
+    key: EllipticCurvePublicKey | None,
 ) -> None:
-    """Checks that a proof matches a bundle's files, by their digests, and its statement, and who signed its head."""
+    """Checks that a proof matches a bundle's files, by their digests, and its statement, and who
+    signed its head.
+    """
     row, files = proof["row"], proof["files"]
     require_same_files(files, actual, since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
@@ -58,7 +94,9 @@ def check_proof(
     if different:
         raise UnsoundBundle(STATEMENT, f"field {different[0]} differs from the ledger's row")
     if missing := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
-        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs misses {len(missing)} entries of the ledger's row")
+        raise UnsoundBundle(
+            STATEMENT, f"field unprotected_inputs misses {len(missing)} entries of the ledger's row"
+        )
     head = heads.Head.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
         raise UnsoundBundle(PROOF, "its head belongs to another row")
@@ -66,4 +104,6 @@ def check_proof(
         try:
             heads.check_signature(head, key)
         except InputError:
-            raise UnsoundBundle(PROOF, "its head is not signed by the key that signed the bundle") from None
+            raise UnsoundBundle(
+                PROOF, "its head is not signed by the key that signed the bundle"
+            ) from None

@@ -19,21 +19,28 @@ _LONGEST_NAME = 200
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
-    """Returns the committed row of a release whose bundle is unchanged and not revoked; refuses any other."""
+    """Returns the committed row of a release whose bundle is unchanged and not revoked; refuses any
+    other.
+    """
     row = ledger.release(release_id)
     if row.state != "committed":
-        raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be shared.")
+        raise StorageError(
+            f"release {release_id} is {row.state}. Only a committed release can be shared."
+        )
     if ledger.revocation(release_id) is not None:
         raise StorageError(f"release {release_id} was revoked and cannot be shared.")
     if not folder.is_dir() or bundle.bundle_digest(folder) != row.bundle_digest:
-        raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
+        raise StorageError(
+            f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy."
+        )
     return row
 
 
 def hand_over(
     ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
 ) -> tuple[Path, Row]:
-    """Packs a bundle into folder `out` and records the partner. The same file to one partner is one row.
+    """Packs a bundle into folder `out` and records the partner. The same file to one partner is one
+    row.
 
     The row comes before the archive is put in place, so that the ledger knows every archive.
     """
@@ -51,7 +58,9 @@ def hand_over(
             sha256 = file_digest(packed)
             details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
             key = f"handover-{release.release_id}-{sha256[:16]}-{partner}"
-            row = ledger.record(_row("handover", release, f"shared with {partner}", requester, details, key))
+            row = ledger.record(
+                _row("handover", release, f"shared with {partner}", requester, details, key)
+            )
             packed.replace(archive)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None
@@ -64,17 +73,24 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
         raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
     release = ledger.release(release_id)
     if release.state != "committed":
-        raise StorageError(f"release {release_id} is {release.state}. Only a committed release can be revoked.")
+        raise StorageError(
+            f"release {release_id} is {release.state}. Only a committed release can be revoked."
+        )
     details: dict[str, object] = {"reason": reason, "bundle_digest": release.bundle_digest}
-    return ledger.record(_row("revocation", release, "revoked", requester, details, f"revocation-{release_id}"))
+    return ledger.record(
+        _row("revocation", release, "revoked", requester, details, f"revocation-{release_id}")
+    )
 
 
 def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
-    """Refuses a bundle that this ledger revoked, by its release or by its content; gives date and reason."""
+    """Refuses a bundle that this ledger revoked, by its release or by its content; gives date and
+    reason.
+    """
     for row in _revocations(ledger):
         if row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest:
             raise StorageError(
-                f"release {release_id} was revoked on {row.recorded_at[:10]}: {row.details['reason']} "
+                f"release {release_id} was revoked on {row.recorded_at[:10]}: "
+                f"{row.details['reason']} "
                 f"(ledger row {row.sequence})"
             )
 
@@ -93,12 +109,18 @@ def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
 
 
 def _revocations(ledger: Ledger) -> list[Row]:
-    revocations = [release.revoked for release in ledger.state().releases.values() if release.revoked is not None]
+    revocations = [
+        release.revoked
+        for release in ledger.state().releases.values()
+        if release.revoked is not None
+    ]
     return sorted(revocations, key=lambda row: row.sequence)
 
 
 def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:
-    """Returns the committed releases that replaced keys (PEM) sealed, for a root without these keys."""
+    """Returns the committed releases that replaced keys (PEM) sealed, for a root without these
+    keys.
+    """
     by_id = {key_id(parse_public_key(pem.encode(), name="a root's key")): pem for pem in keys}
     named: list[EarlierBundle] = []
     for row in ledger.current() if by_id else ():
@@ -107,21 +129,38 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
         if row.state != "committed" or sealed not in by_id:
             continue
         if bundle.bundle_digest(folder) != row.bundle_digest:
-            raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
+            raise StorageError(
+                f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy."
+            )
         named.append(
-            EarlierBundle(release_id=folder.name, bundle_digest=str(row.bundle_digest), key=by_id[str(sealed)])
+            EarlierBundle(
+                release_id=folder.name, bundle_digest=str(row.bundle_digest), key=by_id[str(sealed)]
+            )
         )
     return named
 
 
-def _row(kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str) -> Evaluation:
-    copied = {name: getattr(release, name) for name in ("population", "cohorts", "data_fingerprint", "release_id")}
-    fields = {"kind": kind, "label": label, "requester": _name("--requester", requester), "idempotency_key": key}
+def _row(
+    kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str
+) -> Evaluation:
+    copied = {
+        name: getattr(release, name)
+        for name in ("population", "cohorts", "data_fingerprint", "release_id")
+    }
+    fields = {
+        "kind": kind,
+        "label": label,
+        "requester": _name("--requester", requester),
+        "idempotency_key": key,
+    }
     return Evaluation.model_validate({**copied, **fields, "details": details})
 
 
 def _name(option: str, text: str) -> str:
     text = text.strip()
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
-        raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line breaks.")
+        raise InputError(
+            f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line "
+            "breaks."
+        )
     return text

@@ -18,7 +18,10 @@ from storage.ledger import heads
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
     from storage.ledger.models import Row
 
@@ -29,8 +32,9 @@ _PUBLIC = "signing-key.pub.pem"
 def seal(folder: Path, row: Row, key: EllipticCurvePrivateKey | None) -> None:
     """Adds the ledger's proof and, with a key, the signature over everything.
 
-    A valid seal by this key is left unchanged. A bundle that a crash left half sealed, or that another key signed,
-    is sealed again. Without a key a signed bundle stays signed, and another one unsigned.
+    A valid seal by this key is left unchanged. A bundle that a crash left half sealed, or that
+    another key signed, is sealed again. Without a key a signed bundle stays signed, and another one
+    unsigned.
     """
     # Temporary files lie next to the bundle: the private workspace may be on another disk.
     aside = folder.with_name(f".sealing-{folder.name}")
@@ -54,13 +58,17 @@ def seal(folder: Path, row: Row, key: EllipticCurvePrivateKey | None) -> None:
 
 
 def signing_key(named: Path | None, private: Path) -> Path:
-    """Returns the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the workspace's."""
+    """Returns the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the
+    workspace's.
+    """
     machine = os.environ.get(VARIABLE)
     return named or (Path(machine) if machine else private / "keys" / heads.PRIVATE_NAME)
 
 
 def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurvePrivateKey:
-    """Returns the key that signs rows of releases: `named`, this machine's, or the workspace's, made when needed."""
+    """Returns the key that signs rows of releases: `named`, this machine's, or the workspace's,
+    made when needed.
+    """
     if named is None and VARIABLE not in os.environ:
         return workspace_key(workspace.private, workspace.home)
     return heads.load_private_key(signing_key(named, workspace.private).expanduser())
@@ -71,7 +79,9 @@ def signing_public_key(private: Path) -> EllipticCurvePublicKey:
 
 
 def sealed_by(folder: Path) -> str | None:
-    """Returns the id of the key that a bundle claims to be sealed by, if it names one; nothing of it is verified."""
+    """Returns the id of the key that a bundle claims to be sealed by, if it names one; nothing of
+    it is verified.
+    """
     return _claim(folder, "head", "key_id")
 
 
@@ -87,7 +97,9 @@ def _claim(folder: Path, part: str, name: str) -> str | None:
         return None
 
 
-def _is_current(folder: Path, proof: dict[str, object], key: EllipticCurvePrivateKey | None) -> bool:
+def _is_current(
+    folder: Path, proof: dict[str, object], key: EllipticCurvePrivateKey | None
+) -> bool:
     try:
         current = json.loads((folder / PROOF).read_text(encoding="utf-8"))
         if key is not None:
@@ -103,12 +115,17 @@ def _unsigned(proof: dict[str, object]) -> dict[str, object]:
 
 
 def workspace_key(private: Path, home: Path) -> EllipticCurvePrivateKey:
-    """Returns the workspace's key, made at the first call. Puts its public half next to the bundles' folder."""
+    """Returns the workspace's key, made at the first call. Puts its public half next to the
+    bundles' folder.
+    """
     folder = private / "keys"
     secret, public = folder / heads.PRIVATE_NAME, folder / heads.PUBLIC_NAME
     if not secret.exists():
         if public.exists():  # a new pair would replace it silently
-            raise StorageError(f"{secret} is missing. Restore it, or remove {public} and send partners the new key.")
+            raise StorageError(
+                f"{secret} is missing. Restore it, or remove {public} and send partners the new "
+                "key."
+            )
         heads.new_keys(folder)
     key = heads.load_private_key(secret)
     if not public.exists() or not (home / _PUBLIC).exists():

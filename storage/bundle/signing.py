@@ -1,7 +1,8 @@
 """Signs and verifies a whole bundle: OpenSSF model signing with an EC key, offline.
 
-`model.sig` is a Sigstore bundle: an in-toto statement with the SHA-256 of every other file, in a DSSE envelope. The
-tests have it verified by the published library `model_signing`, whose seventy packages a partner need not install.
+`model.sig` is a Sigstore bundle: an in-toto statement with the SHA-256 of every other file, in a
+DSSE envelope. The tests have it verified by the published library `model_signing`, whose seventy
+packages a partner need not install.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from storage.egress.documents import strict_json
 from storage.ledger import heads
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
@@ -27,7 +31,9 @@ _PAYLOAD = "application/vnd.in-toto+json"
 
 def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
     """Signs every file of a bundle except the signature into `out`, synced."""
-    payload = json.dumps(_statement(folder.name, _digests(folder)), indent=1, sort_keys=True).encode()
+    payload = json.dumps(
+        _statement(folder.name, _digests(folder)), indent=1, sort_keys=True
+    ).encode()
     signature = {"sig": heads.sign_bytes(_envelope(payload), key), "keyid": ""}
     content = {
         "mediaType": _BUNDLE,
@@ -45,7 +51,8 @@ def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str]:
     """Checks a bundle's signature by a key, and with it the digest of every file; returns these.
 
-    Stricter than the library: the signature has a bare key's hint, one signature and the fields that `sign` writes.
+    Stricter than the library: the signature has a bare key's hint, one signature and the fields
+    that `sign` writes.
     """
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
@@ -53,20 +60,26 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
         whole = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
         material, envelope = whole["verificationMaterial"], whole["dsseEnvelope"]
         if set(material) != {"publicKey", "tlogEntries"} or set(material["publicKey"]) != {"hint"}:
-            raise UnsoundBundle(SIGNATURE, "was not made with a bare key alone. Ask the agency for a bundle that was")
+            raise UnsoundBundle(
+                SIGNATURE,
+                "was not made with a bare key alone. Ask the agency for a bundle that was",
+            )
         (signature,) = envelope["signatures"]
         payload = base64.b64decode(envelope["payload"], validate=True)
         if material["publicKey"]["hint"] != _hint(key):
             raise UnsoundBundle(SIGNATURE, "was made by another key")
-        if (whole["mediaType"], envelope["payloadType"]) != (_BUNDLE, _PAYLOAD) or not heads.verify_bytes(
-            _envelope(payload), signature["sig"], key
-        ):
+        if (whole["mediaType"], envelope["payloadType"]) != (
+            _BUNDLE,
+            _PAYLOAD,
+        ) or not heads.verify_bytes(_envelope(payload), signature["sig"], key):
             raise UnsoundBundle(SIGNATURE, "invalid signature, or its key is not trusted")
         stated = strict_json(SIGNATURE, payload)
         name, resources = stated["subject"][0]["name"], stated["predicate"]["resources"]
         signed = {str(entry["name"]): str(entry["digest"]) for entry in resources}
         if stated != _statement(name, signed):
-            raise UnsoundBundle(SIGNATURE, "states another thing than the digests of a bundle's files")
+            raise UnsoundBundle(
+                SIGNATURE, "states another thing than the digests of a bundle's files"
+            )
     except (OSError, KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
     actual = _digests(folder)
@@ -75,7 +88,9 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    names = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()
+    }
     if links := [name for name, path in names.items() if path.is_symlink()]:
         raise UnsoundBundle(links[0], "is a link. Only regular files may leave")
     return {name: file_digest(names[name]) for name in sorted(names) if name != SIGNATURE}
@@ -94,7 +109,10 @@ def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
                 "allow_symlinks": False,
                 "ignore_paths": [SIGNATURE],
             },
-            "resources": [{"name": file, "algorithm": "sha256", "digest": digest} for file, digest in digests.items()],
+            "resources": [
+                {"name": file, "algorithm": "sha256", "digest": digest}
+                for file, digest in digests.items()
+            ],
         },
     }
 

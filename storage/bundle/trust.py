@@ -1,12 +1,14 @@
 """Holds what a partner trusts: a chain of roots, whose first version is the agency's public key.
 
-A root names the keys that sign the next root, the keys that seal bundles, and the releases that were revoked. A partner
-gets the first key over a safe channel, once, and afterwards one file from anywhere: all roots up to the newest. Each
-root holds the digest of the root before and is signed by enough keys of that root and of itself. So keys are replaced
-and releases revoked in one way, and no file can be combined with another one's.
+A root names the keys that sign the next root, the keys that seal bundles, and the releases that
+were revoked. A partner gets the first key over a safe channel, once, and afterwards one file from
+anywhere: all roots up to the newest. Each root holds the digest of the root before and is signed by
+enough keys of that root and of itself. So keys are replaced and releases revoked in one way, and no
+file can be combined with another one's.
 
-A bundle that a replaced key sealed stays sound if a root names it: a stolen key that was replaced seals nothing new.
-The partner stores the newest accepted version, so that an older chain is refused; an expired root proves nothing.
+A bundle that a replaced key sealed stays sound if a root names it: a stolen key that was replaced
+seals nothing new. The partner stores the newest accepted version, so that an older chain is
+refused; an expired root proves nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
 NAME = "roots.json"
 """Name of the file in messages."""
@@ -62,7 +67,9 @@ class EarlierBundle(_Entry):
 
 
 class Root(BaseModel):
-    """Names keys and revocations. Signatures are ECDSA on P-256 over the canonical JSON without them."""
+    """Names keys and revocations. Signatures are ECDSA on P-256 over the canonical JSON without
+    them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,20 +106,32 @@ class Root(BaseModel):
         return self.model_copy(update={"signatures": signatures})
 
     def missing(self, before: Root) -> int:
-        """Returns how many valid signatures the root lacks, of its keys or of those of the root before."""
+        """Returns how many valid signatures the root lacks, of its keys or of those of the root
+        before.
+        """
         signers = self._signers({*self.keys, *before.keys})
         return max(0, *(root.threshold - len(signers & set(root.keys)) for root in (self, before)))
 
     def _signers(self, pems: Iterable[Pem]) -> set[Pem]:
         keys = {pem: parse_public_key(pem.encode(), name="a root's key") for pem in pems}
-        return {pem for pem, key in keys.items() if is_signed(self, self.signatures.get(key_id(key), ""), key)}
+        return {
+            pem
+            for pem, key in keys.items()
+            if is_signed(self, self.signatures.get(key_id(key), ""), key)
+        }
 
     def sealing_keys(self, release_id: str) -> list[EllipticCurvePublicKey]:
-        pems = [*self.release_keys, *(key.key for key in self.earlier if key.release_id == release_id)]
+        pems = [
+            *self.release_keys,
+            *(key.key for key in self.earlier if key.release_id == release_id),
+        ]
         return [parse_public_key(pem.encode(), name="a root's key") for pem in dict.fromkeys(pems)]
 
-    def check(self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None) -> None:
-        """Refuses a bundle that was revoked, or that a replaced key sealed and this root does not name.
+    def check(
+        self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None
+    ) -> None:
+        """Refuses a bundle that was revoked, or that a replaced key sealed and this root does not
+        name.
 
         Without the key that sealed it, the revocations alone are checked.
         """
@@ -124,8 +143,13 @@ class Root(BaseModel):
         if key is None or (pem := public_pem(key).decode()) in self.release_keys:
             return
         # guard: test_a_stolen_key_that_was_replaced
-        if EarlierBundle(release_id=release_id, bundle_digest=bundle_digest, key=pem) not in self.earlier:
-            raise UnsoundBundle(STATEMENT, "was signed by a replaced key, and the agency's root does not name it")
+        if (
+            EarlierBundle(release_id=release_id, bundle_digest=bundle_digest, key=pem)
+            not in self.earlier
+        ):
+            raise UnsoundBundle(
+                STATEMENT, "was signed by a replaced key, and the agency's root does not name it"
+            )
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,8 @@ class Trust:
     """Holds a partner's files: what came over the safe channel, and what came from anywhere."""
 
     pinned: Path | EllipticCurvePublicKey
-    """The agency's public key, or its file, or a file of roots, of which the last one is believed."""
+    """The agency's public key, or its file, or a file of roots, of which the last one is believed.
+    """
     roots: Path | None = None
     """All roots up to the newest. None: the pinned root counts, and no revocation is known."""
     state: Path | None = None
@@ -147,16 +172,22 @@ class Trust:
         pinned = self._pinned()
         newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))
         if newest.expires_on is not None and newest.expires_on < _today():
-            raise UnsoundBundle(NAME, f"is expired since {newest.expires_on}. Ask the agency for its newest roots")
+            raise UnsoundBundle(
+                NAME, f"is expired since {newest.expires_on}. Ask the agency for its newest roots"
+            )
         return newest
 
     def _follow(self, pinned: Root, roots: Sequence[Root]) -> Root:
         # guard: test_roots_that_were_forged (the pinned root is continued)
         if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
-            raise UnsoundBundle(NAME, "does not continue the pinned root. Ask the agency for its newest roots")
+            raise UnsoundBundle(
+                NAME, "does not continue the pinned root. Ask the agency for its newest roots"
+            )
         # guard: test_roots_that_were_forged (a root has enough signatures)
         if incomplete(roots):
-            raise UnsoundBundle(NAME, "is not signed by the required keys. Ask the agency for its newest roots")
+            raise UnsoundBundle(
+                NAME, "is not signed by the required keys. Ask the agency for its newest roots"
+            )
         self._remember(pinned, roots)
         return roots[-1]
 
@@ -168,7 +199,9 @@ class Trust:
             return Root.first(parse_public_key(content, name=f"--key {self.pinned}"))
         roots = read_roots(self.pinned)
         if incomplete(roots):
-            raise InputError(f"--key {self.pinned}: its newest root is not fully signed. Pin a signed one.")
+            raise InputError(
+                f"--key {self.pinned}: its newest root is not fully signed. Pin a signed one."
+            )
         return roots[-1]
 
     def _remember(self, pinned: Root, roots: Sequence[Root]) -> None:
@@ -178,11 +211,16 @@ class Trust:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             last = json.loads(read_regular(file, 1000, option="--state")) if file.exists() else {}
-            version, accepted = int(last.get("version", pinned.version)), last.get("digest", pinned.digest)
+            version, accepted = (
+                int(last.get("version", pinned.version)),
+                last.get("digest", pinned.digest),
+            )
         except OSError as error:
             raise InputError(f"--state {folder}: {error.strerror}") from None
         except (ValueError, TypeError, AttributeError):
-            raise InputError(f"--state {file}: is damaged. Remove it to forget which roots were accepted.") from None
+            raise InputError(
+                f"--state {file}: is damaged. Remove it to forget which roots were accepted."
+            ) from None
         # guard: test_a_revoked_bundle (no older roots after newer ones)
         if version > len(roots) or roots[version - 1].digest != accepted:
             raise UnsoundBundle(NAME, "is older than the last accepted version, or another chain")
@@ -202,7 +240,8 @@ def read_roots(path: Path) -> tuple[Root, ...]:
     try:
         roots = _ROOTS.validate_json(read_regular(path, _MAX_BYTES, option="--roots"))
         linked = bool(roots) and all(
-            (root.version, root.previous) == (n + 1, roots[n - 1].digest if n else None) for n, root in enumerate(roots)
+            (root.version, root.previous) == (n + 1, roots[n - 1].digest if n else None)
+            for n, root in enumerate(roots)
         )
         for pem in {pem for root in roots for pem in (*root.keys, *root.release_keys)}:
             parse_public_key(pem.encode(), name=str(path))
@@ -211,7 +250,9 @@ def read_roots(path: Path) -> tuple[Root, ...]:
     except (ValueError, RecursionError):
         raise InputError(f"--roots {path} is not a file of roots.") from None
     if not linked:
-        raise UnsoundBundle(NAME, "its roots do not continue each other. Ask the agency for its newest roots")
+        raise UnsoundBundle(
+            NAME, "its roots do not continue each other. Ask the agency for its newest roots"
+        )
     return roots
 
 
@@ -235,7 +276,9 @@ def with_next_root(
     revoked: Sequence[RevokedRelease] = (),
     days: int,
 ) -> tuple[Root, ...]:
-    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that lacks signatures."""
+    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that
+    lacks signatures.
+    """
     newest = roots[-1]
     signed = tuple(roots[:-1] if incomplete(roots) else roots)
     named = {(key.release_id, key.key): key for key in (*newest.earlier, *earlier)}
@@ -243,7 +286,9 @@ def with_next_root(
     pems = _pems(keys) or newest.keys
     needed = threshold or min(newest.threshold, len(pems))
     if needed > len(pems):
-        raise InputError(f"--threshold: {needed} signatures are required, but there are {len(pems)} root keys.")
+        raise InputError(
+            f"--threshold: {needed} signatures are required, but there are {len(pems)} root keys."
+        )
     root = Root(
         version=len(signed) + 1,
         previous=signed[-1].digest,
@@ -262,13 +307,16 @@ def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Ro
     """Returns the roots with a signature on the newest, by a key of its own or of the root before."""
     pem = public_pem(key.public_key()).decode()
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
-        raise InputError(f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots.")
+        raise InputError(
+            f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots."
+        )
     return (*roots[:-1], roots[-1].signed_by(key))
 
 
 @contextmanager
 def lock_roots(workspace: Workspace) -> Iterator[None]:
-    """Locks a workspace's roots. Two commands at one moment would each make a next root, and fork the chain.
+    """Locks a workspace's roots. Two commands at one moment would each make a next root, and fork
+    the chain.
 
     A partner who took one of two roots of a version believes no root that follows the other.
     """

@@ -64,7 +64,9 @@ def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
 
 
 def _golden(name: str, path: Path) -> list[dict[str, Any]]:
-    answers = [strict_json(name, line.encode()) for line in _text(name, path).rstrip("\n").split("\n")]
+    answers = [
+        strict_json(name, line.encode()) for line in _text(name, path).rstrip("\n").split("\n")
+    ]
     for answer in answers:
         check_schema(name, answer, "golden")
     return answers
@@ -111,11 +113,23 @@ CONTENT = frozenset(FILES) - bundle.SEAL
 """Files of a bundle before the ledger's row is committed."""
 
 _ALWAYS = frozenset(
-    {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
+    {
+        bundle.CARD,
+        bundle.CODELIST,
+        bundle.STATEMENT,
+        bundle.PAGE,
+        bundle.GOLDEN,
+        bundle.MATERIALS,
+        bundle.LICENCE,
+    }
 )
-_AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+_AT_THE_TOP = frozenset(
+    {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+)
 _DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
-_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", f"{ENCODER}sentence_bert_config.json"})
+_LAYERS = frozenset(
+    {"modules.json", "1_Pooling/config.json", f"{ENCODER}sentence_bert_config.json"}
+)
 """Of a model that sentence-transformers opens. It would leave out the words of a lexicon."""
 _BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _DENSE
 
@@ -137,14 +151,20 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
         needed, other = (_BELOW, _LAYERS) if LEXICON in present else (_BELOW | _LAYERS, frozenset())
         other |= _AT_THE_TOP
     for name in sorted(present & other):
-        raise UnsoundBundle(name, "conflicts with the other files of the model, which have another layout")
+        raise UnsoundBundle(
+            name, "conflicts with the other files of the model, which have another layout"
+        )
     return needed
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
     """Lists the files of a bundle by name, only by their status: nothing is opened."""
     bundle.check_allowed(folder, allowed)
-    present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    present = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     for name, path in present.items():
         if name not in FILES:
             raise UnsoundBundle(name, "is not on the list of files that may be released")
@@ -168,14 +188,20 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
 
 
 def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the codes in the order of the scores. Model, code list and test vectors have to name the same ones."""
+    """Returns the codes in the order of the scores. Model, code list and test vectors have to name
+    the same ones.
+    """
     labels = contents.get(LABELS)
     codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
     if codes != tuple(row[0] for row in contents[bundle.CODELIST]):
-        raise UnsoundBundle(bundle.CODELIST, "lists other codes than the model, or in another order")
+        raise UnsoundBundle(
+            bundle.CODELIST, "lists other codes than the model, or in another order"
+        )
     for answer in contents[bundle.GOLDEN]:
         if not set(answer["codes"]) <= set(codes):
-            raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
+            raise UnsoundBundle(
+                bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list"
+            )
     return codes
 
 
@@ -204,6 +230,13 @@ def check_layers(contents: dict[str, Any]) -> None:
     codes = len(contents[bundle.CODELIST])
     config = contents["2_Dense/config.json"]
     if (config["in_features"], config["out_features"]) != (width, codes):
-        raise UnsoundBundle("2_Dense/config.json", "does not map the encoder's features to the codes")
-    if contents["2_Dense/model.safetensors"] != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
-        raise UnsoundBundle("2_Dense/model.safetensors", "contains other tensors than its configuration declares")
+        raise UnsoundBundle(
+            "2_Dense/config.json", "does not map the encoder's features to the codes"
+        )
+    if contents["2_Dense/model.safetensors"] != {
+        "linear.weight": (codes, width),
+        "linear.bias": (codes,),
+    }:
+        raise UnsoundBundle(
+            "2_Dense/model.safetensors", "contains other tensors than its configuration declares"
+        )

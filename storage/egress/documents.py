@@ -46,13 +46,19 @@ def strict_json(name: str, content: bytes) -> Any:
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Checks a parsed document against its part of `storage/schemas/bundle.schema.json`; an error quotes no value."""
+    """Checks a parsed document against its part of `storage/schemas/bundle.schema.json`; an error
+    quotes no value.
+    """
     for place, problem in faults({"$ref": f"#/$defs/{schema}"}, value):
         raise UnsoundBundle(name, f"field {'.'.join(place)}: {problem}" if place else problem)
 
 
-def faults(schema: Any, value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields where a parsed document departs from a JSON schema, and how; knows the rules that ours uses."""
+def faults(
+    schema: Any, value: Any, place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields where a parsed document departs from a JSON schema, and how; knows the rules that ours
+    uses.
+    """
     if schema is False:
         shown = place[-1] if len(place[-1]) <= 60 else "(a long name)"
         yield place[:-1], f"field `{shown}` is not on the list of fields that may be released"
@@ -80,7 +86,9 @@ def _faults_of_field(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     if any(faults(schema.get("propertyNames", {}), field)):
         yield from faults(False, value, place)
-    inner = [s for pattern, s in schema.get("patternProperties", {}).items() if re.search(pattern, field)]
+    inner = [
+        s for pattern, s in schema.get("patternProperties", {}).items() if re.search(pattern, field)
+    ]
     if field in schema.get("properties", {}):
         inner.append(schema["properties"][field])
     for part in inner or [schema.get("additionalProperties", {})]:
@@ -104,16 +112,27 @@ def _most(value: Any, limit: int) -> bool:
 
 
 _FIELDS = {"additionalProperties", "patternProperties", "properties", "propertyNames"}
-_TYPES: dict[str, Any] = {"array": list, "boolean": bool, "integer": int, "null": type(None), "number": (int, float)}
+_TYPES: dict[str, Any] = {
+    "array": list,
+    "boolean": bool,
+    "integer": int,
+    "null": type(None),
+    "number": (int, float),
+}
 _TYPES |= {"object": dict, "string": str}
 _RULES: dict[str, tuple[str | None, Callable[[Any, Any], Any]]] = {
     "type": (
         None,
-        lambda value, kinds: any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)),
+        lambda value, kinds: any(
+            _is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+        ),
     ),
     "enum": (None, lambda value, entries: any(_equal(value, entry) for entry in entries)),
     "const": (None, _equal),
-    "anyOf": (None, lambda value, schemas: not all(any(faults(schema, value)) for schema in schemas)),
+    "anyOf": (
+        None,
+        lambda value, schemas: not all(any(faults(schema, value)) for schema in schemas),
+    ),
     "pattern": ("string", lambda value, pattern: re.search(pattern, value)),
     "minLength": ("string", _least),
     "maxLength": ("string", _most),
@@ -134,14 +153,18 @@ _RULES: dict[str, tuple[str | None, Callable[[Any, Any], Any]]] = {
 
 @cache
 def _definition(reference: str) -> Any:
-    content = json.loads((resources.files("storage") / "schemas" / "bundle.schema.json").read_text(encoding="utf-8"))
+    content = json.loads(
+        (resources.files("storage") / "schemas" / "bundle.schema.json").read_text(encoding="utf-8")
+    )
     for part in reference.removeprefix("#/").split("/"):
         content = content[part]
     return content
 
 
 def read_shapes(name: str, path: Path) -> Shapes:
-    """Returns the shape of each tensor by name; refuses other metadata, types or bytes than inference weights need."""
+    """Returns the shape of each tensor by name; refuses other metadata, types or bytes than
+    inference weights need.
+    """
     size, end = path.stat().st_size, 0
     header: Any = None
     tensors: Shapes = {}
@@ -156,14 +179,18 @@ def read_shapes(name: str, path: Path) -> Shapes:
             first, last = entry["data_offsets"]
             shape = tuple(int(n) for n in entry["shape"])
             if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _BYTES:
-                raise UnsoundBundle(name, f"tensor {tensor[:80]} has another type than float32 or bfloat16")
+                raise UnsoundBundle(
+                    name, f"tensor {tensor[:80]} has another type than float32 or bfloat16"
+                )
             if first != end or last - first != _BYTES[entry["dtype"]] * math.prod(shape):
                 raise ValueError("gaps")
             tensors[tensor], end = shape, last
         if 8 + length + end != size:
             raise ValueError("further bytes")
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise UnsoundBundle(name, "is not a safetensors file with tensors and nothing else") from None
+        raise UnsoundBundle(
+            name, "is not a safetensors file with tensors and nothing else"
+        ) from None
     if metadata not in ({}, {"format": "pt"}):
         raise UnsoundBundle(name, "its metadata contain more than the format")
     return tensors

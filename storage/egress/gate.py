@@ -1,8 +1,10 @@
-"""Compares a finished bundle with what its plan and row render to, before it joins the released ones.
+"""Compares a finished bundle with what its plan and row render to, before it joins the released
+ones.
 
-Nothing is recognised in a text. Every file but the trained tensors is compared byte by byte: the bundle's own documents
-with what was rendered, and the model's settings, tokenizer and lexicon, and a frozen encoder's weights, with those of
-the same model before training. Texts on no published list have to be among those that the signed plan lists.
+Nothing is recognised in a text. Every file but the trained tensors is compared byte by byte: the
+bundle's own documents with what was rendered, and the model's settings, tokenizer and lexicon, and
+a frozen encoder's weights, with those of the same model before training. Texts on no published list
+have to be among those that the signed plan lists.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ class Expected:
 
 
 def inspect(folder: Path, expected: Expected) -> None:
-    """Reads a bundle as its partner will, and compares every file with what made it. Quotes no text of it."""
+    """Reads a bundle as its partner will, and compares every file with what made it. Quotes no text
+    of it.
+    """
     # guard: test_the_gate_refuses_it_and_quotes_nothing (texts)
     if expected.unsigned_texts:
         raise UnsoundBundle(
             bundle.CODELIST,
-            f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan lists nor an approver "
+            f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan "
+            "lists nor an approver "
             "signed. Plan again",
         )
     contents = read_files(folder, allowed=CONTENT)
@@ -49,7 +54,9 @@ def inspect(folder: Path, expected: Expected) -> None:
             raise UnsoundBundle(name, "is missing")
         if name in expected.trained:
             if contents[name] != expected.trained[name]:
-                raise UnsoundBundle(name, "contains other tensors than the model's inference weights")
+                raise UnsoundBundle(
+                    name, "contains other tensors than the model's inference weights"
+                )
         # guard: test_the_gate_refuses_it_and_quotes_nothing (bytes)
         elif file_digest(folder / name) != expected.files.get(name):
             raise UnsoundBundle(name, "differs from what this release's plan and row render to")

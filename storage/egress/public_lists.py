@@ -1,9 +1,10 @@
 """Recognises public code lists and encoders, whose words owe nothing to any record.
 
-A title is public because its list was published, not because someone calls it so: a narrative can be put into a
-column of titles. A list is recognised by the digests of its entries, in `lists/`, where `scripts/published_list.py`
-adds lists and a change is reviewed; an encoder by the digest of its files, in `encoders.txt`. The entries of any other
-list are texts that the plan lists and someone signs.
+A title is public because its list was published, not because someone calls it so: a narrative can
+be put into a column of titles. A list is recognised by the digests of its entries, in `lists/`,
+where `scripts/published_list.py` adds lists and a change is reviewed; an encoder by the digest of
+its files, in `encoders.txt`. The entries of any other list are texts that the plan lists and
+someone signs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from storage.artifacts import digest
 from storage.codelist import Code
 
 LISTS = Path(__file__).with_name("lists")
-"""One file per list, named after it: the digest of each code and title, one per line, in the list's order."""
+"""One file per list, named after it: the digest of each code and title, one per line, in the list's
+order.
+"""
 
 
 def entry_digest(entry: Code) -> str:
@@ -26,10 +29,12 @@ def entry_digest(entry: Code) -> str:
 
 
 def published_name(codes: Sequence[Code]) -> str | None:
-    """Returns the name of the published list with all these entries in this order; None without such a list.
+    """Returns the name of the published list with all these entries in this order; None without
+    such a list.
 
-    They may be a part of it: `label_space: observed` uses the codes that records have. The statement then lists the
-    choice among what is not protected. No list is known with descriptions, whose words leave in a lexicon too.
+    They may be a part of it: `label_space: observed` uses the codes that records have. The
+    statement then lists the choice among what is not protected. No list is known with descriptions,
+    whose words leave in a lexicon too.
     """
     if any(code.description for code in codes):
         return None
@@ -46,11 +51,15 @@ def published_name(codes: Sequence[Code]) -> str | None:
 def reviewed_encoder(sha256: str) -> str | None:
     """Returns the name of the reviewed encoder whose files have this digest; None without one."""
     lines = Path(__file__).with_name("encoders.txt").read_text(encoding="ascii").splitlines()
-    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#")).get(sha256)
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#")).get(
+        sha256
+    )
 
 
 def advice(codes: Sequence[Code]) -> str:
-    """Advises on a list that is not published. It names entries by their number, since a title may be anything."""
+    """Advises on a list that is not published. It names entries by their number, since a title may
+    be anything.
+    """
     if any(code.description for code in codes):
         return "Leave out its column of descriptions, whose words would be released as well"
     nearly = _nearly(codes)
@@ -61,7 +70,9 @@ def advice(codes: Sequence[Code]) -> str:
         return f"It has the entries of {name} in another order. Restore the published order"
     shown = f"entr{'y' if len(strange) == 1 else 'ies'} {', '.join(map(str, strange[:_SHOWN]))}"
     shown += f" and {len(strange) - _SHOWN} more" if strange[_SHOWN:] else ""
-    return f"It has the entries of {name} except {shown}. Restore the published code and title there"
+    return (
+        f"It has the entries of {name} except {shown}. Restore the published code and title there"
+    )
 
 
 _SCRIPT = '`python scripts/published_list.py LIST.csv "NAME, VERSION"`, for review'
@@ -71,7 +82,8 @@ _SHOWN = 8
 def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
     digests = [entry_digest(entry) for entry in codes]
     absent = {
-        name: [n for n, digest in enumerate(digests, 1) if digest not in places] for name, places in _places().items()
+        name: [n for n, digest in enumerate(digests, 1) if digest not in places]
+        for name, places in _places().items()
     }
     name = min(absent, key=lambda name: len(absent[name]), default=None)
     return None if name is None or 2 * len(absent[name]) >= len(codes) else (name, absent[name])
@@ -80,4 +92,7 @@ def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
 @cache
 def _places() -> Mapping[str, Mapping[str, int]]:
     files = sorted(LISTS.glob("*.txt"))
-    return {file.stem: {line: n for n, line in enumerate(file.read_text(encoding="ascii").split())} for file in files}
+    return {
+        file.stem: {line: n for n, line in enumerate(file.read_text(encoding="ascii").split())}
+        for file in files
+    }

@@ -1,9 +1,10 @@
 """Digests each text cell of a record by itself, before a template or another column composes it.
 
-The ledger's registry recognises records by these: a template, a constant or another column more makes no new record. A
-cell counts in a normal form: compatibility forms (NFKD), case folded, no accents, blanks, punctuation or invisible
-letters, small capitals and the dotless i as their letters. Unicode promises that none of this changes; its tables of
-look-alike letters do change, and with them the same records would become new ones, so that none is used.
+The ledger's registry recognises records by these: a template, a constant or another column more
+makes no new record. A cell counts in a normal form: compatibility forms (NFKD), case folded, no
+accents, blanks, punctuation or invisible letters, small capitals and the dotless i as their
+letters. Unicode promises that none of this changes; its tables of look-alike letters do change, and
+with them the same records would become new ones, so that none is used.
 """
 
 import hashlib
@@ -12,7 +13,9 @@ import unicodedata
 from collections.abc import Sequence
 
 SHORTEST = 24
-"""Bytes of a cell's normal form from which on the cell names a record; shorter ones are titles and categories."""
+"""Bytes of a cell's normal form from which on the cell names a record; shorter ones are titles and
+categories.
+"""
 SIZE = 16
 
 _NO_LETTER = re.compile(r"[\W_\u115f\u1160\u3164\uffa0]+")
@@ -37,7 +40,9 @@ def normal_form(text: str) -> bytes:
 
 
 def cell_digests(cells: Sequence[str]) -> bytes:
-    """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where none does."""
+    """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where
+    none does.
+    """
     # guard: test_another_composition
     forms = {normal_form(cell) for cell in cells if cell.strip()}
     naming = {form for form in forms if len(form) >= SHORTEST} or forms

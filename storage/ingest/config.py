@@ -7,22 +7,39 @@ import unicodedata
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 from storage.tables.options import AS_IT_LOOKS, ReadOptions, title_of
 
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
-_COHORTS: dict[Cohort, str] = {"year": r"\d{4}", "quarter": r"\d{4}-Q[1-4]", "month": r"\d{4}-(0[1-9]|1[0-2])"}
+_COHORTS: dict[Cohort, str] = {
+    "year": r"\d{4}",
+    "quarter": r"\d{4}-Q[1-4]",
+    "month": r"\d{4}-(0[1-9]|1[0-2])",
+}
 CohortsSource = Literal["constant", "declared", "records"]
 
 
 def _named(value: str) -> str:
-    value = unicodedata.normalize("NFC", value)  # two spellings of one name would have a budget each
+    value = unicodedata.normalize(
+        "NFC", value
+    )  # two spellings of one name would have a budget each
     known = all(unicodedata.category(sign)[0] in "LMN" or sign in "_.- " for sign in value)
     if not (known and value[:1].isalnum() and value == value.strip() and len(value) <= 64):
-        raise ValueError("a name has up to 64 letters and digits of any language, and _ . - or blanks between them")
+        raise ValueError(
+            "a name has up to 64 letters and digits of any language, and _ . - or blanks between "
+            "them"
+        )
     return value
 
 
@@ -38,39 +55,53 @@ class IngestConfig(BaseModel):
     The defaults read OSHA's Severe Injury Reports as published.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Columns and sampling", field_title_generator=title_of)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", title="Columns and sampling", field_title_generator=title_of
+    )
 
     text_columns: tuple[str, ...] = Field(
         default=("Final Narrative",),
         min_length=1,
-        description="Columns that the classifier reads, such as the narrative, or job title and incident.",
+        description=(
+            "Columns that the classifier reads, such as the narrative, or job title and incident."
+        ),
     )
     template: str | None = Field(
         default=None,
-        description="How several text columns are joined: `{Job title}: {Narrative}`, every text column once or more. "
+        description="How several text columns are joined: `{Job title}: {Narrative}`, every text "
+        "column once or more. "
         f"Empty: the columns that are not blank, with `{SEPARATOR.strip()}` between them.",
     )
     label_column: str = Field(
         default="Nature",
         title="Code column",
-        description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. Records without a "
+        description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. "
+        "Records without a "
         "code are dropped and counted.",
     )
     codelist_columns: tuple[str, ...] = Field(
         default=(),
         max_length=2,
         title="Columns of the code list",
-        description="Those of code and title. Empty: `code` and `title`, or the only columns with these words.",
+        description=(
+            "Those of code and title. Empty: `code` and `title`, or the only columns "
+            "with these words."
+        ),
     )
-    read: ReadOptions = Field(default=AS_IT_LOOKS, title="Reading", description="How the file of records is read.")
+    read: ReadOptions = Field(
+        default=AS_IT_LOOKS, title="Reading", description="How the file of records is read."
+    )
     id_column: str | None = Field(
         default=None,
         title="Record id column",
-        description="Unique name of a record. Empty: the row number, counted from 1 after the header.",
+        description=(
+            "Unique name of a record. Empty: the row number, counted from 1 after the header."
+        ),
     )
     unit_column: str | None = Field(
         default=None,
-        description="Person or establishment, where it and not the record is to be protected. Records without one "
+        description="Person or establishment, where it and not the record is to be protected. "
+        "Records without one "
         "are then dropped and counted.",
     )
     date_column: str | None = Field(
@@ -79,25 +110,35 @@ class IngestConfig(BaseModel):
     )
     date_format: str | None = Field(
         default=None,
-        description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, month first, with or "
+        description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, "
+        "month first, with or "
         "without a time behind.",
     )
-    cohort: Cohort = Field(default="year", description="The reference period that a budget belongs to.")
+    cohort: Cohort = Field(
+        default="year", description="The reference period that a budget belongs to."
+    )
     cohorts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
         title="Declared cohorts",
-        description="Every cohort that a release is charged to and names, such as 2015 or 2015-Q1, whether or not it "
-        "has records. Empty: those of the records, whose names are then listed as not covered by epsilon.",
+        description="Every cohort that a release is charged to and names, such as 2015 or "
+        "2015-Q1, whether or not it "
+        "has records. Empty: those of the records, whose names are then listed as not covered by "
+        "epsilon.",
     )
     outside_cohorts: Literal["refuse", "drop"] = Field(
         default="refuse",
         title="Records of other cohorts",
         description="Where cohorts are declared: refuse the file, or drop and count such records.",
     )
-    cap_per_code: int | None = Field(default=200, ge=1, description="Records used of a code at most. Empty: all.")
+    cap_per_code: int | None = Field(
+        default=200, ge=1, description="Records used of a code at most. Empty: all."
+    )
     min_per_code: int = Field(
-        default=2, ge=1, title="Minimum per code", description="Codes with fewer records than this are dropped."
+        default=2,
+        ge=1,
+        title="Minimum per code",
+        description="Codes with fewer records than this are dropped.",
     )
     test_share: float = Field(
         default=0.5,
@@ -108,21 +149,27 @@ class IngestConfig(BaseModel):
     )
     train_before: date | None = Field(
         default=None,
-        description="Train on what is dated before this day, evaluate on the rest; test_share is not used then. "
+        description="Train on what is dated before this day, evaluate on the rest; test_share is "
+        "not used then. "
         "Empty: the halves are random.",
     )
     sampling: Sampling = Field(
         default="stratified",
-        description="`stratified`: the paper's protocol; which records are used depends on the other records. "
-        "`per-record`: split and holdout by a hash of the record's id (without an id column, of its content) that "
-        "is keyed by the seed; no cap and no minimum per code, so that a record more or less moves no other.",
+        description="`stratified`: the paper's protocol; which records are used depends on the "
+        "other records. "
+        "`per-record`: split and holdout by a hash of the record's id (without an id column, of "
+        "its content) that "
+        "is keyed by the seed; no cap and no minimum per code, so that a record more or less "
+        "moves no other.",
     )
     holdout_share: float = Field(
         default=0.0,
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        description="Share of each code's records that nothing trains on or evaluates with, for audits.",
+        description=(
+            "Share of each code's records that nothing trains on or evaluates with, for audits."
+        ),
     )
     max_per_unit: int | None = Field(
         default=None,
@@ -133,14 +180,18 @@ class IngestConfig(BaseModel):
     unknown_codes: Literal["refuse", "drop", "match"] = Field(
         default="refuse",
         title="Codes not on the list",
-        description="Refuse the file; drop and count such records; or match them with the only listed code that "
-        "differs in leading zeros, points, hyphens, case or a title behind a dash, and refuse the others.",
+        description="Refuse the file; drop and count such records; or match them with the only "
+        "listed code that "
+        "differs in leading zeros, points, hyphens, case or a title behind a dash, and refuse "
+        "the others.",
     )
     label_space: Literal["codelist", "observed"] = Field(
         default="codelist",
         title="Codes of the model",
-        description="`codelist`: every code of the list, whether a record has it or not. `observed`: those that "
-        "sampled records have, with their titles; which these are then depends on the records, and no epsilon covers "
+        description="`codelist`: every code of the list, whether a record has it or not. "
+        "`observed`: those that "
+        "sampled records have, with their titles; which these are then depends on the records, "
+        "and no epsilon covers "
         "it. Without a code list always the observed ones.",
     )
     codes_are_names: bool = Field(
@@ -148,13 +199,17 @@ class IngestConfig(BaseModel):
         description="Without a code list: each code is a public name and serves as its own title.",
     )
     empty_text: Literal["drop", "refuse"] = Field(
-        default="drop", title="Empty narratives", description="Drop and count records without text, or refuse the file."
+        default="drop",
+        title="Empty narratives",
+        description="Drop and count records without text, or refuse the file.",
     )
     seed: int = Field(
         default=20260101,
         ge=0,
         lt=2**53,
-        description="Seed of the sampling and the split; repeatable. It owes nothing to the records.",
+        description=(
+            "Seed of the sampling and the split; repeatable. It owes nothing to the records."
+        ),
     )
 
     split_by_unit: bool = Field(
@@ -166,7 +221,9 @@ class IngestConfig(BaseModel):
     def columns(self) -> tuple[str, ...]:
         """Returns every column that is read, each once: text, label, id, unit and date."""
         others = (self.label_column, self.id_column, self.unit_column, self.dates_from)
-        return tuple(dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)]))
+        return tuple(
+            dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)])
+        )
 
     @property
     def column_options(self) -> dict[str, str]:
@@ -197,7 +254,9 @@ class IngestConfig(BaseModel):
 
     @property
     def records_per_unit(self) -> int:
-        """Returns how many records a privacy unit may have: up to `max_per_unit`, or 1 where a record is the unit."""
+        """Returns how many records a privacy unit may have: up to `max_per_unit`, or 1 where a
+        record is the unit.
+        """
         return 1 if self.unit_column is None else self.max_per_unit or 1
 
     @property
@@ -224,39 +283,59 @@ class IngestConfig(BaseModel):
     def _years_as_text(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
-        return tuple(str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else cell for cell in value)
+        return tuple(
+            str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else cell
+            for cell in value
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
-        unit, day, capped = self.unit_column is not None, self.train_before is not None, self.cap_per_code is not None
+        unit, day, capped = (
+            self.unit_column is not None,
+            self.train_before is not None,
+            self.cap_per_code is not None,
+        )
         names = self.cohorts or ()
         example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}.get(self.cohort)
-        odd = [name for name in names if not re.fullmatch(_COHORTS.get(self.cohort, ""), name, re.ASCII)]
+        odd = [
+            name
+            for name in names
+            if not re.fullmatch(_COHORTS.get(self.cohort, ""), name, re.ASCII)
+        ]
         faults = {
             template_fault(self.text_columns, self.template): True,
-            "label_column is among text_columns, so the classifier would read the answer. Remove it there": (
-                self.label_column in self.text_columns
-            ),
+            (
+                "label_column is among text_columns, so the classifier would read the answer. "
+                "Remove "
+                "it there"
+            ): (self.label_column in self.text_columns),
             "label_column is empty. Name the column of the codes": not self.label_column,
             "max_per_unit has no unit_column. Name it": self.max_per_unit is not None and not unit,
             "split_by_unit has no unit_column. Name it": self.split_by_unit and not unit,
-            f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one": (
-                (self.cap_per_code or self.min_per_code) < self.min_per_code
-            ),
-            "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)": (
-                day and self.date_column is None
-            ),
-            "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one": (
-                day and self.split_by_unit
-            ),
-            "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names and not self.dated_cohorts,
+            (
+                f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). "
+                "Change one"
+            ): ((self.cap_per_code or self.min_per_code) < self.min_per_code),
+            (
+                "train_before has no date_column. Name it, or drop train_before (--set "
+                "data.ingest.train_before=null)"
+            ): (day and self.date_column is None),
+            (
+                "split_by_unit and train_before conflict: a unit may have records on both sides "
+                "of a "
+                "date. Drop one"
+            ): (day and self.split_by_unit),
+            "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names
+            and not self.dated_cohorts,
             "cohorts: a name is repeated. Give it once": len(set(names)) < len(names),
             f"cohorts: {next(iter(odd), None)!r} is not a {self.cohort}. Write it as {example}": odd,
-            "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
+            "sampling=per-record excludes a cap and a minimum per code, by which one record "
+            "moves others. Set "
             "cap_per_code to null and min_per_code to 1": (
                 self.sampling == "per-record" and (capped or self.min_per_code != 1)
             ),
-            "date_format has no year. Use %Y": self.date_format and not re.search(r"%[YycxDF]", self.date_format),
+            "date_format has no year. Use %Y": self.date_format
+            and not re.search(r"%[YycxDF]", self.date_format),
         }
         if fault := next((fault for fault, holds in faults.items() if fault and holds), None):
             raise ValueError(fault)

@@ -1,7 +1,7 @@
 """Turns a file of records into the splits that a coder learns from and is tested on.
 
-The first pass surveys every row without its text, then the sample is drawn, and the second pass reads only the
-texts of the sample.
+The first pass surveys every row without its text, then the sample is drawn, and the second pass
+reads only the texts of the sample.
 """
 
 import hashlib
@@ -38,7 +38,9 @@ LabelSpaceSource = Literal["codelist", "observed"]
 
 @dataclass(frozen=True)
 class IngestResult:
-    """Holds the counts of one ingest: aggregate figures, and `report` with counts per code, which stays private."""
+    """Holds the counts of one ingest: aggregate figures, and `report` with counts per code, which
+    stays private.
+    """
 
     rows_read: int
     train: int
@@ -53,8 +55,10 @@ class IngestResult:
     """The declared cohorts, or those of the sampled records; sorted."""
     cohorts_source: CohortsSource
     fingerprint: str
-    """SHA-256 over one line of JSON per sampled record, in the order of the source: [split, record_id, text, code,
-    cohort, unit], ASCII, no blanks, ended by a line feed: neither Parquet nor the numbering of the codes changes it."""
+    """SHA-256 over one line of JSON per sampled record, in the order of the source: [split,
+    record_id, text, code, cohort, unit], ASCII, no blanks, ended by a line feed: neither Parquet
+    nor the numbering of the codes changes it.
+    """
     report: dict[str, Any] = field(repr=False)
 
 
@@ -82,7 +86,9 @@ class SourcePreview:
 
 
 def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> int:
-    """Refuses early what `ingest` would refuse after minutes; returns an estimate of the rows from the first bytes."""
+    """Refuses early what `ingest` would refuse after minutes; returns an estimate of the rows from
+    the first bytes.
+    """
     rows = 0
     for file in [source] if isinstance(source, Path) else source:
         overview = open_source(file, read=config.read, required=config.columns)
@@ -93,7 +99,9 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
     return rows
 
 
-def preview(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> SourcePreview:
+def preview(
+    source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None
+) -> SourcePreview:
     """Checks and samples every row as `ingest` does. Only reads."""
     listed = _read_list(codelist, config)
     records, marks = _open(source, config), _marks(config, listed)
@@ -124,18 +132,20 @@ def ingest(
 ) -> IngestResult:
     """Reads, checks, samples and splits records; writes `out_dir`.
 
-    `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json (the label space
-    in order), report.json (counts, no narratives) and cells.parquet (digests of their text cells). Files of a killed
-    run are overwritten.
+    `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json
+    (the label space in order), report.json (counts, no narratives) and cells.parquet (digests of
+    their text cells). Files of a killed run are overwritten.
 
     Args:
-        codelist: published classification, which becomes the label space whole and in its order, so that
-            observed codes show nowhere. Without it the sorted codes of the sample do.
+        codelist: published classification, which becomes the label space whole and in its order, so
+            that observed codes show nowhere. Without it the sorted codes of the sample do.
         progress: called with rows done and rows expected; both passes count half.
     """
     listed = _read_list(codelist, config)
     records, marks = _open(source, config), _marks(config, listed)
-    overview = survey(records, config, listed, marks, lambda rows: progress(rows // 2, records.rows))
+    overview = survey(
+        records, config, listed, marks, lambda rows: progress(rows // 2, records.rows)
+    )
     selection = _select(overview, config, records)
     space, labels = _classes(overview, selection, listed, config)
     digest, cells = hashlib.sha256(), bytearray()
@@ -152,7 +162,9 @@ def ingest(
     report = _report(records, overview, selection, counts, config) | {
         "read_as_blank": marks.counts,
         "label_space": len(space),
-        "label_space_source": "codelist" if listed and config.label_space == "codelist" else "observed",
+        "label_space_source": "codelist"
+        if listed and config.label_space == "codelist"
+        else "observed",
         "fingerprint": digest.hexdigest(),
     }
     for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
@@ -163,7 +175,9 @@ def ingest(
         with pa.OSFile(str(_partial(split_file(out_dir, name))), "wb") as file:
             pq.write_table(rows.combine_chunks(), file, compression="zstd", row_group_size=_GROUP)
     if cells:  # each once and sorted, which says nothing of its record's place
-        every = pa.FixedSizeBinaryArray.from_buffers(pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)])
+        every = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
+        )
         pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
     for name in counts:
         _partial(split_file(out_dir, name)).replace(split_file(out_dir, name))
@@ -182,7 +196,9 @@ def ingest(
 
 
 def _open(source: Path | Sequence[Path], config: IngestConfig) -> Table:
-    return open_table(source, config.columns, column_options=config.column_options, read=config.read)
+    return open_table(
+        source, config.columns, column_options=config.column_options, read=config.read
+    )
 
 
 def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
@@ -206,15 +222,21 @@ def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection
     observed = len(selection.codes_of(overview.codes))
     if observed < 2:
         raise InputError(
-            f"{records.source.label}, column {config.label_column!r}: {observed} codes have {config.min_per_code} "
+            f"{records.source.label}, column {config.label_column!r}: {observed} codes have "
+            f"{config.min_per_code} "
             "records or more, and a classifier needs two. Lower min_per_code, or check the column"
         )
     for number, name in enumerate(SPLITS[:2]):
         if not (selection.split == number).any():
             day, side = config.train_before, "before" if name == "train" else "on or after"
-            by = f"none is dated {side} {day}. Change train_before" if day else "Change test_share or holdout_share"
+            by = (
+                f"none is dated {side} {day}. Change train_before"
+                if day
+                else "Change test_share or holdout_share"
+            )
             raise InputError(
-                f"{records.source.label}: no usable records for the {name} half{'; ' if day else '. '}{by}"
+                f"{records.source.label}: no usable records for the {name} "
+                f"half{'; ' if day else '. '}{by}"
             )
     return selection
 
@@ -249,20 +271,43 @@ def _sampled(
     split = selection.split[start : start + batch.num_rows]
     chosen = np.flatnonzero(split != UNUSED)
     rows = chosen + start
-    columns = {name: batch.column(name).take(to_arrow(chosen)).to_pylist() for name in config.columns}
+    columns = {
+        name: batch.column(name).take(to_arrow(chosen)).to_pylist() for name in config.columns
+    }
     written = list(zip(*(columns[name] for name in config.text_columns), strict=True))
     texts = config.narratives.texts(written)
-    ids = (rows + 1).tolist() if config.id_column is None else [cell.strip() for cell in columns[config.id_column]]
-    units = [None] * len(rows) if config.unit_column is None else list(map(_pseudonym, columns[config.unit_column]))
-    codes, cohorts = overview.codes[rows], [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()]
-    for values in zip(split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True):
+    ids = (
+        (rows + 1).tolist()
+        if config.id_column is None
+        else [cell.strip() for cell in columns[config.id_column]]
+    )
+    units = (
+        [None] * len(rows)
+        if config.unit_column is None
+        else list(map(_pseudonym, columns[config.unit_column]))
+    )
+    codes, cohorts = (
+        overview.codes[rows],
+        [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()],
+    )
+    for values in zip(
+        split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True
+    ):
         half, name, text, code, cohort, unit, own = values
         line = (SPLITS[half], name, text, overview.code_names[code], cohort, unit)
         digest.update(f"{_LINE(line)}\n".encode("ascii"))
         cells += cell_digests(own)
     names = ("record_id", "text", "label", "cohort", "unit")
-    arrays = list(map(to_arrow, (rows + 1 if config.id_column is None else ids, texts, labels[codes], cohorts, units)))
-    fields = [pa.field(name, array.type, nullable=name == "unit") for name, array in zip(names, arrays, strict=True)]
+    arrays = list(
+        map(
+            to_arrow,
+            (rows + 1 if config.id_column is None else ids, texts, labels[codes], cohorts, units),
+        )
+    )
+    fields = [
+        pa.field(name, array.type, nullable=name == "unit")
+        for name, array in zip(names, arrays, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -271,16 +316,28 @@ def _pseudonym(unit: str) -> str:
 
 
 def _report(
-    records: Table, overview: Survey, selection: Selection, counts: dict[str, int], config: IngestConfig
+    records: Table,
+    overview: Survey,
+    selection: Selection,
+    counts: dict[str, int],
+    config: IngestConfig,
 ) -> dict[str, Any]:
     sampled = selection.split != UNUSED
-    in_cohorts = np.bincount(overview.cohorts[sampled], minlength=len(overview.cohort_names)).tolist()
-    counted = {name: count for name, count in sorted(zip(overview.cohort_names, in_cohorts, strict=True)) if count}
+    in_cohorts = np.bincount(
+        overview.cohorts[sampled], minlength=len(overview.cohort_names)
+    ).tolist()
+    counted = {
+        name: count
+        for name, count in sorted(zip(overview.cohort_names, in_cohorts, strict=True))
+        if count
+    }
     dropped = overview.dropped() | selection.left_out
     if sum(counts.values()) + sum(dropped.values()) != records.rows:
         raise StorageError(
-            f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them sampled and "
-            f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report it if it persists"
+            f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them "
+            "sampled and "
+            f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report "
+            "it if it persists"
         )
     per_code = {
         name: np.bincount(overview.codes[mask], minlength=len(overview.code_names)).tolist()

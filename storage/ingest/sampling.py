@@ -1,14 +1,15 @@
 """Selects the records of each split.
 
-`stratified` is the sample and split of Chew et al., section 3.1. Every row of the source has a random rank, the n-th
-output of a seeded generator for row n, whatever becomes of the other rows; of each group the records of lowest rank are
-used. So records decide about each other: removing one moves the rows behind it, lets another under the cap, and may
-shift what is apportioned.
+`stratified` is the sample and split of Chew et al., section 3.1. Every row of the source has a
+random rank, the n-th output of a seeded generator for row n, whatever becomes of the other rows; of
+each group the records of lowest rank are used. So records decide about each other: removing one
+moves the rows behind it, lets another under the cap, and may shift what is apportioned.
 
-`per-record` uses each record's identity, code, date and unit alone, and fixed thresholds: a record added, removed or
-moved changes the place of no other. Where units are capped, this holds for units: which records of a unit are used
-depends on the unit's records. A record's id identifies it; without one every cell that ingest reads of it, byte for
-byte, and, of several with the same cells, a number from 0 on: removing one removes the last number.
+`per-record` uses each record's identity, code, date and unit alone, and fixed thresholds: a record
+added, removed or moved changes the place of no other. Where units are capped, this holds for units:
+which records of a unit are used depends on the unit's records. A record's id identifies it; without
+one every cell that ingest reads of it, byte for byte, and, of several with the same cells, a number
+from 0 on: removing one removes the last number.
 """
 
 import hashlib
@@ -27,11 +28,15 @@ UNUSED = -1
 
 Indices = NDArray[np.int64]
 Digests = NDArray[np.uint64]
-"""128 bits per record, [n, 2]: two of a billion different ones collide with a probability below 1e-20."""
+"""128 bits per record, [n, 2]: two of a billion different ones collide with a probability below
+1e-20.
+"""
 
 
 def digests(columns: Sequence[Iterable[Any]]) -> Digests:
-    """Returns a digest of each row's cells, in the order of the columns; a blank cell differs from a missing column."""
+    """Returns a digest of each row's cells, in the order of the columns; a blank cell differs from
+    a missing column.
+    """
     rows = bytearray()
     for cells in zip(*columns, strict=True):
         digest = hashlib.blake2b(digest_size=16)
@@ -42,24 +47,38 @@ def digests(columns: Sequence[Iterable[Any]]) -> Digests:
     return np.frombuffer(bytes(rows), dtype="<u8").reshape(-1, 2)
 
 
-def draws(identities: Digests, number: Indices | None = None, *, seed: int, purpose: str) -> NDArray[np.uint64]:
-    """Draws a uniform 64-bit number per record: BLAKE2b of its digest and number, keyed by the seed.
+def draws(
+    identities: Digests, number: Indices | None = None, *, seed: int, purpose: str
+) -> NDArray[np.uint64]:
+    """Draws a uniform 64-bit number per record: BLAKE2b of its digest and number, keyed by the
+    seed.
 
     Args:
         identities: digests of the records, or of their units.
         number: each record's number among equal ones; None for those that are drawn together.
-        seed: of the ingest. The key must not follow from the records, or it would tie each to all others.
+        seed: of the ingest. The key must not follow from the records, or it would tie each to all
+            others.
     """
     key, person = seed.to_bytes(8, "little"), purpose.encode()
-    numbered = identities if number is None else np.column_stack([identities, number.astype(np.uint64)])
-    rows = np.ascontiguousarray(numbered.astype("<u8")).view(f"V{8 * numbered.shape[1]}")[:, 0].tolist()
-    drawn = b"".join(hashlib.blake2b(row, key=key, person=person, digest_size=8).digest() for row in rows)
+    numbered = (
+        identities if number is None else np.column_stack([identities, number.astype(np.uint64)])
+    )
+    rows = (
+        np.ascontiguousarray(numbered.astype("<u8"))
+        .view(f"V{8 * numbered.shape[1]}")[:, 0]
+        .tolist()
+    )
+    drawn = b"".join(
+        hashlib.blake2b(row, key=key, person=person, digest_size=8).digest() for row in rows
+    )
     return np.frombuffer(drawn, dtype="<u8")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Holds the split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling left out."""
+    """Holds the split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling
+    left out.
+    """
 
     split: NDArray[np.int8]
     left_out: dict[str, int]
@@ -82,13 +101,14 @@ def select(
 ) -> Selection:
     """Samples and splits, as configured.
 
-    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit; `per-record` ignores
-    the code.
+    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit;
+    `per-record` ignores the code.
     """
     rows = np.flatnonzero(usable)
     number = None if identities is None else _numbers(identities)
     if units is not None and config.max_per_unit is not None:
-        # A separate stream: otherwise a record that survived among many of its unit would be early in its code, too.
+        # A separate stream: otherwise a record that survived among many of its unit would be early
+        # in its code, too.
         ranks = (
             _ranks(len(codes), seed=config.seed, stream=1)
             if identities is None
@@ -106,8 +126,12 @@ def select(
         drawn = draws(unit_identities, seed=config.seed, purpose="unit-split")
     # fixed thresholds: first the holdout's share, then the test half's of the rest
     held_out = config.holdout_share
-    past = drawn < _threshold(held_out + (1 - held_out) * config.test_share) if late is None else late
-    chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(np.int8)
+    past = (
+        drawn < _threshold(held_out + (1 - held_out) * config.test_share) if late is None else late
+    )
+    chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(
+        np.int8
+    )
     split = np.full(len(usable), UNUSED, dtype=np.int8)
     split[rows] = chosen[rows]
     return Selection(split, left_out)
@@ -133,7 +157,8 @@ def _stratified(
     late: NDArray[np.bool_] | None,
     left_out: dict[str, int],
 ) -> Selection:
-    """Drops codes with fewer than `min_per_code` of the rows, takes at most `cap_per_code` of a code, and splits.
+    """Drops codes with fewer than `min_per_code` of the rows, takes at most `cap_per_code` of a
+    code, and splits.
 
     The split is the holdout and the test share of each code, or what is dated late in its place.
     """
@@ -152,7 +177,9 @@ def _stratified(
     if units is None or not config.split_by_unit:
         split[rows] = _splits(codes[rows], position, ranks[rows], config)
         if late is not None:
-            split[rows] = np.where(split[rows] == _HOLDOUT, _HOLDOUT, np.where(late[rows], _TEST, _TRAIN))
+            split[rows] = np.where(
+                split[rows] == _HOLDOUT, _HOLDOUT, np.where(late[rows], _TEST, _TRAIN)
+            )
         return Selection(split, left_out)
 
     # The record of lowest rank represents its unit, and the others join its split.
@@ -169,7 +196,8 @@ def _stratified(
 def _splits(
     codes: NDArray[np.int32], position: Indices, ranks: NDArray[np.uint64], config: IngestConfig
 ) -> NDArray[np.int8]:
-    """Returns the split of each record: of each code the holdout's share first, then the test share.
+    """Returns the split of each record: of each code the holdout's share first, then the test
+    share.
 
     Args:
         codes: sorted; the records of a code by rank.
@@ -178,8 +206,12 @@ def _splits(
     distinct, starts, counts = np.unique(codes, return_index=True, return_counts=True)
     tie_break = ranks[starts]
     # Of two records one goes to each half, so a holdout takes none of them.
-    holdout = apportion(counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break)
-    test = apportion(counts - holdout, config.test_share, at_most=counts - holdout - 1, tie_break=tie_break)
+    holdout = apportion(
+        counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break
+    )
+    test = apportion(
+        counts - holdout, config.test_share, at_most=counts - holdout - 1, tie_break=tie_break
+    )
     code_at = np.searchsorted(distinct, codes)
     return np.where(
         position < holdout[code_at],
@@ -188,7 +220,9 @@ def _splits(
     ).astype(np.int8)
 
 
-def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]) -> Indices:
+def apportion(
+    counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]
+) -> Indices:
     """Apportions a share of the whole to groups (largest remainders, within `at_most`)."""
     exact = counts * share
     taken = np.minimum(np.floor(exact).astype(np.int64), at_most)
@@ -202,7 +236,11 @@ def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDA
 def _positions(groups: NDArray[Any], ranks: NDArray[Any]) -> tuple[Indices, Indices]:
     order = np.lexsort((ranks, groups))
     ordered = groups[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, dtype=np.int64)
+    starts = (
+        np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        if len(ordered)
+        else np.empty(0, dtype=np.int64)
+    )
     lengths = np.diff(np.r_[starts, len(ordered)])
     return order, np.arange(len(ordered)) - np.repeat(starts, lengths)
 

@@ -1,6 +1,7 @@
 """Surveys all rows without their texts: code, cohort, unit, and whether each can be used.
 
-It keeps some 20 to 60 bytes a row, so that any sample can be drawn before a single narrative is read.
+It keeps some 20 to 60 bytes a row, so that any sample can be drawn before a single narrative is
+read.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ _YEARS = range(1900, 2101)
 _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
 _US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
 _FORMATS = (
-    *("%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d", "%d/%m/%y", "%m/%d/%y", "%d-%b-%Y"),
+    *(
+        "%d/%m/%Y",
+        "%d.%m.%Y",
+        "%d-%m-%Y",
+        "%m-%d-%Y",
+        "%Y/%m/%d",
+        "%Y%m%d",
+        "%d/%m/%y",
+        "%m/%d/%y",
+        "%d-%b-%Y",
+    ),
     *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
 )
 _TRIED = 1000
@@ -124,8 +135,13 @@ def survey(
     identities: list[Digests] = []
     rows, language = 0, None
     for batch in records.texts(config.columns, marks):
-        trimmed = {name: pc.call_function("utf8_trim_whitespace", [batch.column(name)]) for name in config.columns}
-        lengths = (pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns)
+        trimmed = {
+            name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
+            for name in config.columns
+        }
+        lengths = (
+            pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns
+        )
         empty.append(np.logical_and.reduce([np.from_dlpack(length) == 0 for length in lengths]))
         for name, parts in chunks.items():
             parts.append(trimmed[name].dictionary_encode())
@@ -134,24 +150,32 @@ def survey(
             identifying = whole if config.id_column is None else [trimmed[config.id_column]]
             identities.append(digests([column.to_pylist() for column in identifying]))
         if not rows:
-            language = language_of(text for name in config.text_columns for text in trimmed[name][:_TRIED].to_pylist())
+            language = language_of(
+                text for name in config.text_columns for text in trimmed[name][:_TRIED].to_pylist()
+            )
         rows += batch.num_rows
         progress(rows)
     columns = {name: _Column.of(parts) for name, parts in chunks.items()}
     lacking = np.concatenate(empty)
     label = records.source.label
-    coded, code_names, unknown, respelt = _codes(columns[config.label_column], config, listed, label)
+    coded, code_names, unknown, respelt = _codes(
+        columns[config.label_column], config, listed, label
+    )
     if unknown and config.unknown_codes != "drop":
         spellings = Spellings(code_names)
         hint, matching = spellings.described(unknown), all(map(spellings.match, unknown))
         raise InputError(
-            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have a code that is "
-            f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). Give the right list or "
-            f"column, or set data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
+            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have "
+            "a code that is "
+            f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
+            "Give the right list or "
+            "column, or set "
+            f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
         )
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(
-            f"{label}: {lacking.sum()} records without text ({_named(lacking)}). Fill them in, or set "
+            f"{label}: {lacking.sum()} records without text ({_named(lacking)}). Fill them in, "
+            "or set "
             "data.ingest.empty_text=drop"
         )
     units = None if config.unit_column is None else columns[config.unit_column]
@@ -162,7 +186,11 @@ def survey(
     state[lacking] = NO_CONTENT
     state[coded < 0] = UNKNOWN_CODE
     state[columns[config.label_column].blank] = NO_CODE
-    notes = [f"{respelt:,} codes were read in another spelling, such as 111 for 111.0"] if respelt else []
+    notes = (
+        [f"{respelt:,} codes were read in another spelling, such as 111 for 111.0"]
+        if respelt
+        else []
+    )
     if listed is None:
         counts = np.bincount(coded[coded >= 0], minlength=len(code_names))
         notes += twins(dict(zip(code_names, counts.tolist(), strict=True)))
@@ -184,17 +212,22 @@ def survey(
         late=late if config.train_before is not None else None,
         units=None if units is None else units.index,
         identities=np.concatenate(identities) if identities else None,
-        unit_identities=digests([units.values])[units.index] if units is not None and by_unit else None,
+        unit_identities=digests([units.values])[units.index]
+        if units is not None and by_unit
+        else None,
         notes=tuple(notes),
         language=language,
     )
     usable = coded[state == USABLE]
     if not len(usable):
         reasons = ", ".join(f"{name} {count}" for name, count in overview.dropped().items())
-        raise InputError(f"{label}: none of {rows} records can be used ({reasons}). Check the columns")
+        raise InputError(
+            f"{label}: none of {rows} records can be used ({reasons}). Check the columns"
+        )
     if (usable == usable[0]).all():
         raise InputError(
-            f"{label}, column {config.label_column!r}: all {len(usable)} usable records have the same code. Give "
+            f"{label}, column {config.label_column!r}: all {len(usable)} usable records have the "
+            "same code. Give "
             "records with two or more"
         )
     return overview
@@ -221,7 +254,8 @@ def _codes(
             continue
         if len(code) > MAX_CODE:
             raise InputError(
-                f"{label}, column {config.label_column!r} has values of over {MAX_CODE} characters. Give the column "
+                f"{label}, column {config.label_column!r} has values of over {MAX_CODE} "
+                "characters. Give the column "
                 "of codes"
             )
         codes[number] = place.setdefault(code, len(place))
@@ -233,17 +267,24 @@ def _dates(
 ) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
     label = f"{label}, column {config.dates_from!r}"
     days = [_day(cell, config.date_format) for cell in column.values]
-    slashed = [match for cell in column.values if (match := _US.fullmatch(cell))] if config.date_format is None else []
+    slashed = (
+        [match for cell in column.values if (match := _US.fullmatch(cell))]
+        if config.date_format is None
+        else []
+    )
     month_first = any(int(match[2]) > 12 >= int(match[1]) for match in slashed)
     bad = column.spread(day is None for day in days) & (state == USABLE)
     if bad.any():
         fitting = _fitting(
-            [cell for cell, day in zip(column.values, days, strict=True) if day is None], month_first=month_first
+            [cell for cell, day in zip(column.values, days, strict=True) if day is None],
+            month_first=month_first,
         )
         raise InputError(
             f"{label}: {bad.sum()} dates are missing or do not read as "
-            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{fitting}). Correct them, set "
-            "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{fitting}). "
+            "Correct them, set "
+            "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
+            "data.ingest.cohort=none"
             f"{' and no data.ingest.train_before' if config.train_before else ''}"
         )
     both = 0 if month_first else sum(match[1] != match[2] for match in slashed)
@@ -252,29 +293,47 @@ def _dates(
             f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
             "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
         )
-    names = [None if day is None else _cohort(day, config.cohort) if config.dated_cohorts else ALL for day in days]
+    names = [
+        None if day is None else _cohort(day, config.cohort) if config.dated_cohorts else ALL
+        for day in days
+    ]
     place = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
     if config.cohorts is not None:
-        outside = column.spread(name is not None and name not in config.cohorts for name in names) & (state == USABLE)
+        outside = column.spread(
+            name is not None and name not in config.cohorts for name in names
+        ) & (state == USABLE)
         if outside.any() and config.outside_cohorts == "refuse":
             raise InputError(
-                f"{label}: {outside.sum()} records are of a {config.cohort} that data.ingest.cohorts does not declare "
-                f"({_named(outside)}). Correct their dates, declare it, or set data.ingest.outside_cohorts=drop"
+                f"{label}: {outside.sum()} records are of a {config.cohort} that "
+                "data.ingest.cohorts does not declare "
+                f"({_named(outside)}). Correct their dates, declare it, or set "
+                "data.ingest.outside_cohorts=drop"
             )
         state[outside] = OTHER_COHORT
-    cohorts = np.array([-1 if name is None else place[name] for name in names], dtype=np.int32)[column.index]
-    late = column.spread(bool(config.train_before and day and day >= config.train_before) for day in days)
+    cohorts = np.array([-1 if name is None else place[name] for name in names], dtype=np.int32)[
+        column.index
+    ]
+    late = column.spread(
+        bool(config.train_before and day and day >= config.train_before) for day in days
+    )
     note = (
-        f"every one of {both:,} dates with / reads both ways, and was read month first; where days come first set "
+        f"every one of {both:,} dates with / reads both ways, and was read month first; where "
+        "days come first set "
         "data.ingest.date_format=%d/%m/%Y"
     )
     return cohorts, list(place), late, [note] if both else []
 
 
 def _fitting(unread: Sequence[str], *, month_first: bool) -> str:
-    cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in filter(None, unread[:_TRIED])]
+    cells = [
+        re.split(r"[T ]", cell)[0] if ":" in cell else cell
+        for cell in filter(None, unread[:_TRIED])
+    ]
     if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
-        return "; they are a spreadsheet's numbers of days: give that column the format of a date and save it again"
+        return (
+            "; they are a spreadsheet's numbers of days: give that column the format of a "
+            "date and save it again"
+        )
     formats = [form for form in _FORMATS if cells and all(_day(cell, form) for cell in cells)]
     if not formats or ("%d/%m/%Y" in formats and month_first):
         return ""
@@ -309,7 +368,8 @@ def _require_ids(column: _Column, label: str) -> None:
     doubled = np.bincount(column.index)[column.index] > 1
     if doubled.any():
         raise InputError(
-            f"{label}: {doubled.sum()} records share an id with another ({_named(doubled)}); an id must name one record"
+            f"{label}: {doubled.sum()} records share an id with another ({_named(doubled)}); an "
+            "id must name one record"
         )
 
 
@@ -320,9 +380,14 @@ def _named(rows: NDArray[np.bool_]) -> str:
 
 
 def language_of(texts: Iterable[str]) -> str | None:
-    """Returns the language as Snowball names it; None where the words are few, or of no language known here."""
+    """Returns the language as Snowball names it; None where the words are few, or of no language
+    known here.
+    """
     words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
-    scores = sorted(((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()), reverse=True)
+    scores = sorted(
+        ((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()),
+        reverse=True,
+    )
     (most, name), (second, _) = scores[:2]
     sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
     return name if sure else None

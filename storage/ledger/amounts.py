@@ -1,7 +1,7 @@
 """Exact amounts of privacy loss: decimals of a fixed scale, rounded up, never a float in a sum.
 
-A float is converted exactly and then rounded towards more loss. What no budget can be kept with is refused:
-NaN, infinities, zero, negative and subnormal numbers, and numbers finer than the scale.
+A float is converted exactly and then rounded towards more loss. What no budget can be kept with is
+refused: NaN, infinities, zero, negative and subnormal numbers, and numbers finer than the scale.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ LEAST_EPSILON = Decimal(1).scaleb(-EPSILON_SCALE)
 EPSILON_LIMIT = Decimal(10) ** 9
 """Larger losses guarantee nothing and are refused."""
 
-# Wide enough for any sum of amounts: 9 digits before the point, 18 after, and room for the exponential.
+# Wide enough for any sum of amounts: 9 digits before the point, 18 after, and room for the
+# exponential.
 _CONTEXT = Context(prec=80)
 
 
 def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Decimal:
     """Return `value` as a positive decimal of `scale` decimals, a float rounded up.
 
-    Text and decimals were written by someone and must fit the scale as they stand; a float is a measurement
-    and is rounded towards more loss.
+    Text and decimals were written by someone and must fit the scale as they stand; a float is a
+    measurement and is rounded towards more loss.
     """
     try:
-        number, quantum = Decimal("NaN" if isinstance(value, bool) else value), Decimal(1).scaleb(-scale)
+        number, quantum = (
+            Decimal("NaN" if isinstance(value, bool) else value),
+            Decimal(1).scaleb(-scale),
+        )
     except (InvalidOperation, ValueError, TypeError):
         raise InputError(f"{name}: not a number") from None
     if not number.is_finite():
         raise InputError(f"{name}: {value} is not a finite number")
     if isinstance(value, float) and 0 < abs(value) < sys.float_info.min:
-        raise InputError(f"{name}: {value} is subnormal and was already rounded; no budget can hold it")
+        raise InputError(
+            f"{name}: {value} is subnormal and was already rounded; no budget can hold it"
+        )
     if number <= 0:
         raise InputError(f"{name}: {value} is not above zero")
     if number >= EPSILON_LIMIT:
@@ -64,9 +70,12 @@ def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
 def delta(value: float | int | str | Decimal, *, name: str = "delta") -> Decimal:
     """Return a delta, rounded up to 18 decimals; of a float its shortest text counts.
 
-    A delta is not measured but chosen, as a cap is: 1e-4 means 0.0001, and must fit under a cap of 0.0001.
+    A delta is not measured but chosen, as a cap is: 1e-4 means 0.0001, and must fit under a cap of
+    0.0001.
     """
-    return probability(repr(value) if isinstance(value, float) and math.isfinite(value) else value, name=name)
+    return probability(
+        repr(value) if isinstance(value, float) and math.isfinite(value) else value, name=name
+    )
 
 
 ZERO_EPSILON, ZERO_DELTA = Decimal(0).scaleb(-EPSILON_SCALE), Decimal(0).scaleb(-DELTA_SCALE)
@@ -78,10 +87,11 @@ def add(left: Decimal, right: Decimal) -> Decimal:
 
 
 def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
-    """Return what an add-remove guarantee costs under replace-one: (2 epsilon, (1 + e^epsilon) delta).
+    """Return what an add-remove guarantee costs under replace-one: (2 epsilon, (1 + e^epsilon)
+    delta).
 
-    Replacing a record is removing one and adding one: group privacy of two (Vadhan, The Complexity of
-    Differential Privacy, 2017, Lemma 2.2). Rounded up.
+    Replacing a record is removing one and adding one: group privacy of two (Vadhan, The Complexity
+    of Differential Privacy, 2017, Lemma 2.2). Rounded up.
     """
     doubled = _CONTEXT.multiply(eps, Decimal(2))
     if delta == 0:
@@ -89,7 +99,9 @@ def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
     factor = _CONTEXT.add(Decimal(1), _CONTEXT.next_plus(_CONTEXT.exp(eps)))
     product = _CONTEXT.multiply(factor, delta)
     if product >= 1:
-        raise InputError("delta: under replace-one it would be one or more, which guarantees nothing")
+        raise InputError(
+            "delta: under replace-one it would be one or more, which guarantees nothing"
+        )
     return doubled, product.quantize(ZERO_DELTA, rounding=ROUND_CEILING, context=_CONTEXT)
 
 

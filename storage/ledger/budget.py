@@ -1,12 +1,14 @@
 """Accounts and caps: what a cohort has spent, and whether one more charge fits.
 
-Each population, cohort and guarantee kind has one account, in one neighbouring relation and one privacy unit. A record
-is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry, Privacy Integrated Queries, 2009). A unit
-may have records in each, so that a claim about units is also charged to the account `all cohorts` of its population.
+Each population, cohort and guarantee kind has one account, in one neighbouring relation and one
+privacy unit. A record is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry,
+Privacy Integrated Queries, 2009). A unit may have records in each, so that a claim about units is
+also charged to the account `all cohorts` of its population.
 
-In one population, claims about records and about units are not added: what a record-level epsilon e costs a unit with k
-records is k e (group privacy), and nothing bounds k where no unit is named. So whichever came first stays the only one.
-How releases add up is in `storage.ledger.composition`; which releases an account counts, in `storage.ledger.fold`.
+In one population, claims about records and about units are not added: what a record-level epsilon e
+costs a unit with k records is k e (group privacy), and nothing bounds k where no unit is named. So
+whichever came first stays the only one. How releases add up is in `storage.ledger.composition`;
+which releases an account counts, in `storage.ledger.fold`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class BudgetRefused(StorageError):
     """The budget, or a rule beside it, forbids the release; the text shows the arithmetic."""
 
 
-def accounts_of(population: str, cohorts: Iterable[str], privacy_unit: str | None) -> list[tuple[str, str]]:
+def accounts_of(
+    population: str, cohorts: Iterable[str], privacy_unit: str | None
+) -> list[tuple[str, str]]:
     """Returns the accounts, population and cohort, that a release is charged to by its own name."""
     accounts = [(population, cohort) for cohort in cohorts]
     # guard: test_two_years_at_the_cap_each
@@ -54,19 +58,27 @@ class Cost:
             doubled = 1 if relation == self.relation else 2
             return Loss(self.epsilon * doubled, self.delta, None, None)
         return composition.loss_of(
-            self.event, epsilon=self.epsilon, delta=self.delta, claimed=self.relation, relation=relation,
+            self.event,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            claimed=self.relation,
+            relation=relation,
             records_per_unit=self.records_per_unit,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> Cost:
         """Returns the cost of a release by the fields of its plan or of its row."""
         formal = content["guarantee_kind"] == "formal"
         return Cost(
-            content["neighbouring_relation"] or "add-remove", content["privacy_unit"] or "",
-            content["epsilon"] or amounts.ZERO_EPSILON, (content["delta"] if formal else None) or amounts.ZERO_DELTA,
-            content["event"], content["max_records_per_unit"] or 1, formal,
-        )  # fmt: skip
+            content["neighbouring_relation"] or "add-remove",
+            content["privacy_unit"] or "",
+            content["epsilon"] or amounts.ZERO_EPSILON,
+            (content["delta"] if formal else None) or amounts.ZERO_DELTA,
+            content["event"],
+            content["max_records_per_unit"] or 1,
+            formal,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,9 @@ class Account:
 
 @dataclass(frozen=True)
 class Charge:
-    """What a release adds to one account, which is shown before and after, both under the cap then in force."""
+    """What a release adds to one account, which is shown before and after, both under the cap then
+    in force.
+    """
 
     before: Account
     after: Account
@@ -122,7 +136,9 @@ class Charge:
     @property
     def fits(self) -> bool:
         spent, rule = self.after.spent, self.after.rule or "basic"
-        return composition.within(spent, rule=rule, epsilon=self.epsilon_cap, delta=self.after.delta_cap)
+        return composition.within(
+            spent, rule=rule, epsilon=self.epsilon_cap, delta=self.after.delta_cap
+        )
 
     @property
     def left(self) -> Decimal:
@@ -134,56 +150,78 @@ class Charge:
         return self.after.cohort if self.own else f"{self.after.population}/{self.after.cohort}"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as plain data, amounts as text; each epsilon beside the delta that it holds at."""
+        """Returns it as plain data, amounts as text; each epsilon beside the delta that it holds
+        at.
+        """
         account, loss, text = self.after, self.loss, amounts.text
         sums = {"epsilon": loss.epsilon, "delta": loss.delta, "mu_squared": loss.mu_squared}
         return {
-            "population": None if self.own else account.population, "cohort": account.cohort,
-            "composition": account.rule, "loss": {name: text(value) for name, value in sums.items()},
+            "population": None if self.own else account.population,
+            "cohort": account.cohort,
+            "composition": account.rule,
+            "loss": {name: text(value) for name, value in sums.items()},
             "sampled": None if loss.sampled is None else asdict(loss.sampled),
-            "neighbouring_relation": account.neighbouring_relation, "privacy_unit": account.privacy_unit,
-            "epsilon_before": text(self.before.epsilon), "delta_before": text(self.before.delta),
-            "epsilon_after": text(account.epsilon), "delta_after": text(account.delta),
-            "epsilon_cap": text(self.epsilon_cap), "delta_cap": text(account.delta_cap),
-        }  # fmt: skip
+            "neighbouring_relation": account.neighbouring_relation,
+            "privacy_unit": account.privacy_unit,
+            "epsilon_before": text(self.before.epsilon),
+            "delta_before": text(self.before.delta),
+            "epsilon_after": text(account.epsilon),
+            "delta_after": text(account.delta),
+            "epsilon_cap": text(self.epsilon_cap),
+            "delta_cap": text(account.delta_cap),
+        }
 
 
 def charge_account(
     account: Account, cap: Cap | None, costs: Sequence[Cost], *, policy: str, own: bool = True
 ) -> tuple[Charge, str]:
-    """Returns the charge of costs, the first of them the claim's own, and why the account may not take it, if so.
+    """Returns the charge of costs, the first of them the claim's own, and why the account may not
+    take it, if so.
 
     Args:
-        costs: beside the claim's own those of earlier releases that share records with it and were not charged here.
+        costs: beside the claim's own those of earlier releases that share records with it and were
+            not charged here.
         policy: the name of the policy in force.
         own: the account has the release's own population.
     """
     problems = []
     if cap is None:
-        problems.append(f"{account.name}: policy {policy} has no cap for it, so nothing may be spent; add one")
+        problems.append(
+            f"{account.name}: policy {policy} has no cap for it, so nothing may be spent; add one"
+        )
     required = None if cap is None else cap.neighbouring_relation
-    every = {cost.relation for cost in costs}  # an account that begins with earlier costs can take all of them so
+    every = {
+        cost.relation for cost in costs
+    }  # an account that begins with earlier costs can take all of them so
     first = required or ("replace-one" if "replace-one" in every else costs[0].relation)
-    kept_in, unit = account.neighbouring_relation or first, account.privacy_unit or costs[0].privacy_unit
+    kept_in, unit = (
+        account.neighbouring_relation or first,
+        account.privacy_unit or costs[0].privacy_unit,
+    )
     if required not in (None, kept_in):
         problems.append(
-            f"{account.name}: spent so far under {kept_in}, the policy now says {required}; the sum would mean nothing"
+            f"{account.name}: spent so far under {kept_in}, the policy now says {required}; the "
+            "sum would mean nothing"
         )
     loss = Loss()
     for cost in costs:
         if cost.privacy_unit != unit:
             problems.append(
-                f"{account.name}: the account counts each {unit}, the claim protects a {cost.privacy_unit}; "
+                f"{account.name}: the account counts each {unit}, the claim protects a "
+                f"{cost.privacy_unit}; "
                 "these can't be added"
             )
         if cost.relation not in (kept_in, "add-remove"):
             problems.append(
-                f"{account.name}: the account is kept under {kept_in}, the claim holds under {cost.relation}, which"
+                f"{account.name}: the account is kept under {kept_in}, the claim holds under "
+                f"{cost.relation}, which"
                 f" says nothing about {kept_in}; keep the account under replace-one (policy,"
                 " neighbouring_relation) before its first release"
             )
         # guard: test_units_and_shared_records_follow_the_same_rule
-        loss = loss.plus(cost.loss(kept_in if cost.relation in (kept_in, "add-remove") else cost.relation))
+        loss = loss.plus(
+            cost.loss(kept_in if cost.relation in (kept_in, "add-remove") else cost.relation)
+        )
     delta, rule = None if cap is None else cap.delta, account.rule
     if cap is None or cap.composition == "basic":
         rule = "basic"
@@ -191,9 +229,14 @@ def charge_account(
     elif rule is None:
         rule = composition.first_rule(loss, epsilon=cap.epsilon, delta=delta)
     after = replace(
-        account, neighbouring_relation=kept_in, privacy_unit=unit, rule=rule, spent=account.spent.plus(loss),
-        delta_cap=delta, last=loss,
-    )  # fmt: skip
+        account,
+        neighbouring_relation=kept_in,
+        privacy_unit=unit,
+        rule=rule,
+        spent=account.spent.plus(loss),
+        delta_cap=delta,
+        last=loss,
+    )
     before = replace(after, spent=account.spent)
     charge = Charge(before, after, loss, amounts.ZERO_EPSILON if cap is None else cap.epsilon, own)
     # guard: test_a_race_of_sixteen_for_ten_reservations_has_ten_winners
@@ -207,7 +250,8 @@ def arithmetic(charge: Charge) -> str:
     if after.exact:
         sign, verdict = ("<=", "within") if charge.fits else (">", "over")
         return (
-            f"epsilon spent {show(before.epsilon)}, with this release {show(after.epsilon)} at delta "
+            f"epsilon spent {show(before.epsilon)}, with this release {show(after.epsilon)} at "
+            "delta "
             f"{show(after.delta)} {sign} {show(charge.epsilon_cap)}, {verdict} the cap"
         )
     parts = [_sum("epsilon", before.spent.epsilon, charge.loss.epsilon, charge.epsilon_cap)]
@@ -221,7 +265,10 @@ def _sum(name: str, before: Decimal, charged: Decimal, cap: Decimal) -> str:
     after = amounts.add(before, charged)
     sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
     show = amounts.short
-    return f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} {show(cap)}, {verdict}"
+    return (
+        f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} "
+        f"{show(cap)}, {verdict}"
+    )
 
 
 def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> int:
@@ -249,8 +296,12 @@ class BudgetLine:
 
     @property
     def relation(self) -> str | None:
-        """The neighbouring relation that the account is or will be kept in; None until the first release."""
-        return self.account.neighbouring_relation or (self.cap.neighbouring_relation if self.cap else None)
+        """The neighbouring relation that the account is or will be kept in; None until the first
+        release.
+        """
+        return self.account.neighbouring_relation or (
+            self.cap.neighbouring_relation if self.cap else None
+        )
 
     @property
     def epsilon_left(self) -> Decimal:
@@ -258,12 +309,16 @@ class BudgetLine:
 
     @property
     def further(self) -> int | None:
-        """How many more releases of the last one's size fit; None before the first, or without a cap."""
+        """How many more releases of the last one's size fit; None before the first, or without a
+        cap.
+        """
         account, cap = self.account, self.cap
         if cap is None or account.last is None:
             return None
         rule = account.rule or "basic"
-        return composition.more(account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
+        return composition.more(
+            account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta
+        )
 
     @property
     def delta_left(self) -> Decimal | None:
@@ -273,10 +328,14 @@ class BudgetLine:
 
 
 def budget_lines(policy: Policy, accounts: Iterable[Account] = ()) -> list[BudgetLine]:
-    """Returns every account that was charged, and what the policy grants besides: `*` is any other cohort."""
+    """Returns every account that was charged, and what the policy grants besides: `*` is any other
+    cohort.
+    """
     by_key = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
     granted = [
-        (population, cohort) for population, budget in policy.populations.items() for cohort in (*budget.cohorts, "*")
+        (population, cohort)
+        for population, budget in policy.populations.items()
+        for cohort in (*budget.cohorts, "*")
     ]
     if policy.default is not None:
         granted += [("*", cohort) for cohort in (*policy.default.cohorts, "*")]

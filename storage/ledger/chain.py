@@ -1,4 +1,6 @@
-"""The hash chain: how a row becomes canonical JSON (RFC 8785), is linked to the one before, and read back."""
+"""The hash chain: how a row becomes canonical JSON (RFC 8785), is linked to the one before, and
+read back.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,13 @@ class Entry(NamedTuple):
 
 
 def canonical(content: dict[str, Any]) -> str:
-    """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond 2^53."""
+    """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond
+    2^53.
+    """
     try:
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(
+            content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        )
     except (TypeError, ValueError):
         text = ""
     if text and _is_plain(text):
@@ -46,15 +52,19 @@ def canonical(content: dict[str, Any]) -> str:
 
 
 _NUMBERS = [
-    re.compile(text) for text in (r"e[-+][0-9]", r"\.0[],}]", r":-?[0-9]{16}", r",-?[0-9]{16}", r"\[-?[0-9]{16}")
+    re.compile(text)
+    for text in (r"e[-+][0-9]", r"\.0[],}]", r":-?[0-9]{16}", r",-?[0-9]{16}", r"\[-?[0-9]{16}")
 ]
 
 
 def _is_plain(text: str) -> bool:
-    """Checks that the json module wrote what RFC 8785 says: it does, twenty times faster, except for numbers with an
-    exponent, whole floats, long integers, and the order of keys beyond the surrogates.
+    """Checks that the json module wrote what RFC 8785 says: it does, twenty times faster, except
+    for numbers with an exponent, whole floats, long integers, and the order of keys beyond the
+    surrogates.
     """
-    return (text.isascii() or max(text) < "\ud800") and not any(number.search(text) for number in _NUMBERS)
+    return (text.isascii() or max(text) < "\ud800") and not any(
+        number.search(text) for number in _NUMBERS
+    )
 
 
 def digest(body: str) -> str:
@@ -69,12 +79,16 @@ def now() -> str:
 
 def last(connection: Connection) -> tuple[int, str]:
     """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
-    row = connection.execute(sa.select(_T.sequence, _T.hash).order_by(_T.sequence.desc()).limit(1)).one_or_none()
+    row = connection.execute(
+        sa.select(_T.sequence, _T.hash).order_by(_T.sequence.desc()).limit(1)
+    ).one_or_none()
     return (0, GENESIS) if row is None else (row.sequence, row.hash)
 
 
 def hash_of(connection: Connection, sequence: int) -> str | None:
-    """Return the hash of a row, None where there is none. That of the first row tells a ledger from any other."""
+    """Return the hash of a row, None where there is none. That of the first row tells a ledger from
+    any other.
+    """
     return connection.execute(sa.select(_T.hash).where(_T.sequence == sequence)).scalar()
 
 
@@ -83,12 +97,21 @@ def hashes(connection: Connection, first: int, last: int) -> list[str]:
     return list(connection.scalars(query))
 
 
-def append(connection: Connection, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None) -> Entry:
-    """Adds one row at the end of the chain; sequence, hashes, time and, with a key, the signature are set here."""
+def append(
+    connection: Connection, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
+) -> Entry:
+    """Adds one row at the end of the chain; sequence, hashes, time and, with a key, the signature
+    are set here.
+    """
     from storage.ledger import heads
 
     sequence, previous = last(connection)
-    fresh = {"sequence": sequence + 1, "previous_hash": previous, "recorded_at": now(), "signature": None}
+    fresh = {
+        "sequence": sequence + 1,
+        "previous_hash": previous,
+        "recorded_at": now(),
+        "signature": None,
+    }
     if key is not None:
         fresh["signer"] = heads.encoded_key(key.public_key())
     plain = Row.model_validate({**content, **fresh}).as_json()
@@ -117,7 +140,9 @@ def put(connection: Connection, body: str) -> Entry:
 
 def entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
     """Yields the rows as they are stored, in the order of the chain."""
-    select = sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence > after).order_by(_T.sequence)
+    select = (
+        sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence > after).order_by(_T.sequence)
+    )
     with connection.execute(select, execution_options={"yield_per": 1000}) as rows:
         for sequence, row_hash, body in rows:
             yield Entry(sequence, row_hash, body)

@@ -1,23 +1,28 @@
 """What releases cost in amounts that add up, and which sums a cap admits.
 
-A release is known by its claim (epsilon, delta); where its event is made of Gaussian and pure parts, also by mu^2 of
-Gaussian differential privacy; where it is sampled DP-SGD, also by its steps. Three rules turn sums into a decision. An
-account has one from its first charge on, chosen by that charge and the cap, so that no output chooses it:
+A release is known by its claim (epsilon, delta); where its event is made of Gaussian and pure
+parts, also by mu^2 of Gaussian differential privacy; where it is sampled DP-SGD, also by its steps.
+Three rules turn sums into a decision. An account has one from its first charge on, chosen by that
+charge and the cap, so that no output chooses it:
 
 * `basic`: epsilons and deltas of the claims add up (Dwork and Roth 2014, theorem 3.16).
-* `gaussian`: the sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for Gaussian Differential
-  Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be chosen in the light of earlier outputs.
-  Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP: between the corners of its trade-off function, on or above
-  the Gaussian's convex curve, it is linear.
-* `sampled`: the steps of DP-SGD are composed by their privacy loss distribution (dp_accounting). The first release
-  fixes the step; a later one of at most its sampling probability and at least its noise is dominated by it step by step
-  (joint convexity; more noise is post-processing). So outputs choose nothing but how many steps there are.
+* `gaussian`: the sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for
+  Gaussian Differential Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be
+  chosen in the light of earlier outputs. Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP:
+  between the corners of its trade-off function, on or above the Gaussian's convex curve, it is
+  linear.
+* `sampled`: the steps of DP-SGD are composed by their privacy loss distribution (dp_accounting).
+  The first release fixes the step; a later one of at most its sampling probability and at least its
+  noise is dominated by it step by step (joint convexity; more noise is post-processing). So outputs
+  choose nothing but how many steps there are.
 
-A release of another sort ends an exact rule. 1 % of the cap's delta is set apart, under which claims add up in such an
-account, before and after. Both parts of delta add up: of outputs at whose end a rule holds, delta(epsilon), the
-expectation of max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
+A release of another sort ends an exact rule. 1 % of the cap's delta is set apart, under which
+claims add up in such an account, before and after. Both parts of delta add up: of outputs at whose
+end a rule holds, delta(epsilon), the expectation of max(0, 1 - e^(epsilon - loss)), is at most that
+rule's share.
 
-The Gaussian's arithmetic has 60 digits and is rounded up, so that every process computes the same digits.
+The Gaussian's arithmetic has 60 digits and is rounded up, so that every process computes the same
+digits.
 """
 
 from __future__ import annotations
@@ -60,7 +65,10 @@ class Sampled:
         """Adds steps that these dominate; None where they do not."""
         if self.steps == 0:
             return replace(other, steps=times * other.steps)
-        weaker = other.sampling_prob <= self.sampling_prob and other.noise_multiplier >= self.noise_multiplier
+        weaker = (
+            other.sampling_prob <= self.sampling_prob
+            and other.noise_multiplier >= self.noise_multiplier
+        )
         # guard: test_sampled_releases_of_one_step_compose_by_their_loss_distribution
         return replace(self, steps=self.steps + times * other.steps) if weaker else None
 
@@ -95,7 +103,8 @@ class Loss:
         return {"basic": self.epsilon, "gaussian": self.mu_squared, "sampled": self.sampled}[rule]
 
 
-# -- what one release costs ----------------------------------------------------------------------------------
+# -- what one release costs
+# ----------------------------------------------------------------------------------
 
 
 def loss_of(
@@ -128,8 +137,12 @@ def loss_of(
 
 
 def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
-    """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at delta 0."""
-    return Loss(epsilon, delta, pure_rate_of(epsilon) if delta == 0 else largest_rate(epsilon, delta), None)
+    """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at
+    delta 0.
+    """
+    return Loss(
+        epsilon, delta, pure_rate_of(epsilon) if delta == 0 else largest_rate(epsilon, delta), None
+    )
 
 
 _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
@@ -138,7 +151,10 @@ _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 def _rate(event: Mapping[str, Any]) -> Decimal | None:
     match event.get("mechanism"):
         case "dp-sgd" if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
-            rates = [_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"]]
+            rates = [
+                _gaussian(segment["noise_multiplier"], segment["steps"])
+                for segment in event["segments"]
+            ]
         case "gaussian-release":
             rates = [_gaussian(event["noise_multiplier"], 1)]
         case tag if tag in _COMPOSED:
@@ -162,10 +178,16 @@ def _gaussian(noise: float, times: int) -> Decimal | None:
 
 
 def _sampled(event: Mapping[str, Any]) -> Sampled | None:
-    if event.get("mechanism") != "dp-sgd" or event["sampling"] != "poisson" or not 0 < event["sampling_prob"] < 1:
+    if (
+        event.get("mechanism") != "dp-sgd"
+        or event["sampling"] != "poisson"
+        or not 0 < event["sampling_prob"] < 1
+    ):
         return None
     segments = event["segments"]
-    noise = min(segment["noise_multiplier"] for segment in segments)  # which dominates a schedule's other steps
+    noise = min(
+        segment["noise_multiplier"] for segment in segments
+    )  # which dominates a schedule's other steps
     if not noise > 0 or min(segment["steps"] for segment in segments) < 1:
         return None
     return Sampled(event["sampling_prob"], noise, sum(segment["steps"] for segment in segments))
@@ -173,7 +195,9 @@ def _sampled(event: Mapping[str, Any]) -> Sampled | None:
 
 @lru_cache(maxsize=1024)
 def pure_rate_of(epsilon: Decimal) -> Decimal:
-    """Returns mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))."""
+    """Returns mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 +
+    e^epsilon)).
+    """
     tail = 1 / (1 + _M.exp(_number(epsilon)))
 
     def reached(steps: int) -> bool:
@@ -202,7 +226,8 @@ def _first(holds: Callable[[int], bool]) -> int:
     return high
 
 
-# -- which sums a cap admits ---------------------------------------------------------------------------------
+# -- which sums a cap admits
+# ---------------------------------------------------------------------------------
 
 
 def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) -> bool:
@@ -219,21 +244,35 @@ def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) 
 
 
 def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
-    """Returns the rule of an account whose first charge this is: by which more of it fit, then the smaller epsilon."""
+    """Returns the rule of an account whose first charge this is: by which more of it fit, then the
+    smaller epsilon.
+    """
     exact: Rule = "gaussian" if loss.mu_squared is not None else "sampled"
     if delta is None or loss.amount(exact) is None:
         return "basic"
-    by_claims, exactly = (more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in ("basic", exact))
+    by_claims, exactly = (
+        more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in ("basic", exact)
+    )
     if exactly == by_claims:
         return exact if total(loss, rule=exact, delta=delta) < loss.epsilon else "basic"
     return exact if exactly > by_claims else "basic"
 
 
-def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None, most: int = 10_000) -> int:
+def more(
+    spent: Loss,
+    each: Loss,
+    *,
+    rule: Rule,
+    epsilon: Decimal,
+    delta: Decimal | None,
+    most: int = 10_000,
+) -> int:
     """Returns how many more releases of one loss fit under a cap, by an account's rule."""
 
     def full(count: int) -> bool:
-        return count > most or not within(spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta)
+        return count > most or not within(
+            spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta
+        )
 
     return max(0, _first(full) - 1)
 
@@ -288,13 +327,17 @@ def _distribution(sampled: Sampled) -> PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution
 
     step = privacy_loss_distribution.from_gaussian_mechanism(
-        sampled.noise_multiplier, sampling_prob=sampled.sampling_prob, value_discretization_interval=1e-3
+        sampled.noise_multiplier,
+        sampling_prob=sampled.sampling_prob,
+        value_discretization_interval=1e-3,
     )
     return step.self_compose(sampled.steps)
 
 
 def _sampled_delta(sampled: Sampled, epsilon: float) -> float:
-    return float(_distribution(sampled).get_delta_for_epsilon(epsilon)) if sampled.steps > 0 else 0.0
+    return (
+        float(_distribution(sampled).get_delta_for_epsilon(epsilon)) if sampled.steps > 0 else 0.0
+    )
 
 
 def _sampled_epsilon(sampled: Sampled, delta: float) -> Decimal:

@@ -14,9 +14,16 @@ from storage.ledger.models import EPSILON_REPLACED, GENESIS, Evaluation, Mark, R
 from storage.ledger.policy import ALL_COHORTS, Policy
 
 _CLAIMED = (
-    "guarantee_kind", "delta_text", "draws", "neighbouring_relation", "privacy_unit", "max_records_per_unit",
-    "accountant", "assumptions", "unprotected_inputs",
-)  # fmt: skip
+    "guarantee_kind",
+    "delta_text",
+    "draws",
+    "neighbouring_relation",
+    "privacy_unit",
+    "max_records_per_unit",
+    "accountant",
+    "assumptions",
+    "unprotected_inputs",
+)
 
 
 def claim_content(claim: Claim) -> dict[str, Any]:
@@ -24,48 +31,84 @@ def claim_content(claim: Claim) -> dict[str, Any]:
     delta, failure = claim.delta, claim.mc_failure_prob
     # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
     pure = delta == 0 and claim.delta_text != ""
-    losses = {name: getattr(claim, name) for name in ("epsilon", "sensitivity", "epsilon_add_remove")}
+    losses = {
+        name: getattr(claim, name) for name in ("epsilon", "sensitivity", "epsilon_add_remove")
+    }
     return {
         **{name: getattr(claim, name) for name in _CLAIMED},
-        **{name: None if value is None else amounts.epsilon(value, name=name) for name, value in losses.items()},
+        **{
+            name: None if value is None else amounts.epsilon(value, name=name)
+            for name, value in losses.items()
+        },
         "delta": None if delta is None else amounts.ZERO_DELTA if pure else amounts.delta(delta),
-        "mc_failure_prob": None if failure is None else amounts.probability(failure, name="mc_failure_prob"),
+        "mc_failure_prob": None
+        if failure is None
+        else amounts.probability(failure, name="mc_failure_prob"),
     }
 
 
 def replaced_details(claim: Claim | None) -> dict[str, Any]:
-    """Return the epsilon of one unit's values replaced, where a claim's epsilon is not that already, as details."""
-    if claim is None or claim.guarantee_kind != "formal" or claim.neighbouring_relation == "replace-one":
+    """Return the epsilon of one unit's values replaced, where a claim's epsilon is not that
+    already, as details.
+    """
+    if (
+        claim is None
+        or claim.guarantee_kind != "formal"
+        or claim.neighbouring_relation == "replace-one"
+    ):
         return {}
     if claim.epsilon_replaced is None:
         return {}
     # at a delta near 1 an accountant may say 0: rounded up as every measured amount is
-    return {EPSILON_REPLACED: format(amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON)), "f")}
+    return {
+        EPSILON_REPLACED: format(
+            amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON)), "f"
+        )
+    }
 
 
 _SAME_NAMES = (
-    "idempotency_key", "population", "cohorts", "data_fingerprint", "trust_model", "randomness_source",
-    "floating_point_caveat", "code_commit", "code_dirty", "lock_digest", "parameters_digest", "artifact_digests",
-    "requester", "prefect_run_id",
-)  # fmt: skip
+    "idempotency_key",
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "trust_model",
+    "randomness_source",
+    "floating_point_caveat",
+    "code_commit",
+    "code_dirty",
+    "lock_digest",
+    "parameters_digest",
+    "artifact_digests",
+    "requester",
+    "prefect_run_id",
+)
 
 
 def plan_content(plan: ReleasePlan) -> dict[str, Any]:
-    """Return the fields that a release's plan settles; where nothing is claimed, nothing may be released."""
+    """Return the fields that a release's plan settles; where nothing is claimed, nothing may be
+    released.
+    """
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
         raise BudgetRefused(
-            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee `{claim.guarantee_kind}`"
+            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee "
+            f"`{claim.guarantee_kind}`"
             " protects no one; it can be recorded as an evaluation, never released"
         )
     if claim.epsilon is None:
         raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
     if claim.guarantee_kind == "formal" and claim.delta is None:
-        raise InputError("delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text")
+        raise InputError(
+            "delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text"
+        )
     if len(set(plan.cohorts)) != len(plan.cohorts):
         raise InputError("cohorts: one is named twice and would be charged twice")
     if ALL_COHORTS in plan.cohorts:
-        raise InputError(f"cohorts: none may be called `{ALL_COHORTS}`, which is the account of a population's units")
+        raise InputError(
+            f"cohorts: none may be called `{ALL_COHORTS}`, which is the account of a "
+            "population's units"
+        )
     return {
         **{name: getattr(plan, name) for name in _SAME_NAMES},
         **claim_content(claim),
@@ -98,7 +141,9 @@ TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", 
 
 
 def release_terms(plan: ReleasePlan, content: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns what a signature on this plan says of it, as text; its `plan_content` may be computed already."""
+    """Returns what a signature on this plan says of it, as text; its `plan_content` may be computed
+    already.
+    """
     content = plan_content(plan) if content is None else content
     epsilon = str(amounts.text(content["epsilon"]))
     terms = {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
@@ -115,7 +160,8 @@ def signed_terms(row: Mapping[str, Any]) -> dict[str, str]:
 def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> dict[str, str]:
     """Returns what a signature on a change of policy says of it, as text.
 
-    The row of the policy in force is of this ledger and this moment, so that a signature is good once.
+    The row of the policy in force is of this ledger and this moment, so that a signature is good
+    once.
     """
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
 
@@ -138,7 +184,12 @@ def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def policy_content(
-    policy: Policy, *, requester: str, reason: str, approvals: Sequence[str] = (), decisions: Sequence[Decision] = ()
+    policy: Policy,
+    *,
+    requester: str,
+    reason: str,
+    approvals: Sequence[str] = (),
+    decisions: Sequence[Decision] = (),
 ) -> dict[str, Any]:
     """Returns the fields of the row that puts a policy in force, the policy itself among them."""
     return {

@@ -37,12 +37,15 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
-        raise InputError("ledger URL: give sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE") from error
+        raise InputError(
+            "ledger URL: give sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE"
+        ) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise InputError(
-            f"ledger URL: {parsed.drivername} is not supported; give sqlite:///FILE or postgresql+psycopg://…"
+            f"ledger URL: {parsed.drivername} is not supported; give sqlite:///FILE or "
+            "postgresql+psycopg://…"
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise InputError("ledger URL: a ledger in memory keeps nothing; give sqlite:///FILE")
@@ -56,7 +59,9 @@ def database_exists(url: str) -> bool:
 
 
 class Database:
-    """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
+    """A ledger's database. Each transaction has a connection of its own, so a lost one harms one
+    transaction.
+    """
 
     def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Journal] = ()) -> None:
         self.url = parse_url(url)
@@ -69,7 +74,9 @@ class Database:
                 self.url, poolclass=NullPool, hide_parameters=True, connect_args=connect_args
             )
         except ModuleNotFoundError as error:
-            raise StorageError("PostgreSQL needs psycopg: install the `postgres` extra of this package") from error
+            raise StorageError(
+                "PostgreSQL needs psycopg: install the `postgres` extra of this package"
+            ) from error
         if self.is_sqlite:
             event.listen(self.engine, "connect", self._sqlite_connect)
             event.listen(self.engine, "begin", self._sqlite_begin)
@@ -80,8 +87,8 @@ class Database:
 
     @staticmethod
     def _sqlite_connect(connection: Any, _: Any) -> None:
-        # The driver's own BEGIN comes too late (before the first write), which would let two readers of the
-        # same sum both insert; transactions are begun manually below.
+        # The driver's own BEGIN comes too late (before the first write), which would let two
+        # readers of the same sum both insert; transactions are begun manually below.
         connection.isolation_level = None
         cursor = connection.cursor()
         # A reservation that was answered must survive a power cut.
@@ -94,17 +101,21 @@ class Database:
     def _sqlite_begin(connection: Connection) -> None:
         options = connection.get_execution_options()
         if options.get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("ledger_write") else "BEGIN")
+            connection.exec_driver_sql(
+                "BEGIN IMMEDIATE" if options.get("ledger_write") else "BEGIN"
+            )
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a transaction during which no one else writes; commits at the end, rolls back on an error."""
+        """Open a transaction during which no one else writes; commits at the end, rolls back on an
+        error.
+        """
         with self._safe_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(ledger_write=True)
             with connection.begin():
                 if not self.is_sqlite:
-                    # SET LOCAL lasts for this transaction. A server set to acknowledge before it has written
-                    # would forget reservations; a stricter setting stays.
+                    # SET LOCAL lasts for this transaction. A server set to acknowledge before it
+                    # has written would forget reservations; a stricter setting stays.
                     milliseconds = int(self.lock_timeout * 1000)
                     connection.execute(
                         sa.text(
@@ -114,7 +125,9 @@ class Database:
                         ),
                         {"limit": f"{milliseconds}ms"},
                     )
-                    connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                    connection.execute(
+                        sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK}
+                    )
                 for journal in self.journals:
                     journal.check(connection)
                 yield connection
@@ -127,13 +140,15 @@ class Database:
         """Open a transaction that sees one moment of the ledger, however long it reads."""
         with self._safe_errors(), self.engine.connect() as connection:
             if not self.is_sqlite:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                connection = connection.execution_options(
+                    isolation_level="REPEATABLE READ", postgresql_readonly=True
+                )
             with connection.begin():
                 yield connection
 
     def transact(self, work: Callable[[Connection], _T]) -> _T:
-        """Run `work` in a write transaction, again after a lost connection. `work` must be repeatable:
-        finding its row already there, it returns that row.
+        """Run `work` in a write transaction, again after a lost connection. `work` must be
+        repeatable: finding its row already there, it returns that row.
         """
         for pause in _RETRY_PAUSES:
             try:
@@ -158,23 +173,31 @@ class Database:
             return StorageError(f"ledger {self.name}: {original}")
         if "locked" in original or code == "55P03":
             return StorageError(
-                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} s{self._holder()}. Nothing "
+                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} "
+                f"s{self._holder()}. Nothing "
                 "was recorded; try again when that one is done"
             )
         if "disk is full" in original or code in ("53100", "53200"):
-            return StorageError(f"ledger {self.name}: no space left; nothing was recorded, free some and retry")
+            return StorageError(
+                f"ledger {self.name}: no space left; nothing was recorded, free some and retry"
+            )
         if "disk I/O error" in original or code == "58030":
             return StorageError(f"ledger {self.name}: disk error; nothing was recorded")
         if code == "42501":
             return StorageError(f"ledger {self.name}: this role may not do that ({original})")
         if isinstance(error, exc.IntegrityError):
-            return StorageError(f"ledger {self.name}: the row contradicts one already there; nothing recorded")
-        gone = error.connection_invalidated or (isinstance(error, exc.OperationalError) and not self.is_sqlite)
+            return StorageError(
+                f"ledger {self.name}: the row contradicts one already there; nothing recorded"
+            )
+        gone = error.connection_invalidated or (
+            isinstance(error, exc.OperationalError) and not self.is_sqlite
+        )
         if gone and error.statement is None and not error.connection_invalidated:
             return ConnectionLost(f"ledger {self.name}: can't connect: {original}")
         if gone:
             return ConnectionLost(
-                f"ledger {self.name}: no connection to the server; whether the last step was recorded is not"
+                f"ledger {self.name}: no connection to the server; whether the last step was "
+                "recorded is not"
                 " known, and repeating it is safe"
             )
         if "unable to open" in original or "not a database" in original:
@@ -207,7 +230,8 @@ class Database:
             mark = journal.last()
             if mark is not None and not path.exists():
                 raise ForeignLedger(
-                    f"no ledger at {path}, {journal.name} has used {mark}. A new one is not begun in its place: "
+                    f"no ledger at {path}, {journal.name} has used {mark}. A new one is not "
+                    "begun in its place: "
                     "restore it, or `autocoder ledger recover`"
                 )
 
@@ -218,9 +242,12 @@ class Database:
             # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
             self._require_unlost(path)
             if not path.parent.is_dir():
-                raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
+                raise InputError(
+                    f"ledger {self.name}: the folder {path.parent} does not exist; create it"
+                )
             try:  # closed to others: it names populations, requesters and costs
-                # resolved: a link that leads nowhere yet would be left to the driver, which asks the umask
+                # resolved: a link that leads nowhere yet would be left to the driver, which asks
+                # the umask
                 # guard: test_a_ledger_behind_a_link_that_leads_nowhere_yet
                 os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
@@ -237,7 +264,8 @@ class Database:
         else:
             state = "has no ledger" if revision is None else f"holds a ledger of schema {revision}"
             raise StorageError(
-                f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the database run"
+                f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the "
+                "database run"
                 " `autocoder ledger migrate --url URL --app-role ROLE --release-role ROLE`"
             )
 
@@ -248,16 +276,23 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
-def migrate(database: Database, *, app_role: str | None = None, release_role: str | None = None) -> str:
-    """Creates the tables where there are none, and gives roles their rights; returns the schema's revision.
+def migrate(
+    database: Database, *, app_role: str | None = None, release_role: str | None = None
+) -> str:
+    """Creates the tables where there are none, and gives roles their rights; returns the schema's
+    revision.
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
-        app_role: of training, upkeep and metrics; it may read, and append evaluations and audits, nothing else.
-        release_role: of the releasing worker and the officer's desk; it may read, and append any row.
+        app_role: of training, upkeep and metrics; it may read, and append evaluations and audits,
+            nothing else.
+        release_role: of the releasing worker and the officer's desk; it may read, and append any
+            row.
     """
     if app_role is not None and app_role == release_role:
-        raise InputError("--release-role: give it another role than --app-role, which may not append releases")
+        raise InputError(
+            "--release-role: give it another role than --app-role, which may not append releases"
+        )
     if database.is_sqlite:
         _use_write_ahead_log(database)
     with database.write() as connection:
@@ -266,7 +301,10 @@ def migrate(database: Database, *, app_role: str | None = None, release_role: st
         if revision is None:
             schema.create(connection)
         elif revision != REVISION:
-            raise StorageError(f"ledger {database.name}: its schema {revision} is not known to this code; update it")
+            raise StorageError(
+                f"ledger {database.name}: its schema {revision} is not known to this code; "
+                "update it"
+            )
         for role, functions in ((app_role, _NOTE), (release_role, _WRITE)):
             if role is not None:
                 _grant(database, connection, role, functions)
@@ -277,14 +315,15 @@ def _refuse_prefect(database: Database, connection: Connection) -> None:
     inspector = sa.inspect(connection)
     if inspector.has_table("flow_run") and inspector.has_table("task_run"):
         raise InputError(
-            f"ledger {database.name}: this is Prefect's database, whose role may change rows; give the ledger"
+            f"ledger {database.name}: this is Prefect's database, whose role may change rows; "
+            "give the ledger"
             " a separate one"
         )
 
 
 def _use_write_ahead_log(database: Database) -> None:
-    # Readers of a long `verify` then don't hold up a reservation. The switch can't happen inside a transaction
-    # and doesn't wait for a lock by itself when many processes create the file at once.
+    # Readers of a long `verify` then don't hold up a reservation. The switch can't happen inside a
+    # transaction and doesn't wait for a lock by itself when many processes create the file at once.
     deadline = time.monotonic() + database.lock_timeout
     while True:
         try:
@@ -298,7 +337,9 @@ def _use_write_ahead_log(database: Database) -> None:
             time.sleep(0.05)
 
 
-def _grant(database: Database, connection: Connection, role: str, functions: tuple[str, ...]) -> None:
+def _grant(
+    database: Database, connection: Connection, role: str, functions: tuple[str, ...]
+) -> None:
     if database.is_sqlite:
         raise InputError("roles: SQLite has no roles; its triggers keep the ledger append-only")
     superuser = connection.execute(
@@ -317,7 +358,9 @@ def _grant(database: Database, connection: Connection, role: str, functions: tup
         {"role": role, "table": ledger_row.name},
     ).scalar()
     if owner:
-        raise InputError(f"roles: {role} owns the ledger's tables; migrate as another role than {role}")
+        raise InputError(
+            f"roles: {role} owns the ledger's tables; migrate as another role than {role}"
+        )
     namespace = connection.dialect.identifier_preparer.quote_identifier(
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )

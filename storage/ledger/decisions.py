@@ -1,8 +1,9 @@
 """Decisions: a person's signed yes or no to one release, or to one change of the policy.
 
-ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature. Whose key it is, the
-policy says; a name that someone typed is no decision. What is decided upon is named by its digest, and the terms that
-the signer saw are next to it, so that the ledger's row can be compared with them.
+ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature.
+Whose key it is, the policy says; a name that someone typed is no decision. What is decided upon is
+named by its digest, and the terms that the signer saw are next to it, so that the ledger's row can
+be compared with them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Decision(BaseModel):
     @property
     def token(self) -> str:
         """Returns the decision as one line of text, to be pasted into a form."""
-        return base64.urlsafe_b64encode(chain.canonical(self.model_dump(mode="json")).encode()).decode()
+        return base64.urlsafe_b64encode(
+            chain.canonical(self.model_dump(mode="json")).encode()
+        ).decode()
 
     @staticmethod
     def read(text: str) -> Decision:
@@ -65,7 +68,9 @@ class Decision(BaseModel):
                 content = base64.b64decode("".join(text.split()), altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
-            raise InputError("approval: not a signed decision. Paste what `autocoder approve` printed") from None
+            raise InputError(
+                "approval: not a signed decision. Paste what `autocoder approve` printed"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -99,40 +104,63 @@ def sign(
     return plain.model_copy(update={"signature": signature_of(plain, key)})
 
 
-def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None) -> str:
+def signer(
+    decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None
+) -> str:
     """Return the signer's name, when the decision counts under this rule.
 
     Args:
-        matter: what is decided; a decision on another digest or other terms is stale, and no one decides on their own
-            request.
+        matter: what is decided; a decision on another digest or other terms is stale, and no one
+            decides on their own request.
         moment: that the rule's age limit is compared with; now when not given.
     """
     keys = rule.keys()
     name = next((name for name, key in keys.items() if key_id(key) == decision.key_id), None)
     if name is None:
         names = ", ".join(sorted(keys)) or "no one"
-        raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
+        raise InputError(
+            f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: "
+            f"{names}"
+        )
     if not is_signed(decision, decision.signature, keys[name]):
         raise InputError(f"approval by {name}: invalid signature")
-    if (decision.subject, decision.digest, decision.terms) != (matter.subject, matter.digest, dict(matter.terms)):
-        raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
+    if (decision.subject, decision.digest, decision.terms) != (
+        matter.subject,
+        matter.digest,
+        dict(matter.terms),
+    ):
+        raise InputError(
+            f"approval by {name}: it is stale, or for something else: what it was signed for "
+            "differs"
+        )
     if name == matter.requester:
         raise InputError(f"approval by {name}: the requester cannot decide. Ask another approver")
     try:
         age = (moment or datetime.now(UTC)) - datetime.fromisoformat(decision.signed_at)
     except (ValueError, TypeError):
-        raise InputError(f"approval by {name}: signed_at is not a time with an offset from UTC") from None
+        raise InputError(
+            f"approval by {name}: signed_at is not a time with an offset from UTC"
+        ) from None
     if age < -_CLOCKS_DIFFER:
         raise InputError(f"approval by {name}: signed in the future; set the clocks")
     if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
-        raise InputError(f"approval by {name}: stale, signed {age.days} days ago; the policy lets {rule.valid_days}")
+        raise InputError(
+            f"approval by {name}: stale, signed {age.days} days ago; the policy lets "
+            f"{rule.valid_days}"
+        )
     return name
 
 
 def approvers(
-    decisions: Sequence[Decision], rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None
+    decisions: Sequence[Decision],
+    rule: ApprovalRule,
+    matter: Matter,
+    *,
+    moment: datetime | None = None,
 ) -> tuple[str, ...]:
-    """Returns the names of those who approved, each checked by `signer`, once; a refusal among them is an error."""
+    """Returns the names of those who approved, each checked by `signer`, once; a refusal among them
+    is an error.
+    """
     names: list[str] = []
     for decision in decisions:
         name = signer(decision, rule, matter, moment=moment)

@@ -1,11 +1,12 @@
 """The ledger's state: the fold of its rows, one pure function that every reader and writer uses.
 
-A row counts as what it is worth, not because it is in the chain. A release's rows, handovers and revocations carry the
-signature of a releasing worker's key, over their place in the chain too; approvals, refusals and changes of a policy
-those of the persons whose keys the policy in force lists. What an account is charged follows from the events of the
-releases that it counts, and is in no row. A row that does not follow from those before is named in `State.bad` and
-has no effect, except that a well signed release is charged in any case and may not be drawn. Damage to the chain itself
-stops everything.
+A row counts as what it is worth, not because it is in the chain. A release's rows, handovers and
+revocations carry the signature of a releasing worker's key, over their place in the chain too;
+approvals, refusals and changes of a policy those of the persons whose keys the policy in force
+lists. What an account is charged follows from the events of the releases that it counts, and is in
+no row. A row that does not follow from those before is named in `State.bad` and has no effect,
+except that a well signed release is charged in any case and may not be drawn. Damage to the chain
+itself stops everything.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
 _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("reserved", "drawn")}
-_ADDED = ("sequence", "previous_hash", "hash", "recorded_at", "state", "reason", "cause", "signer", "signature")
+_ADDED = (
+    "sequence",
+    "previous_hash",
+    "hash",
+    "recorded_at",
+    "state",
+    "reason",
+    "cause",
+    "signer",
+    "signature",
+)
 """Fields of a release's later row that its current row takes as they are."""
 
 AccountKey = tuple[str, str, GuaranteeKind]
@@ -104,23 +115,35 @@ class State:
     broken: str = ""
     """The first damage to the chain: what rows mean from there on is not known."""
 
-    # -- taking rows ---------------------------------------------------------------------------------------
+    # -- taking rows
+    # ---------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> Row | None:
-        """Takes the next row as it is stored; returns it, with all that is known, where it has an effect.
+        """Takes the next row as it is stored; returns it, with all that is known, where it has an
+        effect.
 
-        Behind damage to the chain it continues with what can be read, so that `verify` names every bad row.
+        Behind damage to the chain it continues with what can be read, so that `verify` names every
+        bad row.
         """
         sequence, expected, previous, problem = entry.sequence, self.sequence + 1, self.hash, ""
-        self.sequence, self.hash, self.ledger, row = sequence, entry.hash, self.ledger or entry.hash, None
+        self.sequence, self.hash, self.ledger, row = (
+            sequence,
+            entry.hash,
+            self.ledger or entry.hash,
+            None,
+        )
         if sequence != expected:
             missing = expected if sequence == expected + 1 else f"{expected} to {sequence - 1}"
-            self._damage(expected, f"row {missing} missing: row {sequence} follows row {expected - 1}")
+            self._damage(
+                expected, f"row {missing} missing: row {sequence} follows row {expected - 1}"
+            )
         try:
             content = _read(entry)
             if sequence == expected and content["previous_hash"] != previous:
                 culprit = f"row {max(sequence - 1, 1)} was rewritten"
-                self._damage(sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}")
+                self._damage(
+                    sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}"
+                )
             row, problem = self._step(_parsed(content, entry), content)
             self.rows.append(row)
         except Damaged as error:
@@ -148,7 +171,11 @@ class State:
             raise Inconsistent(f"a row of kind {row.kind} pretends to be a release")
         if row.idempotency_key is not None and (row.kind, row.idempotency_key) in self.keys:
             raise Inconsistent("its idempotency key was used before")
-        steps = {"budget-change": self._policy_change, "refusal": self._refusal, "revocation": self._revocation}
+        steps = {
+            "budget-change": self._policy_change,
+            "refusal": self._refusal,
+            "revocation": self._revocation,
+        }
         if row.kind in steps:
             steps[row.kind](row)
         if row.idempotency_key is not None:
@@ -160,18 +187,26 @@ class State:
         if row.signer is None or not verify_bytes(
             chain.signed_bytes(content), row.signature or "", decoded_key(row.signer)
         ):
-            raise Inconsistent(f"a row of kind {row.kind} without the signature of a releasing worker")
+            raise Inconsistent(
+                f"a row of kind {row.kind} without the signature of a releasing worker"
+            )
         listed = self.in_force.release_key_ids()
         reserved = self.releases.get(row.release_id or "")
         if listed and key_id(decoded_key(row.signer)) not in listed:
-            raise Inconsistent("signed by a key that the policy does not list among its `release_keys`")
+            raise Inconsistent(
+                "signed by a key that the policy does not list among its `release_keys`"
+            )
         foreign = reserved is not None and row.signer != reserved.reserved.signer
         if not listed and row.kind == "release" and foreign:
-            raise Inconsistent("signed by another key than the release's reservation, and the policy lists none")
+            raise Inconsistent(
+                "signed by another key than the release's reservation, and the policy lists none"
+            )
 
     def _approved(self, row: Row, matter: Matter) -> None:
         rule = self.in_force.approvals
-        names = approvers(from_row(row.details), rule, matter, moment=datetime.fromisoformat(row.recorded_at))
+        names = approvers(
+            from_row(row.details), rule, matter, moment=datetime.fromisoformat(row.recorded_at)
+        )
         # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn
         if names != row.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
@@ -181,7 +216,9 @@ class State:
         if row.policy_digest != policy.digest:
             raise Inconsistent("the policy doesn't have its digest")
         if self.policy is not None:
-            terms = policy_terms(policy.name, self.policy_mark, requester=str(row.requester), reason=row.reason)
+            terms = policy_terms(
+                policy.name, self.policy_mark, requester=str(row.requester), reason=row.reason
+            )
             self._approved(row, Matter("policy", policy.digest, terms, row.requester))
         self.policy, self.policy_row = policy, row
 
@@ -190,34 +227,52 @@ class State:
         if decision.decision != "refuse":
             raise Inconsistent("a refusal without a signature")
         matter = Matter("release", row.idempotency_key or "", decision.terms, row.requester)
-        signer(decision, self.in_force.approvals, matter, moment=datetime.fromisoformat(row.recorded_at))
+        signer(
+            decision,
+            self.in_force.approvals,
+            matter,
+            moment=datetime.fromisoformat(row.recorded_at),
+        )
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
 
     def _revocation(self, row: Row) -> None:
         release = self.release(row.release_id or "")
         release.revoked = release.revoked or row
 
-    # -- releases ------------------------------------------------------------------------------------------
+    # -- releases
+    # ------------------------------------------------------------------------------------------
 
     def _reserved(self, row: Row) -> tuple[Row, str]:
         release_id, key = str(row.release_id), str(row.idempotency_key)
         if release_id in self.releases or ("release", key) in self.keys:
             raise Inconsistent(f"release {release_id} is reserved twice")
-        if row.guarantee_kind not in ("formal", "asymptotic-local") or row.epsilon is None or row.epsilon <= 0:
+        if (
+            row.guarantee_kind not in ("formal", "asymptotic-local")
+            or row.epsilon is None
+            or row.epsilon <= 0
+        ):
             raise Inconsistent("a release without a cost")
         if row.delta is not None and not 0 <= row.delta < 1:
             raise Inconsistent("a release whose delta is no probability")
         names = row.details.get("records", {}).get("overlap", ())
         shared = [self.release(name) for name in names]
         if any(other.kind != row.guarantee_kind for other in shared):
-            raise Inconsistent("it names a release of another type of guarantee with the same records")
+            raise Inconsistent(
+                "it names a release of another type of guarantee with the same records"
+            )
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
         # guard: test_rows_past_the_program
-        if not row.cohorts or ALL_COHORTS in row.cohorts or len(set(row.cohorts)) < len(row.cohorts):
+        if (
+            not row.cohorts
+            or ALL_COHORTS in row.cohorts
+            or len(set(row.cohorts)) < len(row.cohorts)
+        ):
             problems.append("its cohorts are not such as have accounts")
         try:
             terms = signed_terms(row.as_json())
-            self._approved(row, Matter("release", row.details.get("plan_digest", ""), terms, row.requester))
+            self._approved(
+                row, Matter("release", row.details.get("plan_digest", ""), terms, row.requester)
+            )
         except (Inconsistent, InputError) as error:
             problems.append(str(error))
         if row.policy_digest != (self.policy_row and self.policy_row.policy_digest):
@@ -233,7 +288,9 @@ class State:
         return row, release.problem
 
     def _later(self, row: Row) -> tuple[Row, str]:
-        """Takes what a later row adds to its release; of what was measured at the draw, the larger counts."""
+        """Takes what a later row adds to its release; of what was measured at the draw, the larger
+        counts.
+        """
         release, problem = self.release(row.release_id or ""), ""
         before = release.row
         if before.state not in _MAY_FOLLOW.get(row.state, ()):
@@ -256,7 +313,9 @@ class State:
         release.row = before.model_copy(update=changes | digests)
         return release.row, problem
 
-    def _charge(self, release: Release, charges: tuple[Charge, ...], last: Loss | None = None) -> None:
+    def _charge(
+        self, release: Release, charges: tuple[Charge, ...], last: Loss | None = None
+    ) -> None:
         for charge in charges:
             account = charge.after if last is None else replace(charge.after, last=last)
             self.accounts[account.population, account.cohort, account.guarantee_kind] = account
@@ -266,10 +325,11 @@ class State:
         return self.accounts.get((*name, kind)) or Account(*name, kind)
 
     def price(self, release: Release, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
-        """Returns what a release costs each account: its own, and those of earlier releases of the same records.
+        """Returns what a release costs each account: its own, and those of earlier releases of the
+        same records.
 
-        Its own accounts take what those releases cost, too, where they were not charged for it. So the first account
-        that any record or unit was charged to has all that was ever spent on it.
+        Its own accounts take what those releases cost, too, where they were not charged for it. So
+        the first account that any record or unit was charged to has all that was ever spent on it.
 
         Args:
             release: not among the state's yet; only its row's plan counts.
@@ -281,27 +341,50 @@ class State:
         # guard: test_the_same_records_under_another_name
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
         costs = {
-            name: [release.cost, *(release.cost for release in shared if name in own and name not in release.accounts)]
+            name: [
+                release.cost,
+                *(
+                    release.cost
+                    for release in shared
+                    if name in own and name not in release.accounts
+                ),
+            ]
             for name in [*own, *others]
         }
         charges, problem = self._charges(costs, release.kind, own)
         return charges, self._unit_conflict(costs, release) or problem
 
     def surplus(self, release: Release, epsilon: Decimal) -> tuple[tuple[Charge, ...], str]:
-        """Returns what it costs each account that counts a release, that its draw cost more than planned."""
-        own, cost = release.own_accounts, replace(release.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA)
+        """Returns what it costs each account that counts a release, that its draw cost more than
+        planned.
+        """
+        own, cost = (
+            release.own_accounts,
+            replace(release.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA),
+        )
         names = [*own, *sorted(release.accounts - set(own))]
         return self._charges({name: [cost] for name in names}, release.kind, own)
 
     def _charges(
-        self, costs: Mapping[tuple[str, str], Sequence[Cost]], kind: GuaranteeKind, own: Sequence[tuple[str, str]]
+        self,
+        costs: Mapping[tuple[str, str], Sequence[Cost]],
+        kind: GuaranteeKind,
+        own: Sequence[tuple[str, str]],
     ) -> tuple[tuple[Charge, ...], str]:
         policy = self.in_force
         priced = [
-            charge_account(self.account(name, kind), policy.cap(*name, kind), each, policy=policy.name, own=name in own)
+            charge_account(
+                self.account(name, kind),
+                policy.cap(*name, kind),
+                each,
+                policy=policy.name,
+                own=name in own,
+            )
             for name, each in costs.items()
         ]
-        return tuple(charge for charge, _ in priced), next((problem for _, problem in priced if problem), "")
+        return tuple(charge for charge, _ in priced), next(
+            (problem for _, problem in priced if problem), ""
+        )
 
     def _unit_conflict(self, names: Iterable[tuple[str, str]], release: Release) -> str:
         for population in dict.fromkeys(population for population, _ in names):
@@ -309,18 +392,21 @@ class State:
             other = self.other_unit(population, release.kind, release.cost.privacy_unit)
             if other is not None:
                 return (
-                    f"{population} ({release.kind}): its accounts count each {other}, the claim protects a "
-                    f"{release.cost.privacy_unit}; these can't be added, since how many records of the one belong to "
+                    f"{population} ({release.kind}): its accounts count each {other}, the claim "
+                    "protects a "
+                    f"{release.cost.privacy_unit}; these can't be added, since how many records "
+                    "of the one belong to "
                     "the other is not bounded"
                 )
         return ""
 
     def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
-        """Returns the releases of the same type of guarantee that share records with a row's, or with a plan's.
+        """Returns the releases of the same type of guarantee that share records with a row's, or
+        with a plan's.
 
-        So do those of another population that share units; within one, the account of its units has all of them. One
-        whose marks are gone from the registry is taken to share them. Of one that was reserved without marks only the
-        fingerprint of the whole data set is known.
+        So do those of another population that share units; within one, the account of its units has
+        all of them. One whose marks are gone from the registry is taken to share them. Of one that
+        was reserved without marks only the fingerprint of the whole data set is known.
 
         Args:
             shared: what the row's set of records shares with each stored one, by its row.
@@ -331,15 +417,21 @@ class State:
             common = shared.get(reserved.sequence)
             if common is not None:
                 # guard: test_another_populations_name
-                shares = common.records or bool(common.units and reserved.population != row.population)
+                shares = common.records or bool(
+                    common.units and reserved.population != row.population
+                )
             else:
                 # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
-                shares = "records" in reserved.details or reserved.data_fingerprint == row.data_fingerprint
+                shares = (
+                    "records" in reserved.details
+                    or reserved.data_fingerprint == row.data_fingerprint
+                )
             if shares and release.kind == row.guarantee_kind:
                 overlapping.append(release)
         return overlapping
 
-    # -- questions -----------------------------------------------------------------------------------------
+    # -- questions
+    # -----------------------------------------------------------------------------------------
 
     @property
     def in_force(self) -> Policy:
@@ -350,15 +442,23 @@ class State:
         """The row of the policy in force, which a signature on the next one names."""
         if self.policy_row is None or self.ledger is None:
             raise InputError("ledger: it has no policy yet. The first one needs no signature")
-        return Mark(ledger=self.ledger, sequence=self.policy_row.sequence, hash=self.policy_row.hash)
+        return Mark(
+            ledger=self.ledger, sequence=self.policy_row.sequence, hash=self.policy_row.hash
+        )
 
     @property
     def mark(self) -> Mark | None:
         """Which ledger this is and how far it went; None of an empty one."""
-        return None if self.ledger is None else Mark(ledger=self.ledger, sequence=self.sequence, hash=self.hash)
+        return (
+            None
+            if self.ledger is None
+            else Mark(ledger=self.ledger, sequence=self.sequence, hash=self.hash)
+        )
 
     def other_unit(self, population: str, kind: GuaranteeKind, unit: str) -> str | None:
-        """Returns another unit that some account of a population protects, None where there is none."""
+        """Returns another unit that some account of a population protects, None where there is
+        none.
+        """
         for (name, _, of), account in self.accounts.items():
             if (name, of) == (population, kind) and account.privacy_unit not in (None, unit):
                 return account.privacy_unit
@@ -376,7 +476,10 @@ class State:
     def require_sound(self) -> None:
         """Refuses a ledger whose chain is damaged."""
         if self.broken:
-            raise StorageError(f"ledger: {self.broken}. Nothing is released or recorded. Run `autocoder ledger verify`")
+            raise StorageError(
+                f"ledger: {self.broken}. Nothing is released or recorded. Run `autocoder ledger "
+                "verify`"
+            )
 
 
 def fold(entries: Iterable[Entry], state: State | None = None) -> State:
@@ -388,7 +491,9 @@ def fold(entries: Iterable[Entry], state: State | None = None) -> State:
 
 
 def _measured(row: Row, before: Row) -> dict[str, Any]:
-    measured: dict[str, Any] = {"epsilon": max(row.epsilon or amounts.ZERO_EPSILON, before.epsilon or 0)}
+    measured: dict[str, Any] = {
+        "epsilon": max(row.epsilon or amounts.ZERO_EPSILON, before.epsilon or 0)
+    }
     if row.sensitivity is not None and row.sensitivity > (before.sensitivity or 0):
         measured["sensitivity"] = row.sensitivity
         if before.event is not None and "sensitivity" in before.event:
@@ -400,7 +505,9 @@ def _measured(row: Row, before: Row) -> dict[str, Any]:
 
 
 def _read(entry: Entry) -> dict[str, Any]:
-    """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what has no meaning."""
+    """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what
+    has no meaning.
+    """
     if chain.digest(entry.body) != entry.hash:
         raise Damaged("was edited: its content doesn't have its hash")
     try:
@@ -409,7 +516,10 @@ def _read(entry: Entry) -> dict[str, Any]:
         same = written != entry.sequence or chain.canonical(content) == entry.body
     except InputError:
         raise Inconsistent("its body is not a row of this version") from None
-    except (ValueError, RecursionError):  # numbers too long or nested too deep for us; the next row names its hash
+    except (
+        ValueError,
+        RecursionError,
+    ):  # numbers too long or nested too deep for us; the next row names its hash
         raise Inconsistent("its body cannot be read") from None
     except (KeyError, TypeError):
         raise Damaged("has a body that is no row") from None

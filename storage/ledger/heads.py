@@ -1,7 +1,7 @@
 """Heads: a small signed statement of how far the ledger went, for a partner to keep.
 
-Anyone who holds one can tell later that the rows up to it are still the same and still there. ECDSA on P-256 with
-SHA-256 over the statement's canonical JSON (RFC 8785) without its signature.
+Anyone who holds one can tell later that the rows up to it are still the same and still there. ECDSA
+on P-256 with SHA-256 over the statement's canonical JSON (RFC 8785) without its signature.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import rfc8785
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.durable import read_regular
@@ -48,7 +51,9 @@ class Head(BaseModel):
 
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: the private key readable only by its owner, the public one for partners."""
+    """Make a P-256 key pair in `folder`: the private key readable only by its owner, the public one
+    for partners.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -76,7 +81,9 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
     try:
         content = read_regular(path, _MOST)
         if b"PUBLIC KEY" in content:
-            raise InputError(f"{path}: this is a public key; sign with the private one that was made with it")
+            raise InputError(
+                f"{path}: this is a public key; sign with the private one that was made with it"
+            )
         if path.stat().st_mode & 0o077:
             raise InputError(f"{path}: others may read this private key; chmod 600 it")
         key = serialization.load_pem_private_key(content, password=None)
@@ -102,12 +109,18 @@ def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
 def decoded_key(encoded: str) -> EllipticCurvePublicKey:
     """Reads a public key as a row of the ledger has it: Base64, DER."""
     try:
-        return _public(serialization.load_der_public_key, base64.b64decode(encoded, validate=True), name="its signer")
+        return _public(
+            serialization.load_der_public_key,
+            base64.b64decode(encoded, validate=True),
+            name="its signer",
+        )
     except ValueError:
         raise InputError("its signer: not Base64") from None
 
 
-def _public(load: Callable[[bytes], Any], content: bytes, *, name: str, form: str = "") -> EllipticCurvePublicKey:
+def _public(
+    load: Callable[[bytes], Any], content: bytes, *, name: str, form: str = ""
+) -> EllipticCurvePublicKey:
     try:
         key = load(content)
     except (ValueError, UnsupportedAlgorithm):
@@ -118,7 +131,9 @@ def _public(load: Callable[[bytes], Any], content: bytes, *, name: str, form: st
 
 
 def public_pem(key: EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def encoded_key(key: EllipticCurvePublicKey) -> str:
@@ -132,13 +147,21 @@ def key_id(key: EllipticCurvePublicKey) -> str:
 
 
 def _der(key: EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def state_head(
-    sequence: int, row_hash: str, *, key: EllipticCurvePrivateKey | None = None, stated_at: str | None = None
+    sequence: int,
+    row_hash: str,
+    *,
+    key: EllipticCurvePrivateKey | None = None,
+    stated_at: str | None = None,
 ) -> Head:
-    """Return the statement that the ledger is at this row, signed when there is a key; stated now, or as said."""
+    """Return the statement that the ledger is at this row, signed when there is a key; stated now,
+    or as said.
+    """
     head = Head(
         sequence=sequence,
         hash=row_hash,
@@ -149,7 +172,9 @@ def state_head(
 
 
 def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
-    """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in Base64."""
+    """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in
+    Base64.
+    """
     return sign_bytes(_signed_bytes(statement), key)
 
 

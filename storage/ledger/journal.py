@@ -1,15 +1,16 @@
-"""Keeps a ledger's rows outside its database, so that another ledger, or an earlier state of it, is detected.
+"""Keeps a ledger's rows outside its database, so that another ledger, or an earlier state of it, is
+detected.
 
-A database that is restored from a backup, deleted, or given by another name looks whole from inside. A journal is a
-file with the ledger's rows from the first on, each a line of sequence, hash and canonical JSON, that nothing is ever
-taken from: the workspace's own (`private/ledger.journal`), and a witness, the file that AUTOCODER_LEDGER_WITNESS names,
-on another disk where the pipeline may only append. It shows a restore of database *and* workspace. `recover` puts rows
-back from either.
+A database that is restored from a backup, deleted, or given by another name looks whole from
+inside. A journal is a file with the ledger's rows from the first on, each a line of sequence, hash
+and canonical JSON, that nothing is ever taken from: the workspace's own (`private/ledger.journal`),
+and a witness, the file that AUTOCODER_LEDGER_WITNESS names, on another disk where the pipeline may
+only append. It shows a restore of database *and* workspace. `recover` puts rows back from either.
 
-A line that does not follow is a refusal. Before a transaction, and when a ledger is opened, the database must have the
-row of every line. A line is written after the commit: a process that dies between the two leaves a journal that is a
-row behind, which is the state in which nothing has rested on that row yet. In particular a draw is made only after the
-line of its reservation.
+A line that does not follow is a refusal. Before a transaction, and when a ledger is opened, the
+database must have the row of every line. A line is written after the commit: a process that dies
+between the two leaves a journal that is a row behind, which is the state in which nothing has
+rested on that row yet. In particular a draw is made only after the line of its reservation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ VARIABLE = "AUTOCODER_LEDGER_WITNESS"
 
 
 class ForeignLedger(StorageError):
-    """The ledger at hand is not the one that was used before, or not as far; nothing was drawn or recorded."""
+    """The ledger at hand is not the one that was used before, or not as far; nothing was drawn or
+    recorded.
+    """
 
 
 @dataclass
@@ -59,7 +62,9 @@ class Journal:
         return "this workspace" if self.own else f"the witness {self.file}"
 
     def last(self) -> Mark | None:
-        """Returns the newest row's mark, None where nothing was kept yet; refuses lines that do not follow."""
+        """Returns the newest row's mark, None where nothing was kept yet; refuses lines that do not
+        follow.
+        """
         reading = self._reading
         reading.unconfirmed += [entry.hash for entry in self._entries(reading)]
         return reading.last
@@ -72,7 +77,9 @@ class Journal:
         try:
             with self.file.open("rb") as opened:
                 if os.fstat(opened.fileno()).st_size < reading.offset:
-                    raise ForeignLedger(f"{self.file}: it is shorter than before. Restore it from a copy")
+                    raise ForeignLedger(
+                        f"{self.file}: it is shorter than before. Restore it from a copy"
+                    )
                 opened.seek(reading.offset)
                 for line in opened:
                     if not line.endswith(b"\n"):
@@ -88,7 +95,8 @@ class Journal:
             return
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. Which ledger is used is unclear. Correct that and run again"
+                f"{self.file}: {error.strerror}. Which ledger is used is unclear. Correct that "
+                "and run again"
             ) from error
 
     def _entry(self, line: str, reading: _Reading) -> Entry | None:
@@ -98,7 +106,8 @@ class Journal:
         # guard: test_a_journal_that_is_written_again
         if int(sequence) != (1 if reading.last is None else reading.last.sequence + 1):
             raise ForeignLedger(
-                f"{self.file}: line {reading.lines} does not continue the line before it. Nothing is released or "
+                f"{self.file}: line {reading.lines} does not continue the line before it. "
+                "Nothing is released or "
                 "recorded. Restore the file from a copy"
             )
         return Entry(int(sequence), row_hash, body)
@@ -109,7 +118,8 @@ class Journal:
         # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
         if problem:
             raise ForeignLedger(
-                f"{problem}. Nothing is released or recorded: name or restore the ledger that was used, or see "
+                f"{problem}. Nothing is released or recorded: name or restore the ledger that "
+                "was used, or see "
                 "`autocoder ledger recover`"
             )
 
@@ -130,26 +140,35 @@ class Journal:
         hashes = self._reading.unconfirmed
         start = mark.sequence - len(hashes)
         present_rows = chain.hashes(connection, start + 1, mark.sequence)
-        for sequence, (recorded, there) in enumerate(zip(hashes, present_rows, strict=False), start + 1):
+        for sequence, (recorded, there) in enumerate(
+            zip(hashes, present_rows, strict=False), start + 1
+        ):
             # guard: test_a_restored_ledger_that_went_on
             if recorded != there:
-                return f"the ledger was rewritten: its row {sequence} is another one, {self.name} has used {mark}"
+                return (
+                    f"the ledger was rewritten: its row {sequence} is another one, "
+                    f"{self.name} has used {mark}"
+                )
         self._reading.unconfirmed = [mark.hash]
         return ""
 
     def append(self, connection: Connection) -> None:
-        """Adds the rows that are committed and not kept yet; they are on the disk when this returns.
+        """Adds the rows that are committed and not kept yet; they are on the disk when this
+        returns.
 
         Where it cannot be written, what was committed stays; running again continues from there.
         """
         try:
             if not self.file.parent.is_dir():
                 if not self.own:
-                    raise StorageError(f"{VARIABLE}: folder {self.file.parent} does not exist. Mount its disk")
+                    raise StorageError(
+                        f"{VARIABLE}: folder {self.file.parent} does not exist. Mount its disk"
+                    )
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
             descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-            # buffered: a raw write may write less than it is given, on a disk that is nearly full, and say nothing
+            # buffered: a raw write may write less than it is given, on a disk that is nearly full,
+            # and say nothing
             with os.fdopen(descriptor, "ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.fstat(descriptor).st_size
@@ -165,7 +184,8 @@ class Journal:
                 sync(self.file.parent)
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. Nothing was released "
+                f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. "
+                "Nothing was released "
                 "since. Correct that and run again"
             ) from error
 
@@ -179,10 +199,15 @@ def own_journal(workspace: Workspace) -> Journal:
 
 
 def journals_of(workspace: Workspace) -> tuple[Journal, ...]:
-    """Returns the workspace's own journal, and the witness where AUTOCODER_LEDGER_WITNESS names a file."""
+    """Returns the workspace's own journal, and the witness where AUTOCODER_LEDGER_WITNESS names a
+    file.
+    """
     journal, witness = own_journal(workspace), os.environ.get(VARIABLE)
     if not witness:
         return (journal,)
     if "://" in witness:
-        raise InputError(f"{VARIABLE}: it is a URL. Name a file, best on another disk where lines can only be appended")
+        raise InputError(
+            f"{VARIABLE}: it is a URL. Name a file, best on another disk where lines can only be "
+            "appended"
+        )
     return (journal, Journal(Path(witness).expanduser()))

@@ -1,4 +1,6 @@
-"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in reader.py."""
+"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in
+reader.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from storage.ledger.content import (
     policy_terms,
     release_terms,
     replaced_details,
-)  # fmt: skip
+)
 from storage.ledger.database import Database, database_exists, parse_url
 from storage.ledger.decisions import Decision, Matter, approvers, signer
 from storage.ledger.fold import Release, State
@@ -36,16 +38,28 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _IDENTITY = (
-    "population", "cohorts", "data_fingerprint", "mechanism", "guarantee_kind", "parameters_digest", "artifact_digests",
-)  # fmt: skip
-"""Fields that make two plans of one key different releases; a rerun elsewhere may differ in the others."""
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "mechanism",
+    "guarantee_kind",
+    "parameters_digest",
+    "artifact_digests",
+)
+"""Fields that make two plans of one key different releases; a rerun elsewhere may differ in the
+others.
+"""
 
 
 class Ledger(LedgerReader):
     """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
 
     def __init__(
-        self, database: Database, *, policy: Policy | None = None, key: EllipticCurvePrivateKey | None = None
+        self,
+        database: Database,
+        *,
+        policy: Policy | None = None,
+        key: EllipticCurvePrivateKey | None = None,
     ) -> None:
         super().__init__(database, policy=policy)
         self._key = key
@@ -63,12 +77,15 @@ class Ledger(LedgerReader):
 
         Args:
             url: `sqlite:///FILE` or `postgresql+psycopg://USER@HOST/DATABASE`.
-            policy: what reservations are checked against. The first one is recorded in the ledger by `put_in_force`, at
-                the latest with the first reservation; another one later is refused until `change_policy` records it.
-                Without one (or with the default one) the policy in force holds.
+            policy: what reservations are checked against. The first one is recorded in the ledger
+                by `put_in_force`, at the latest with the first reservation; another one later is
+                refused until `change_policy` records it. Without one (or with the default one) the
+                policy in force holds.
             lock_timeout: seconds to wait for other writers.
-            journals: what was kept of the ledger outside its database; it must go through each, and continues in each.
-            key: of the releasing worker, with which it signs the rows of releases; without it nothing is released.
+            journals: what was kept of the ledger outside its database; it must go through each, and
+                continues in each.
+            key: of the releasing worker, with which it signs the rows of releases; without it
+                nothing is released.
 
         Raises:
             ForeignLedger: it is not the one that a journal knows.
@@ -80,7 +97,9 @@ class Ledger(LedgerReader):
 
     @staticmethod
     def open_existing(url: str, *, policy: Policy | None = None) -> Ledger | None:
-        """Open a ledger, or return None where the URL names a SQLite file that does not exist: creates none."""
+        """Open a ledger, or return None where the URL names a SQLite file that does not exist:
+        creates none.
+        """
         return Ledger.open(url, policy=policy) if database_exists(url) else None
 
     @staticmethod
@@ -90,14 +109,20 @@ class Ledger(LedgerReader):
         if ledger is None:
             place = parse_url(url).database
             raise InputError(
-                f"no ledger at {place}. The first training run creates it; check --home and AUTOCODER_LEDGER_URL."
+                f"no ledger at {place}. The first training run creates it; check --home and "
+                "AUTOCODER_LEDGER_URL."
             )
         return ledger
 
-    # -- writing -------------------------------------------------------------------------------------------
+    # -- writing
+    # -------------------------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[Connection, State], _Result], *, repeatable: bool = True) -> _Result:
-        """Runs work in a write transaction on the state then; what it appended counts only once it is committed."""
+    def _transact(
+        self, work: Callable[[Connection, State], _Result], *, repeatable: bool = True
+    ) -> _Result:
+        """Runs work in a write transaction on the state then; what it appended counts only once it
+        is committed.
+        """
 
         def folded(connection: Connection) -> _Result:
             return work(connection, self._fold(connection))
@@ -116,7 +141,8 @@ class Ledger(LedgerReader):
         signed = content["kind"] in SIGNED
         if signed and self._key is None:
             raise InputError(
-                f"ledger {self.database.name}: a {content['kind']} is signed with the releasing worker's key, and "
+                f"ledger {self.database.name}: a {content['kind']} is signed with the releasing "
+                "worker's key, and "
                 "there is none here. Set AUTOCODER_SIGNING_KEY"
             )
         entry = chain.append(connection, content, key=self._key if signed else None)
@@ -125,11 +151,19 @@ class Ledger(LedgerReader):
             raise BudgetRefused(state.bad[-1].problem)
         return row
 
-    def _append_to(self, connection: Connection, state: State, release: Release, state_name: str, **fields: Any) -> Row:
-        content = {"kind": "release", "release_id": release.row.release_id, "state": state_name, **fields}
+    def _append_to(
+        self, connection: Connection, state: State, release: Release, state_name: str, **fields: Any
+    ) -> Row:
+        content = {
+            "kind": "release",
+            "release_id": release.row.release_id,
+            "state": state_name,
+            **fields,
+        }
         return self._append(connection, state, content)
 
-    # -- releases ------------------------------------------------------------------------------------------
+    # -- releases
+    # ------------------------------------------------------------------------------------------
 
     def reserve(
         self,
@@ -140,20 +174,26 @@ class Ledger(LedgerReader):
         audit: dict[str, Any] | None = None,
         records: RecordSet | None = None,
     ) -> Row:
-        """Charges a planned release to the accounts of its cohorts, and of its units; returns its row, `reserved`.
+        """Charges a planned release to the accounts of its cohorts, and of its units; returns its
+        row, `reserved`.
 
-        A second call with the same idempotency key returns the release's current row and charges nothing.
+        A second call with the same idempotency key returns the release's current row and charges
+        nothing.
 
         Args:
             plan_digest: SHA-256 of everything that is released, which the decisions are about.
-            decisions: signed approvals, as many as the policy in force demands; they are kept with the row.
+            decisions: signed approvals, as many as the policy in force demands; they are kept with
+                the row.
             audit: what was measured beside the claim, as plain JSON; kept with the row.
-            records: what it is made from. With it, it counts in the accounts of earlier releases of the same records,
-                and those count in its own, whatever population and cohorts they are called by.
+            records: what it is made from. With it, it counts in the accounts of earlier releases of
+                the same records, and those count in its own, whatever population and cohorts they
+                are called by.
 
         Raises:
-            BudgetRefused: when the sum exceeds a cap, an approval is missing, or someone refused this plan.
-            InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
+            BudgetRefused: when the sum exceeds a cap, an approval is missing, or someone refused
+                this plan.
+            InputError: when a number can't be kept, the key belongs to another plan, or an approval
+                doesn't count.
         """
 
         def work(connection: Connection, state: State) -> Row:
@@ -167,13 +207,19 @@ class Ledger(LedgerReader):
                 self._require_here(connection, state, plan)
             policy = self._put_in_force(connection, state, requester=plan.requester)
             if policy.require_clean_code and plan.code_dirty:
-                raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
+                raise BudgetRefused(
+                    f"policy {policy.name} releases only from committed code; commit the changes "
+                    "first"
+                )
             refused = state.refusals.get(plan.idempotency_key)
             if refused is not None:
                 raise BudgetRefused(
-                    f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
+                    f"row {refused.sequence}: {refused.reason}; plan it anew under another "
+                    "release.label to ask again"
                 )
-            matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
+            matter = Matter(
+                "release", plan_digest or "", release_terms(plan, content), plan.requester
+            )
             approved = approvers(decisions, policy.approvals, matter)
             _require_persons(policy, approved)
             if plan.supersedes is not None:
@@ -206,53 +252,68 @@ class Ledger(LedgerReader):
         return self._transact(work)
 
     def require_signer(self) -> None:
-        """Refuses a worker whose key the policy does not list: what it reserved would have no effect."""
+        """Refuses a worker whose key the policy does not list: what it reserved would have no
+        effect.
+        """
         listed = self.policy().release_key_ids()
         if listed and self._key is not None and key_id(self._key.public_key()) not in listed:
             raise BudgetRefused(
-                "this machine's signing key is not among the policy's `release_keys`. Release where that key is, or "
+                "this machine's signing key is not among the policy's `release_keys`. Release "
+                "where that key is, or "
                 "list this one (`autocoder ledger change-policy`)"
             )
 
     def require_drawable(self, release_id: str, state: State | None = None) -> None:
         """Refuses a release that may not be drawn here: one whose reservation does not bear it out.
 
-        Its approvals, the policy and the charges were checked by the fold. Where the policy lists no `release_keys`,
-        only what this worker's own key reserved is drawn.
+        Its approvals, the policy and the charges were checked by the fold. Where the policy lists
+        no `release_keys`, only what this worker's own key reserved is drawn.
         """
         state = state or self.state()
         release = state.release(release_id)
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
             raise StorageError(
-                f"release {release.row.release_id}: its reservation (row {release.reserved.sequence}) does not bear it "
+                f"release {release.row.release_id}: its reservation (row "
+                f"{release.reserved.sequence}) does not bear it "
                 f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`"
             )
         own = None if self._key is None else encoded_key(self._key.public_key())
         if not state.in_force.release_keys and release.reserved.signer != own:
             raise StorageError(
-                f"release {release.row.release_id}: another key reserved it than this worker's. Nothing is released. "
+                f"release {release.row.release_id}: another key reserved it than this worker's. "
+                "Nothing is released. "
                 "Release it where it was reserved, or list that key in the policy (`release_keys`)"
             )
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
-        """Records that someone refused a plan; it can't be reserved any more. Again returns the first refusal."""
+        """Records that someone refused a plan; it can't be reserved any more. Again returns the
+        first refusal.
+        """
 
         def work(connection: Connection, state: State) -> Row:
             existing = state.keys.get(("refusal", decision.digest))
             if existing is not None:
                 return existing
-            policy, content = self._put_in_force(connection, state, requester=plan.requester), plan_content(plan)
-            matter = Matter("release", decision.digest, release_terms(plan, content), plan.requester)
+            policy, content = (
+                self._put_in_force(connection, state, requester=plan.requester),
+                plan_content(plan),
+            )
+            matter = Matter(
+                "release", decision.digest, release_terms(plan, content), plan.requester
+            )
             name = signer(decision, policy.approvals, matter)
             if decision.decision != "refuse":
                 raise InputError(
-                    f"decision by {name}: it approves; a refusal is signed with `autocoder approve --refuse`"
+                    f"decision by {name}: it approves; a refusal is signed with `autocoder "
+                    "approve --refuse`"
                 )
             released = state.release_of_key(plan.idempotency_key)
             if released is not None:
                 row = released.row
-                raise InputError(f"refusal: too late, the plan is release {row.release_id} ({row.state})")
+                raise InputError(
+                    f"refusal: too late, the plan is release {row.release_id} ({row.state})"
+                )
             copied = ("label", "population", "cohorts", "data_fingerprint", "requester")
             content = {field: content[field] for field in copied} | {
                 "kind": "refusal",
@@ -276,20 +337,24 @@ class Ledger(LedgerReader):
     ) -> Row:
         """Records the one draw of a release, and what it costs as measured at the draw itself.
 
-        The larger of planned and measured is what the row takes; a surplus is charged in the same transaction.
-        A second call with the same digest returns the release's row.
+        The larger of planned and measured is what the row takes; a surplus is charged in the same
+        transaction. A second call with the same digest returns the release's row.
 
         Args:
             plan_digest: of the plan that was drawn; it has to be the reserved one's.
 
         Raises:
             BudgetRefused: when the surplus exceeds a cap; the release is burned then.
-            StorageError: when another draw is recorded already, the plan is another, or the release is burned.
-            InputError: when a number can't be kept, or a larger sensitivity comes without its epsilon.
+            StorageError: when another draw is recorded already, the plan is another, or the release
+                is burned.
+            InputError: when a number can't be kept, or a larger sensitivity comes without its
+                epsilon.
         """
         measured = {
             "epsilon": None if epsilon is None else amounts.epsilon(epsilon),
-            "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
+            "sensitivity": None
+            if sensitivity is None
+            else amounts.epsilon(sensitivity, name="sensitivity"),
         }
 
         def work(connection: Connection, state: State) -> Row:
@@ -299,27 +364,42 @@ class Ledger(LedgerReader):
             if row.draw_digest is not None:
                 if row.draw_digest != draw_digest:
                     raise StorageError(
-                        f"release {release_id}: another sample is recorded already. A release has only one"
+                        f"release {release_id}: another sample is recorded already. A release "
+                        "has only one"
                     )
                 if row.state == "burned" and row.cause != "surplus-refused":
                     raise StorageError(f"release {release_id} is burned: {row.reason}")
                 return row
             if row.state != "reserved":
-                raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
+                raise StorageError(
+                    f"release {release_id} is {row.state}: no sample may be recorded"
+                )
             self.require_drawable(release_id, state)
             sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
             if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
-                raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
+                raise InputError(
+                    "epsilon: the sample's sensitivity is above the planned one; give its "
+                    "epsilon too"
+                )
             planned = row.epsilon or amounts.ZERO_EPSILON
             if epsilon is not None and epsilon > planned:
                 if row.guarantee_kind == "formal":
-                    raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
+                    raise InputError(
+                        "epsilon: a formal guarantee doesn't depend on the sample; this one grew "
+                        "with it"
+                    )
                 _, problem = state.surplus(release, epsilon - planned)
                 if problem:
                     reason = f"epsilon at the sample exceeds the reservation: {problem}"
-                    refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
+                    refused = {
+                        "draw_digest": draw_digest,
+                        "reason": reason,
+                        "cause": "surplus-refused",
+                    }
                     return self._append_to(connection, state, release, "burned", **refused)
-            return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
+            return self._append_to(
+                connection, state, release, "drawn", draw_digest=draw_digest, **measured
+            )
 
         row = self._transact(work)
         if row.state == "burned":
@@ -327,7 +407,9 @@ class Ledger(LedgerReader):
         return row
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
-        """Records that the bundle stands; the release is done. Again with the same digest returns its row."""
+        """Records that the bundle stands; the release is done. Again with the same digest returns
+        its row.
+        """
 
         def work(connection: Connection, state: State) -> Row:
             release = state.release(release_id)
@@ -335,14 +417,19 @@ class Ledger(LedgerReader):
             require_plan(row, plan_digest)
             if row.state == "committed":
                 if row.bundle_digest != bundle_digest:
-                    raise StorageError(f"release {release_id}: committed with another bundle already")
+                    raise StorageError(
+                        f"release {release_id}: committed with another bundle already"
+                    )
                 return row
             if row.state != "drawn":
                 raise StorageError(
-                    f"release {release_id} is {row.state}: only one in the state `drawn` (sampled) can be committed"
+                    f"release {release_id} is {row.state}: only one in the state `drawn` "
+                    "(sampled) can be committed"
                 )
             self.require_drawable(release_id, state)
-            return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)
+            return self._append_to(
+                connection, state, release, "committed", bundle_digest=bundle_digest
+            )
 
         return self._transact(work)
 
@@ -356,24 +443,32 @@ class Ledger(LedgerReader):
             if row.state == "burned":
                 return row
             if row.state == "committed":
-                raise StorageError(f"release {release_id} is committed: a released bundle can't be burned")
-            return self._append_to(connection, state, state.release(release_id), "burned", reason=reason)
+                raise StorageError(
+                    f"release {release_id} is committed: a released bundle can't be burned"
+                )
+            return self._append_to(
+                connection, state, state.release(release_id), "burned", reason=reason
+            )
 
         return self._transact(work)
 
-    # -- which ledger this is -------------------------------------------------------------------------------
+    # -- which ledger this is
+    # -------------------------------------------------------------------------------
 
     def ensure_genesis_row(self, *, requester: str) -> Mark:
         """Return which ledger this is and how far it went; an empty one gets its first row."""
         mark = self.state().mark
         if mark is None:
-            first = Evaluation(label="first row", population="none", data_fingerprint="none", requester=requester)
+            first = Evaluation(
+                label="first row", population="none", data_fingerprint="none", requester=requester
+            )
             self.record(first.model_copy(update={"idempotency_key": "first row"}))
             mark = self.state().mark
         assert mark is not None
         return mark
 
-    # -- other rows ----------------------------------------------------------------------------------------
+    # -- other rows
+    # ----------------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Row:
         """Records an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
@@ -387,14 +482,21 @@ class Ledger(LedgerReader):
             if evaluation.release_id is not None:
                 state.release(evaluation.release_id)
             if evaluation.records_rounded is not None:
-                content["records_rounded"] = self._in_force(state).round_records(evaluation.records_rounded)
+                content["records_rounded"] = self._in_force(state).round_records(
+                    evaluation.records_rounded
+                )
             return self._append(connection, state, content)
 
-        # Without a key a repetition would be a second row, so a lost connection is reported, not retried.
+        # Without a key a repetition would be a second row, so a lost connection is reported, not
+        # retried.
         return self._transact(work, repeatable=key is not None)
 
-    def change_policy(self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()) -> Row:
-        """Puts another policy in force where the one before is satisfied; records who asked, who approved and why."""
+    def change_policy(
+        self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()
+    ) -> Row:
+        """Puts another policy in force where the one before is satisfied; records who asked, who
+        approved and why.
+        """
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
 
@@ -403,28 +505,45 @@ class Ledger(LedgerReader):
             if before is not None and state.policy_row is not None:
                 if before.digest == policy.digest:
                     return state.policy_row
-                terms = policy_terms(policy.name, state.policy_mark, requester=requester, reason=reason)
-                names = approvers(decisions, before.approvals, Matter("policy", policy.digest, terms, requester))
+                terms = policy_terms(
+                    policy.name, state.policy_mark, requester=requester, reason=reason
+                )
+                names = approvers(
+                    decisions, before.approvals, Matter("policy", policy.digest, terms, requester)
+                )
                 _require_persons(before, names)
-            content = policy_content(policy, requester=requester, reason=reason, approvals=names, decisions=decisions)
+            content = policy_content(
+                policy, requester=requester, reason=reason, approvals=names, decisions=decisions
+            )
             return self._append(connection, state, content)
 
         return self._transact(work)
 
     def put_in_force(self, *, requester: str) -> Policy:
-        """Holds everything from now on against the policy of this ledger or of its opening, which may not differ."""
-        return self._transact(lambda connection, state: self._put_in_force(connection, state, requester=requester))
+        """Holds everything from now on against the policy of this ledger or of its opening, which
+        may not differ.
+        """
+        return self._transact(
+            lambda connection, state: self._put_in_force(connection, state, requester=requester)
+        )
 
     def _put_in_force(self, connection: Connection, state: State, *, requester: str) -> Policy:
         row = state.policy_row
         if state.policy is None or row is None:
             policy = self._policy or DEFAULT_POLICY
             reason = "first policy of this ledger"
-            self._append(connection, state, policy_content(policy, requester=requester, reason=reason))
+            self._append(
+                connection, state, policy_content(policy, requester=requester, reason=reason)
+            )
             return policy
-        if self._policy is not None and self._policy != DEFAULT_POLICY and self._policy.digest != row.policy_digest:
+        if (
+            self._policy is not None
+            and self._policy != DEFAULT_POLICY
+            and self._policy.digest != row.policy_digest
+        ):
             raise InputError(
-                f"policy {self._policy.name} is not the current one ({row.label}, since row {row.sequence});"
+                f"policy {self._policy.name} is not the current one ({row.label}, since row "
+                f"{row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"
             )
         return state.policy
@@ -434,18 +553,25 @@ def _require_same(existing: Row, content: dict[str, Any]) -> None:
     different = [name for name in _IDENTITY if getattr(existing, name) != content[name]]
     if different:
         raise InputError(
-            f"idempotency key: it belongs to release {existing.release_id}, whose {', '.join(different)} differ;"
+            f"idempotency key: it belongs to release {existing.release_id}, whose "
+            f"{', '.join(different)} differ;"
             " another release needs another key (another release.label), and spends again"
         )
 
 
 def require_plan(row: Row, plan_digest: str | None) -> None:
-    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts."""
+    """Refuses a step of a release for another plan than the one that was reserved; its digest
+    covers the artifacts.
+    """
     reserved = row.details.get("plan_digest")
     if reserved != plan_digest:
-        shown, given = (f"plan {digest[:12]}…" if digest else "no plan digest" for digest in (reserved, plan_digest))
+        shown, given = (
+            f"plan {digest[:12]}…" if digest else "no plan digest"
+            for digest in (reserved, plan_digest)
+        )
         raise StorageError(
-            f"release {row.release_id} was reserved for {shown}, this is {given}. Release the reserved plan, or plan "
+            f"release {row.release_id} was reserved for {shown}, this is {given}. Release the "
+            "reserved plan, or plan "
             "again under another release.label, which spends again"
         )
 
@@ -453,6 +579,7 @@ def require_plan(row: Row, plan_digest: str | None) -> None:
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
     if len(approved) < policy.approvals.minimum:
         raise BudgetRefused(
-            f"policy {policy.name} needs {policy.approvals.signatures_required} by others than the requester;"
+            f"policy {policy.name} needs {policy.approvals.signatures_required} by others than "
+            "the requester;"
             f" {len(approved)} given (`autocoder approve`)"
         )

@@ -1,4 +1,6 @@
-"""Defines what the ledger takes and gives: the plan of a release, an evaluation, and a row of the chain."""
+"""Defines what the ledger takes and gives: the plan of a release, an evaluation, and a row of the
+chain.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializeAsAny,
+    model_validator,
+)
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
@@ -20,7 +30,9 @@ GENESIS = "0" * 64
 """Previous hash of the first row."""
 
 State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
-Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"]
+Kind = Literal[
+    "release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"
+]
 
 SIGNED = ("release", "handover", "revocation")
 """Kinds of rows that count only with the signature of a releasing worker's key."""
@@ -152,11 +164,15 @@ class Purge(_Subject):
     older_than_days: float
 
 
-Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores | Purge, Field(discriminator="kind")]
+Subject = Annotated[
+    ComparisonFit | SearchFit | Sensitivity | Scores | Purge, Field(discriminator="kind")
+]
 
 
 class Evaluation(_Provenance):
-    """Holds what is not released: an internal or non-private evaluation, an audit, a handover, a revocation."""
+    """Holds what is not released: an internal or non-private evaluation, an audit, a handover, a
+    revocation.
+    """
 
     kind: Literal["evaluation", "audit", "handover", "revocation"] = "evaluation"
     subject: Subject | None = None
@@ -190,7 +206,8 @@ class Evaluation(_Provenance):
 class Row(BaseModel):
     """One row of the chain.
 
-    A release's later rows say what they add alone: `State` has its current one, with all that is known of it.
+    A release's later rows say what they add alone: `State` has its current one, with all that is
+    known of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -249,13 +266,17 @@ class Row(BaseModel):
     """Why a release was burned, where the program acts on it."""
     details: dict[str, Any] = Field(default_factory=dict)
     signer: str | None = None
-    """Public key (Base64, DER) of the releasing worker, in rows that only it may write (`SIGNED`)."""
+    """Public key (Base64, DER) of the releasing worker, in rows that only it may write (`SIGNED`).
+    """
     signature: str | None = None
-    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, the place in the chain too."""
+    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, the place in
+    the chain too.
+    """
 
     @property
     def epsilon_replaced(self) -> Decimal | None:
-        """Returns the epsilon of one unit's values replaced, by which rows of different relations compare.
+        """Returns the epsilon of one unit's values replaced, by which rows of different relations
+        compare.
 
         A draw's 2 Delta is for that too. None: nothing finite is known.
         """
@@ -265,5 +286,7 @@ class Row(BaseModel):
         return None if stated is None else Decimal(stated)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as plain data: amounts as fixed-point text, so that nothing is rounded on the way."""
+        """Return the row as plain data: amounts as fixed-point text, so that nothing is rounded on
+        the way.
+        """
         return self.model_dump(mode="json")

@@ -1,12 +1,14 @@
-"""The budget policy: for each population, caps a type of guarantee and cohort, and who must approve.
+"""The budget policy: for each population, caps a type of guarantee and cohort, and who must
+approve.
 
 docs/reference/policy-file.md has an example with every field.
 
-A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
-a release over several cohorts spends from each. Where the claim protects a unit, whose records may be in several
-cohorts, all of them have one account beside (`all cohorts`), under the least cap of any. Composition is `exact`, by
-what each release's event costs, or `basic`: epsilons add up, deltas add up. `formal` and `asymptotic-local` are two
-accounts that nothing adds to each other. A kind without a cap is refused.
+A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts
+compose in parallel; a release over several cohorts spends from each. Where the claim protects a
+unit, whose records may be in several cohorts, all of them have one account beside (`all cohorts`),
+under the least cap of any. Composition is `exact`, by what each release's event costs, or `basic`:
+epsilons add up, deltas add up. `formal` and `asymptotic-local` are two accounts that nothing adds
+to each other. A kind without a cap is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
@@ -33,11 +43,14 @@ if TYPE_CHECKING:
 _MOST = 1 << 20
 """Bytes of a policy's file."""
 ALL_COHORTS = "all cohorts"
-"""The account of a population's units, whatever cohorts their records are in; no cohort has that name."""
+"""The account of a population's units, whatever cohorts their records are in; no cohort has that
+name.
+"""
 
 
 def _cap_epsilon(value: Any) -> Decimal:
-    # Through the shortest text: a cap is what someone wrote, so 0.1 means one tenth and not its float.
+    # Through the shortest text: a cap is what someone wrote, so 0.1 means one tenth and not its
+    # float.
     return amounts.epsilon(str(value), name="cap epsilon")
 
 
@@ -56,7 +69,8 @@ class Cap(BaseModel):
     epsilon: Annotated[Decimal, BeforeValidator(_cap_epsilon), _TEXT]
     delta: Annotated[Decimal | None, BeforeValidator(_cap_delta), _TEXT] = None
     composition: Literal["exact", "basic"] = "exact"
-    """`basic`: epsilons and deltas of the claims add up. `exact`: see `storage.ledger.composition`."""
+    """`basic`: epsilons and deltas of the claims add up. `exact`: see `storage.ledger.composition`.
+    """
     neighbouring_relation: NeighbouringRelation | None = None
     """The relation the account is kept in; without it, that of the account's first release."""
 
@@ -74,7 +88,9 @@ class CohortBudget(BaseModel):
         if self.formal is not None and self.formal.delta is None:
             raise ValueError("a formal cap needs a delta")
         if self.asymptotic_local is not None and self.asymptotic_local.delta is not None:
-            raise ValueError("an asymptotic-local cap has no delta: what isn't quantified can't be added up")
+            raise ValueError(
+                "an asymptotic-local cap has no delta: what isn't quantified can't be added up"
+            )
         return self
 
     def cap(self, kind: GuaranteeKind) -> Cap | None:
@@ -88,7 +104,9 @@ class PopulationBudget(CohortBudget):
 
 
 class ApprovalRule(BaseModel):
-    """Sets how many persons must have approved a release, and by whose keys; the requester never counts."""
+    """Sets how many persons must have approved a release, and by whose keys; the requester never
+    counts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -104,7 +122,8 @@ class ApprovalRule(BaseModel):
             raise ValueError("two approvers have the same key")
         if self.minimum > len(keys):
             raise ValueError(
-                f"minimum {self.minimum} needs as many `approvers`, each a name and its public key in PEM;"
+                f"minimum {self.minimum} needs as many `approvers`, each a name and its public "
+                "key in PEM;"
                 " a name that someone types approves nothing"
             )
         return self
@@ -114,7 +133,9 @@ class ApprovalRule(BaseModel):
         return f"{self.minimum} signed approval{'' if self.minimum == 1 else 's'}"
 
     def keys(self) -> dict[str, EllipticCurvePublicKey]:
-        return {name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()}
+        return {
+            name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()
+        }
 
 
 class RegistryStatement(BaseModel):
@@ -123,7 +144,9 @@ class RegistryStatement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     curators: tuple[str, ...] = Field(min_length=1)
-    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] = "Government"
+    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] = (
+        "Government"
+    )
     region: str = Field(min_length=1)
     intended_use: str = "Suggests codes for narratives, which persons confirm."
     domain: str = Field(min_length=1)
@@ -138,7 +161,9 @@ class RegistryStatement(BaseModel):
 
 
 class Policy(BaseModel):
-    """Everything that a reservation is checked against. Recorded whole in the ledger when it comes into force."""
+    """Everything that a reservation is checked against. Recorded whole in the ledger when it comes
+    into force.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -147,13 +172,18 @@ class Policy(BaseModel):
     approvals: ApprovalRule = ApprovalRule()
     require_clean_code: bool = False
     require_audit: bool = False
-    """Whether a candidate must have been audited. An audit that contradicts the claim blocks in any case."""
+    """Whether a candidate must have been audited. An audit that contradicts the claim blocks in any
+    case.
+    """
     audit_reach: float = Field(default=1.0, gt=0, le=100, allow_inf_nan=False)
-    """The least power of an audit: the bound that its guesses would show if all were right, over the claim. An audit
-    with less is inconclusive, and does not count as one."""
+    """The least power of an audit: the bound that its guesses would show if all were right, over
+    the claim. An audit with less is inconclusive, and does not count as one.
+    """
     release_keys: dict[str, str] = Field(default_factory=dict)
-    """Name and public P-256 key (PEM) of every releasing worker: rows of releases that another key signed do not count.
-    Without one, a release's rows count when one key signed all of them, and a worker draws only what its own signed."""
+    """Name and public P-256 key (PEM) of every releasing worker: rows of releases that another key
+    signed do not count. Without one, a release's rows count when one key signed all of them, and a
+    worker draws only what its own signed.
+    """
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
     registry: RegistryStatement | None = None
@@ -168,7 +198,9 @@ class Policy(BaseModel):
 
         source = Path(path)
         try:
-            data = strict_yaml.load(read_regular(source, _MOST, option="policy file").decode("utf-8"))
+            data = strict_yaml.load(
+                read_regular(source, _MOST, option="policy file").decode("utf-8")
+            )
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f", line {mark.line + 1}" if mark else ""
@@ -189,7 +221,9 @@ class Policy(BaseModel):
             raise InputError(f"{source}: {error}") from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the policy as plain data, decimals as text; without a statement for registries where it has none."""
+        """Return the policy as plain data, decimals as text; without a statement for registries
+        where it has none.
+        """
         absent = {"registry"} if self.registry is None else None
         return self.model_dump(mode="json", by_alias=True, exclude=absent)
 
@@ -204,14 +238,21 @@ class Policy(BaseModel):
     def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
         """Return the cap that holds for a cohort of a population, None where nothing may be spent.
 
-        For `ALL_COHORTS` it is the least that the population or any of its cohorts has, since a unit may be in each.
+        For `ALL_COHORTS` it is the least that the population or any of its cohorts has, since a
+        unit may be in each.
         """
         budget = self.populations.get(population, self.default)
         if budget is None:
             return None
         # guard: test_the_least_cap_of_a_cohort_holds_for_units
         if cohort == ALL_COHORTS:
-            return _least([cap for terms in (budget, *budget.cohorts.values()) if (cap := terms.cap(kind)) is not None])
+            return _least(
+                [
+                    cap
+                    for terms in (budget, *budget.cohorts.values())
+                    if (cap := terms.cap(kind)) is not None
+                ]
+            )
         cohort_budget = budget.cohorts.get(cohort)
         return (cohort_budget.cap(kind) if cohort_budget else None) or budget.cap(kind)
 
@@ -227,7 +268,9 @@ def _key_ids(keys: tuple[tuple[str, str], ...]) -> frozenset[str]:
 
 
 def _least(caps: Sequence[Cap]) -> Cap | None:
-    """Every figure the smallest; under replace-one where one is, since an add/remove claim can be kept there."""
+    """Every figure the smallest; under replace-one where one is, since an add/remove claim can be
+    kept there.
+    """
     if not caps:
         return None
     relations = {cap.neighbouring_relation for cap in caps}
@@ -235,7 +278,9 @@ def _least(caps: Sequence[Cap]) -> Cap | None:
         epsilon=min(cap.epsilon for cap in caps),
         delta=min((cap.delta for cap in caps if cap.delta is not None), default=None),
         composition="basic" if any(cap.composition == "basic" for cap in caps) else "exact",
-        neighbouring_relation="replace-one" if "replace-one" in relations else caps[0].neighbouring_relation,
+        neighbouring_relation="replace-one"
+        if "replace-one" in relations
+        else caps[0].neighbouring_relation,
     )
 
 
@@ -248,4 +293,6 @@ DEFAULT_POLICY = Policy.parse(
         },
     }
 )
-"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, no one need approve. For trying out."""
+"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, no one need approve. For
+trying out.
+"""

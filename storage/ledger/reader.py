@@ -15,7 +15,15 @@ from sqlalchemy.engine import Connection
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import chain, schema
-from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge, accounts_of, budget_lines, charge_account
+from storage.ledger.budget import (
+    Account,
+    BudgetLine,
+    BudgetRefused,
+    Charge,
+    accounts_of,
+    budget_lines,
+    charge_account,
+)
 from storage.ledger.content import plan_content
 from storage.ledger.database import Database
 from storage.ledger.fold import BadRow, Release, State, fold
@@ -40,9 +48,13 @@ class Report:
     hash: str
     """Of the last row up to which the chain is whole."""
     bad: tuple[BadRow, ...] = ()
-    """Every row that has no effect, or that says other than what follows from those before, oldest first."""
+    """Every row that has no effect, or that says other than what follows from those before, oldest
+    first.
+    """
     notes: tuple[str, ...] = ()
-    """What weakens the protection without being a change: missing triggers, a role with too many rights."""
+    """What weakens the protection without being a change: missing triggers, a role with too many
+    rights.
+    """
 
     @property
     def ok(self) -> bool:
@@ -70,7 +82,11 @@ class LedgerReader:
 
     def _fold(self, connection: Connection) -> State:
         state = self._folded
-        if state is None or state.broken or (chain.hash_of(connection, state.sequence) or GENESIS) != state.hash:
+        if (
+            state is None
+            or state.broken
+            or (chain.hash_of(connection, state.sequence) or GENESIS) != state.hash
+        ):
             state = State()
         self._folded = None  # an interrupted fold is no state
         fold(chain.entries(connection, state.sequence), state)
@@ -91,7 +107,9 @@ class LedgerReader:
         return None if release is None else release.revoked
 
     def revoked(self) -> frozenset[str]:
-        return frozenset(name for name, release in self.state().releases.items() if release.revoked is not None)
+        return frozenset(
+            name for name, release in self.state().releases.items() if release.revoked is not None
+        )
 
     def find(self, idempotency_key: str) -> Row | None:
         release = self.state().release_of_key(idempotency_key)
@@ -108,14 +126,20 @@ class LedgerReader:
         return list(self.state().rows)
 
     def current(self) -> Sequence[Row]:
-        """Returns each release in its current state and every other row, in order of their newest row."""
+        """Returns each release in its current state and every other row, in order of their newest
+        row.
+        """
         state = self.state()
         newest = {release.row.sequence for release in state.releases.values()}
         return [row for row in state.rows if row.kind != "release" or row.sequence in newest]
 
     def open_releases(self) -> Sequence[Row]:
         """Returns the releases that are reserved or drawn and not closed."""
-        return [release.row for release in self.state().releases.values() if release.row.state in ("reserved", "drawn")]
+        return [
+            release.row
+            for release in self.state().releases.values()
+            if release.row.state in ("reserved", "drawn")
+        ]
 
     def head(self) -> tuple[int, str]:
         """Returns sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
@@ -123,14 +147,18 @@ class LedgerReader:
             return chain.last(connection)
 
     def policy(self) -> Policy:
-        """Returns the policy in force; before the first reservation, the one that this ledger was opened with."""
+        """Returns the policy in force; before the first reservation, the one that this ledger was
+        opened with.
+        """
         return self._in_force(self.state())
 
     def _in_force(self, state: State) -> Policy:
         return state.policy or self._policy or DEFAULT_POLICY
 
     def budget(self) -> Sequence[BudgetLine]:
-        """Returns every account beside its cap: those with spending, and those that the policy names."""
+        """Returns every account beside its cap: those with spending, and those that the policy
+        names.
+        """
         state = self.state()
         return budget_lines(self._in_force(state), state.accounts.values())
 
@@ -140,7 +168,8 @@ class LedgerReader:
             self._require_here(connection, state, plan)
 
     def quote(self, plan: ReleasePlan, *, records: RecordSet | None = None) -> tuple[Charge, ...]:
-        """Returns what a plan would be charged now, with the sums before and after; charges nothing.
+        """Returns what a plan would be charged now, with the sums before and after; charges
+        nothing.
 
         Refuses what would be refused for its cost. Earlier releases of the records count, too.
         """
@@ -148,30 +177,48 @@ class LedgerReader:
             return self._charges(connection, state, plan_content(plan), records)[0]
 
     def projected_balance(
-        self, kind: GuaranteeKind, population: str, cohorts: Sequence[str], privacy_unit: str, *,
-        fingerprint: str = "", records: RecordSet | None = None,
-    ) -> tuple[list[Account], str | None]:  # fmt: skip
-        """Returns the accounts that a release would be charged to, as they would be just before, its own first.
+        self,
+        kind: GuaranteeKind,
+        population: str,
+        cohorts: Sequence[str],
+        privacy_unit: str,
+        *,
+        fingerprint: str = "",
+        records: RecordSet | None = None,
+    ) -> tuple[list[Account], str | None]:
+        """Returns the accounts that a release would be charged to, as they would be just before,
+        its own first.
 
-        With them what else the population protects, where that is something: the release would be refused.
+        With them what else the population protects, where that is something: the release would be
+        refused.
 
         Args:
             records: what it would be made from, with the fingerprint; without it names alone tell.
         """
         with self._reading() as (connection, state):
             policy = self._in_force(state)
-            sought = _row({"guarantee_kind": kind, "population": population, "data_fingerprint": fingerprint})
+            sought = _row(
+                {"guarantee_kind": kind, "population": population, "data_fingerprint": fingerprint}
+            )
             shared = self._overlap(connection, state, sought, records)
             own = accounts_of(population, tuple(cohorts), privacy_unit)
-            others = sorted({name for release in shared for name in release.own_accounts} - set(own))
+            others = sorted(
+                {name for release in shared for name in release.own_accounts} - set(own)
+            )
             accounts = []
             for name in [*own, *others]:
                 account, cap = state.account(name, kind), policy.cap(*name, kind)
-                taken = [release.cost for release in shared if name in own and name not in release.accounts]
+                taken = [
+                    release.cost
+                    for release in shared
+                    if name in own and name not in release.accounts
+                ]
                 if taken:
                     charge, _ = charge_account(account, cap, taken, policy=policy.name)
                     account = replace(charge.after, last=account.last or charge.loss)
-                accounts.append(replace(account, delta_cap=account.delta_cap if cap is None else cap.delta))
+                accounts.append(
+                    replace(account, delta_cap=account.delta_cap if cap is None else cap.delta)
+                )
             return accounts, state.other_unit(population, kind, privacy_unit)
 
     def refusal(self, plan: ReleasePlan) -> Row | None:
@@ -188,14 +235,17 @@ class LedgerReader:
         earlier: Iterable[Mark] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Report:
-        """Folds the whole chain anew and names every row that is not as it was written or does not follow.
+        """Folds the whole chain anew and names every row that is not as it was written or does not
+        follow.
 
-        Beside the fold: the columns that repeat a body, the sets of records beside the rows, and the heads and copies
-        that someone else kept, without which a chain that was cut or rewritten from some row on looks whole.
+        Beside the fold: the columns that repeat a body, the sets of records beside the rows, and
+        the heads and copies that someone else kept, without which a chain that was cut or rewritten
+        from some row on looks whole.
 
         Args:
             heads: statements exported before; the chain must still go through each.
-            earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
+            earlier: rows exported before; each must still be there, which names the first rewritten
+                row exactly.
             progress: gets the number of rows checked, now and then.
         """
         state, findings, hashes, whole = State(), [], {0: GENESIS}, 0
@@ -209,23 +259,37 @@ class LedgerReader:
                     hashes[stored.sequence] = stored.hash
                     whole = whole if state.broken else stored.sequence
                     if row is not None:
-                        wrong = [name for name in COLUMNS if getattr(stored, name) != getattr(row, name)]
+                        wrong = [
+                            name for name in COLUMNS if getattr(stored, name) != getattr(row, name)
+                        ]
                         if wrong:
                             findings.append(
-                                (row.sequence, f"was edited: column {', '.join(wrong)} contradicts its body")
+                                (
+                                    row.sequence,
+                                    f"was edited: column {', '.join(wrong)} contradicts its body",
+                                )
                             )
                         if len(state.releases) > known:
-                            findings += [(row.sequence, problem) for problem in registry.check(state, row)]
+                            findings += [
+                                (row.sequence, problem) for problem in registry.check(state, row)
+                            ]
                     if progress is not None and len(hashes) % _BATCH == 0:
                         progress(len(hashes))
             findings += [
-                (sequence, "a set of records is stored with it that it does not name") for sequence in registry.left
+                (sequence, "a set of records is stored with it that it does not name")
+                for sequence in registry.left
             ]
-        beside = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
-        every = sorted([*state.bad, *beside, *_compare(hashes, heads, earlier)], key=lambda bad: bad.sequence)
+        beside = [
+            BadRow(sequence, f"row {sequence}: {problem}", void=False)
+            for sequence, problem in findings
+        ]
+        every = sorted(
+            [*state.bad, *beside, *_compare(hashes, heads, earlier)], key=lambda bad: bad.sequence
+        )
         return Report(len(hashes) - 1, whole, hashes[whole], tuple(every), notes)
 
-    # -- within a transaction ------------------------------------------------------------------------------
+    # -- within a transaction
+    # ------------------------------------------------------------------------------
 
     def _require_here(self, connection: Connection, state: State, plan: ReleasePlan) -> None:
         mark = plan.ledger
@@ -235,13 +299,21 @@ class LedgerReader:
         if state.ledger != mark.ledger:
             present = "an empty one" if state.ledger is None else f"{state.ledger[:12]}…"
             raise BudgetRefused(
-                f"the plan was made under {mark}, this ledger is {present}: it is released there, or planned again here"
+                f"the plan was made under {mark}, this ledger is {present}: it is released "
+                "there, or planned again here"
             )
         if chain.hash_of(connection, mark.sequence) != mark.hash:
-            raise BudgetRefused(f"the plan was made under {mark}, and the ledger has no such row any more; plan again")
+            raise BudgetRefused(
+                f"the plan was made under {mark}, and the ledger has no such row any more; plan "
+                "again"
+            )
 
     def _charges(
-        self, connection: Connection, state: State, content: dict[str, Any], records: RecordSet | None
+        self,
+        connection: Connection,
+        state: State,
+        content: dict[str, Any],
+        records: RecordSet | None,
     ) -> tuple[tuple[Charge, ...], list[Release]]:
         if state.policy is None and self._policy is not None:
             state = State(policy=self._policy)
@@ -252,20 +324,26 @@ class LedgerReader:
             raise BudgetRefused(problem)
         return charges, shared
 
-    def _overlap(self, connection: Connection, state: State, row: Row, records: RecordSet | None) -> list[Release]:
+    def _overlap(
+        self, connection: Connection, state: State, row: Row, records: RecordSet | None
+    ) -> list[Release]:
         if records is None:
             return []
         shared = compare(connection, records)
         if None in shared.values():
             raise InputError(
-                "registry key: the ledger's records are marked with another key than this workspace's. Give that of "
-                "the workspace that released first (private/registry.key) by AUTOCODER_REGISTRY_KEY."
+                "registry key: the ledger's records are marked with another key than this "
+                "workspace's. Give that of "
+                "the workspace that released first (private/registry.key) by "
+                "AUTOCODER_REGISTRY_KEY."
             )
         return state.sharing(row, shared)
 
 
 def _row(content: dict[str, Any]) -> Row:
-    return Row.model_construct(**content, sequence=0, previous_hash=GENESIS, recorded_at="", state="reserved")
+    return Row.model_construct(
+        **content, sequence=0, previous_hash=GENESIS, recorded_at="", state="reserved"
+    )
 
 
 class _Registry:
@@ -288,7 +366,9 @@ class _Registry:
             records = RecordSet.decode(marks)
         except StorageError as error:
             return [str(error)]
-        shared: dict[int, Shared | None] = {sequence: records.shared(of) for sequence, of in self._sets.items()}
+        shared: dict[int, Shared | None] = {
+            sequence: records.shared(of) for sequence, of in self._sets.items()
+        }
         self._sets[row.sequence] = records
         names = {
             str(release.row.release_id)
@@ -301,7 +381,9 @@ class _Registry:
         return []
 
 
-def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]) -> list[BadRow]:
+def _compare(
+    hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]
+) -> list[BadRow]:
     bad, agreed, end = [], 0, max(hashes)
     for sequence, row_hash in sorted({(mark.sequence, mark.hash) for mark in (*heads, *earlier)}):
         if sequence == 0 and row_hash != GENESIS:
@@ -312,8 +394,15 @@ def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable
         if hashes.get(sequence) == row_hash:
             agreed = sequence
         elif sequence in hashes:
-            since = f"row {sequence}" if sequence == agreed + 1 else f"a row between {agreed + 1} and {sequence}"
-            problem = f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on"
+            since = (
+                f"row {sequence}"
+                if sequence == agreed + 1
+                else f"a row between {agreed + 1} and {sequence}"
+            )
+            problem = (
+                f"row {sequence} isn't the one kept outside: the chain was rewritten from "
+                f"{since} on"
+            )
             bad.append(BadRow(sequence, problem, void=False))
     return bad
 
@@ -330,10 +419,13 @@ def _protections(connection: Connection) -> tuple[str, ...]:
         ).scalar()
         if excessive:
             notes.append(
-                "this role may change rows by its grants, only the triggers stop it: connect the pipeline as the"
+                "this role may change rows by its grants, only the triggers stop it: connect the "
+                "pipeline as the"
                 " role given to `autocoder ledger migrate --release-role`, or --app-role"
             )
     changed = schema.changed(connection)
     if changed:
-        notes.append(f"append-only triggers and functions are missing or were changed: {', '.join(changed)}")
+        notes.append(
+            f"append-only triggers and functions are missing or were changed: {', '.join(changed)}"
+        )
     return tuple(notes)

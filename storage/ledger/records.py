@@ -1,13 +1,14 @@
 """Marks the records that a release is made from, so that the budget is theirs and not a name's.
 
-A record is known only by keyed marks: 64 bits of a keyed BLAKE2b of each of its contents (an id, a text cell).
-The ledger keeps the marks of every release (`registry.py`); the key stays in the workspace
-(`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Anyone who has one of the two can try no guess.
+A record is known only by keyed marks: 64 bits of a keyed BLAKE2b of each of its contents (an id, a
+text cell). The ledger keeps the marks of every release (`registry.py`); the key stays in the
+workspace (`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Anyone who has
+one of the two can try no guess.
 
-Two releases share records where one content is in both. Releases whose claims protect units (a person, an
-establishment) share them where a unit's mark, made of its name, is in both. Not detected: records whose text was
-edited; units that are spelt otherwise. False alarm: two sets of n and m different contents share a mark with
-probability below n m / 2^64, 2e-9 for 200,000 each.
+Two releases share records where one content is in both. Releases whose claims protect units (a
+person, an establishment) share them where a unit's mark, made of its name, is in both. Not
+detected: records whose text was edited; units that are spelt otherwise. False alarm: two sets of n
+and m different contents share a mark with probability below n m / 2^64, 2e-9 for 200,000 each.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class RecordSet:
 
     @staticmethod
     def of(contents: Iterable[bytes], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
-        """Mark normalised contents of records, and the units that they belong to where these are protected."""
+        """Mark normalised contents of records, and the units that they belong to where these are
+        protected.
+        """
         of_contents = [_mark(content, key, b"content") for content in contents]
         of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
         return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(of_contents), _sorted(of_units))
@@ -53,15 +56,25 @@ class RecordSet:
     @staticmethod
     def decode(content: bytes) -> RecordSet:
         start = len(_MAGIC) + _KEY_ID
-        marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
+        marks = (
+            np.frombuffer(content[start:], dtype="<u8")
+            if (len(content) - start) % 8 == 0
+            else np.empty(0)
+        )
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
-            raise StorageError("a set of records is damaged. Restore ledger and workspace, or plan again.")
+            raise StorageError(
+                "a set of records is damaged. Restore ledger and workspace, or plan again."
+            )
         contents, units = np.split(marks[1:].astype(np.uint64), [int(marks[0])])
         return RecordSet(content[len(_MAGIC) : start], contents, units)
 
     def encode(self) -> bytes:
         length = np.array([len(self.contents)], dtype=np.uint64)
-        return _MAGIC + self.key_id + np.concatenate([length, self.contents, self.units]).astype("<u8").tobytes()
+        return (
+            _MAGIC
+            + self.key_id
+            + np.concatenate([length, self.contents, self.units]).astype("<u8").tobytes()
+        )
 
     @property
     def digest(self) -> str:
@@ -72,9 +85,13 @@ class RecordSet:
     def sample(self) -> dict[str, Any]:
         """The smallest marks of contents, as plain JSON: small enough for any row.
 
-        Two sets of which a share f is common have none in common here with probability (1 - f)^64: 4 % at a twentieth.
+        Two sets of which a share f is common have none in common here with probability (1 - f)^64:
+        4 % at a twentieth.
         """
-        return {"key": self.key_id.hex(), "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()]}
+        return {
+            "key": self.key_id.hex(),
+            "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()],
+        }
 
     def shared(self, other: RecordSet) -> Shared:
         """Returns how many marks the two have in common."""
@@ -93,18 +110,23 @@ class Shared(NamedTuple):
         return self.contents > 0
 
 
-def same_records(mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
+def same_records(
+    mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0
+) -> bool:
     """Checks, by their samples, that more than this share of either set is in the other.
 
-    Compared are the marks below the smaller of the samples' ends, up to which both are complete: contents added to a
-    set leave fewer of the others in its sample, and still count as the whole that they contain. Samples of two keys,
-    which no one can compare, are taken to be the same. Without one of them nothing is known.
+    Compared are the marks below the smaller of the samples' ends, up to which both are complete:
+    contents added to a set leave fewer of the others in its sample, and still count as the whole
+    that they contain. Samples of two keys, which no one can compare, are taken to be the same.
+    Without one of them nothing is known.
     """
     if not mine or not other:
         return False
     ends = [max(marks) for marks in (mine["marks"], other["marks"]) if len(marks) >= _SAMPLED]
     # guard: test_records_that_are_the_same_under_another_fingerprint
-    first, second = ({mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (mine, other))
+    first, second = (
+        {mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (mine, other)
+    )
     return mine["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
 
 
@@ -118,23 +140,31 @@ def has_registry_key(private: Path) -> bool:
 
 
 def registry_key(private: Path) -> bytes:
-    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call."""
+    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made
+    at the first call.
+    """
     named = os.environ.get(VARIABLE)
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():
         _make_key(file)
     key = read_regular(file, 1 << 10, option=f"{VARIABLE}:")
     if len(key) != 32:
-        raise StorageError(f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it")
+        raise StorageError(
+            f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it"
+        )
     return key
 
 
 def _make_key(file: Path) -> None:
-    """By a link, which fails where another process was first: at one moment, too, a workspace gets one key."""
+    """By a link, which fails where another process was first: at one moment, too, a workspace gets
+    one key.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as key_file:
+        with os.fdopen(
+            os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        ) as key_file:
             key_file.write(os.urandom(32))
             key_file.flush()
             os.fsync(key_file.fileno())

@@ -1,15 +1,18 @@
 """Finishes what a crash left behind: each open release, by its row and its files.
 
-A release goes through these steps, each durable before the next, so that whatever the moment of a crash the
-ledger and the files together say how far it came:
+A release goes through these steps, each durable before the next, so that whatever the moment of a
+crash the ledger and the files together say how far it came:
 
 1. `reserve`: the budget is charged.
-2. The draw is put at `private/releases/ID/draw.safetensors`, by a link that fails where one is already.
+2. The draw is put at `private/releases/ID/draw.safetensors`, by a link that fails where one is
+  already.
 3. `mark_drawn`: its digest is recorded, with the cost measured at the draw; a surplus is charged.
-4. The bundle is built aside, its digest announced (`announce_bundle`), then moved to `bundles/ID` in one rename.
+4. The bundle is built aside, its digest announced (`announce_bundle`), then moved to `bundles/ID`
+  in one rename.
 5. `commit`: the bundle's digest is recorded.
 
-A ledger that is not the one used before is detected, and its rows put back from a journal, exactly as they were.
+A ledger that is not the one used before is detected, and its rows put back from a journal, exactly
+as they were.
 """
 
 from __future__ import annotations
@@ -55,11 +58,15 @@ class Step(StrEnum):
     DRAW = "draw"
     """Nothing was drawn: run the same release again, or burn it."""
     MEASURE = "measure"
-    """Drawn; the cost at the draw has to be measured: run the same release again, which does and continues."""
+    """Drawn; the cost at the draw has to be measured: run the same release again, which does and
+    continues.
+    """
     MARK_DRAWN = "mark-drawn"
     """Drawn under a guarantee that doesn't depend on the draw, and not recorded yet."""
     BUILD = "build"
-    """The recorded draw is there, its bundle isn't committed: run the same release again, which builds it."""
+    """The recorded draw is there, its bundle isn't committed: run the same release again, which
+    builds it.
+    """
     COMMIT = "commit"
     """The bundle is as announced and isn't recorded yet."""
     BURN = "burn"
@@ -97,7 +104,9 @@ def draws(workspace: Workspace) -> list[Path]:
 
 
 def announce_bundle(workspace: Workspace, release_id: str, digest: str) -> None:
-    """Keep the digest of the bundle that is about to be moved into place; one built anew replaces it."""
+    """Keep the digest of the bundle that is about to be moved into place; one built anew replaces
+    it.
+    """
     write_atomically(release_folder(workspace, release_id) / _ANNOUNCED_NAME, digest.encode())
 
 
@@ -108,12 +117,18 @@ def announced_bundle(workspace: Workspace, release_id: str) -> str | None:
 
 
 def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
-    """Say what each open release needs, and which bundles the ledger doesn't confirm. Changes nothing."""
+    """Say what each open release needs, and which bundles the ledger doesn't confirm. Changes
+    nothing.
+    """
     findings = [_assess(row, workspace) for row in ledger.open_releases()]
-    releases = {row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id}
+    releases = {
+        row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id
+    }
     for release_id, row in releases.items():
         path = workspace.bundles / release_id
-        if row.state == "committed" and not (path.is_dir() and bundle_digest(path) == row.bundle_digest):
+        if row.state == "committed" and not (
+            path.is_dir() and bundle_digest(path) == row.bundle_digest
+        ):
             why = f"no bundle with the recorded digest at {path}"
             findings.append(Finding(release_id, row.state, Step.LOST_BUNDLE, why))
     if workspace.bundles.is_dir():
@@ -133,22 +148,34 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
     draw, plan_digest = draw_path(workspace, release_id), row.details.get("plan_digest")
     drawn = file_digest(draw) if draw.is_file() else None
     if drawn is not None and plan_digest is not None and _plan_of(draw) != plan_digest:
-        return Finding(release_id, state, Step.BURN, f"{draw} is not a sample of the reserved plan", drawn)
+        return Finding(
+            release_id, state, Step.BURN, f"{draw} is not a sample of the reserved plan", drawn
+        )
     if state == "reserved":
         if drawn is None:
             return Finding(release_id, state, Step.DRAW, "no sample was stored")
         if row.guarantee_kind == "formal":
-            return Finding(release_id, state, Step.MARK_DRAWN, "a sample was stored and not recorded", drawn)
-        return Finding(release_id, state, Step.MEASURE, "a sample was stored, its cost not yet measured", drawn)
+            return Finding(
+                release_id, state, Step.MARK_DRAWN, "a sample was stored and not recorded", drawn
+            )
+        return Finding(
+            release_id, state, Step.MEASURE, "a sample was stored, its cost not yet measured", drawn
+        )
     bundle = workspace.bundles / release_id
     if bundle.is_dir():
         announced = announced_bundle(workspace, release_id)
         digest = bundle_digest(bundle)
         if announced is None:
-            return Finding(release_id, state, Step.BUILD, "an unannounced bundle exists", drawn, digest)
+            return Finding(
+                release_id, state, Step.BUILD, "an unannounced bundle exists", drawn, digest
+            )
         if announced == digest:
-            return Finding(release_id, state, Step.COMMIT, "the bundle is the announced one", drawn, digest)
-        return Finding(release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", drawn)
+            return Finding(
+                release_id, state, Step.COMMIT, "the bundle is the announced one", drawn, digest
+            )
+        return Finding(
+            release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", drawn
+        )
     if drawn is None:
         return Finding(release_id, state, Step.BURN, f"the recorded sample is not at {draw}")
     if drawn != row.draw_digest:
@@ -156,15 +183,18 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
     return Finding(release_id, state, Step.BUILD, "the recorded sample exists", drawn)
 
 
-def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ()) -> Sequence[Finding]:
-    """Do what each release needs and can be done without the model: record a draw, commit a bundle, burn.
+def recover(
+    ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ()
+) -> Sequence[Finding]:
+    """Do what each release needs and can be done without the model: record a draw, commit a bundle,
+    burn.
 
     Args:
         workspace: the ledger's own. With another one every drawn release looks lost.
         burn: ids of further releases to burn, whatever they need; committed ones are refused.
 
-    Returns the findings, `done` where that step was taken. A release marked drawn here is found again with its next
-    step.
+    Returns the findings, `done` where that step was taken. A release marked drawn here is found
+    again with its next step.
     """
     results: list[Finding] = []
     remaining = set(burn)
@@ -187,12 +217,16 @@ def _apply(ledger: Ledger, workspace: Workspace, finding: Finding) -> list[Findi
     done = replace(finding, done=True)
     plan_digest = ledger.release(finding.release_id).details.get("plan_digest")
     if finding.step is Step.COMMIT:
-        ledger.commit(finding.release_id, bundle_digest=finding.bundle_digest or "", plan_digest=plan_digest)
+        ledger.commit(
+            finding.release_id, bundle_digest=finding.bundle_digest or "", plan_digest=plan_digest
+        )
         return [done]
     if finding.step is Step.BURN:
         ledger.burn(finding.release_id, reason=finding.why)
         return [done]
-    row = ledger.mark_drawn(finding.release_id, draw_digest=finding.draw_digest or "", plan_digest=plan_digest)
+    row = ledger.mark_drawn(
+        finding.release_id, draw_digest=finding.draw_digest or "", plan_digest=plan_digest
+    )
     return [done, _assess(row, workspace)]
 
 
@@ -217,7 +251,9 @@ class RollbackFinding:
 
 
 def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
-    """Returns what is wrong with a ledger by the workspace's journal and the witness; None where nothing is."""
+    """Returns what is wrong with a ledger by the workspace's journal and the witness; None where
+    nothing is.
+    """
     journals, database = journals_of(workspace), Database(url, lock_timeout=60.0)
     if not database_exists(url):
         for journal in journals:
@@ -249,10 +285,12 @@ def restore(
     key: EllipticCurvePublicKey | None = None,
     policy: Policy | None = None,
 ) -> int:
-    """Adds the rows that the ledger does not have and that follow from those that it has; returns how many.
+    """Adds the rows that the ledger does not have and that follow from those that it has; returns
+    how many.
 
-    Anyone who writes in the workspace can write in its journal. So a policy that no one signed is not put in force,
-    unless the operator names it, or a later row that this machine's key signed depends on it.
+    Anyone who writes in the workspace can write in its journal. So a policy that no one signed is
+    not put in force, unless the operator names it, or a later row that this machine's key signed
+    depends on it.
 
     Args:
         key: this machine's.
@@ -270,7 +308,9 @@ def restore(
         for bad in state.bad:
             # guard: test_a_policy_that_nobody_signed_in_the_journal
             if present < bad.sequence and bad.sequence > vouched:
-                raise StorageError(f"recover: {bad.problem}. No row was put back. Restore the journal from a copy")
+                raise StorageError(
+                    f"recover: {bad.problem}. No row was put back. Restore the journal from a copy"
+                )
         for row in rows:
             if row.sequence > vouched:
                 _require_known_policy(row, policy)
@@ -295,7 +335,8 @@ def _require_known_policy(row: Row, named: Policy | None) -> None:
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
     if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
         raise StorageError(
-            f"recover: row {row.sequence} would restore policy {row.label}, which no one signed. No row was put "
+            f"recover: row {row.sequence} would restore policy {row.label}, which no one signed. "
+            "No row was put "
             "back. Read it, then give its file by --policy"
         )
 

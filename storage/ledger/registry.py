@@ -1,8 +1,10 @@
-"""Stores the sets of records of all releases beside their rows, and finds other releases of the same records.
+"""Stores the sets of records of all releases beside their rows, and finds other releases of the
+same records.
 
-The accounts add up what is of one kind; an officer has to know of the others all the same. Found by the registry's
-keyed marks; where marks cannot be compared, by the fingerprint of the whole data set, or by the cohorts of the same
-population. It depends on single records, so none of it leaves in a bundle.
+The accounts add up what is of one kind; an officer has to know of the others all the same. Found by
+the registry's keyed marks; where marks cannot be compared, by the fingerprint of the whole data
+set, or by the cohorts of the same population. It depends on single records, so none of it leaves in
+a bundle.
 """
 
 from __future__ import annotations
@@ -29,9 +31,14 @@ def stored_sets(connection: Connection) -> Iterator[tuple[int, bytes]]:
 
 
 def compare(connection: Connection, records: RecordSet) -> dict[int, Shared | None]:
-    """Returns what records share with each stored set, by the sequence of its row; None where that has another key."""
+    """Returns what records share with each stored set, by the sequence of its row; None where that
+    has another key.
+    """
     stored = ((sequence, RecordSet.decode(marks)) for sequence, marks in stored_sets(connection))
-    return {sequence: records.shared(of) if of.key_id == records.key_id else None for sequence, of in stored}
+    return {
+        sequence: records.shared(of) if of.key_id == records.key_id else None
+        for sequence, of in stored
+    }
 
 
 def register(connection: Connection, sequence: int, records: RecordSet) -> None:
@@ -53,7 +60,8 @@ class Overlap(NamedTuple):
 def overlapping_releases(
     ledger: LedgerReader, plan: ReleasePlan, *, records: RecordSet | None = None
 ) -> tuple[Overlap, ...]:
-    """Returns releases other than a plan's own that share records with it, or are of the same cohorts, oldest first.
+    """Returns releases other than a plan's own that share records with it, or are of the same
+    cohorts, oldest first.
 
     Args:
         records: what the plan is made from; without it only fingerprints and names tell.
@@ -84,7 +92,9 @@ def other_population_names(plan: ReleasePlan, overlaps: Sequence[Overlap]) -> tu
 def population_name_warning(names: Sequence[str], population: str) -> str:
     """Returns the warning that the same records were released as another population."""
     return (
-        f"the same records were released under another population name ({', '.join(names)}); here they are called "
-        f"{population}. Budgets belong to records, so what was spent there on the same type of guarantee counts here; "
+        f"the same records were released under another population name ({', '.join(names)}); "
+        "here they are called "
+        f"{population}. Budgets belong to records, so what was spent there on the same type of "
+        "guarantee counts here; "
         "anyone who named them so must say why"
     )

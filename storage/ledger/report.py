@@ -1,4 +1,6 @@
-"""The ledger for people and other programs: one release in sections, as text or Markdown; rows and budgets as data."""
+"""The ledger for people and other programs: one release in sections, as text or Markdown; rows and
+budgets as data.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ Section = Sequence[tuple[str, str]]
 """Labels and values; a value without label is a line of a list."""
 
 _MEANING = {
-    "formal": "a finite-sample (ε, δ) guarantee, for every data set, given the trust model and the randomness below",
+    "formal": (
+        "a finite-sample (ε, δ) guarantee, for every data set, given the trust model and "
+        "the randomness below"
+    ),
     "asymptotic-local": (
-        "NOT a formal guarantee: ε was estimated on this one data set, holds in the limit of many records, is low too "
+        "NOT a formal guarantee: ε was estimated on this one data set, holds in the limit of "
+        "many records, is low too "
         "where a model fits its training records closely, and is never added to a formal one"
     ),
     "none": "nothing is guaranteed",
@@ -43,40 +49,70 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     row, revoked = release.row, revocation_text(ledger, release_id)
     tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
     unit = f"{row.privacy_unit}, of at most {row.max_records_per_unit or 1} records"
-    relation = {"replace-one": "replaced", "add-remove": "added or removed"}.get(row.neighbouring_relation or "", "–")
+    relation = {"replace-one": "replaced", "add-remove": "added or removed"}.get(
+        row.neighbouring_relation or "", "–"
+    )
     sections: dict[str, Section] = {
         "What": _present(
-            state=revoked or f"{row.state}: {_STATE[row.state]}", was=row.state if revoked else None,
-            mechanism=row.mechanism, population=row.population, label=row.label, cohorts=", ".join(row.cohorts),
-            records=f"about {row.records_rounded}", supersedes=row.supersedes, reason=row.reason,
+            state=revoked or f"{row.state}: {_STATE[row.state]}",
+            was=row.state if revoked else None,
+            mechanism=row.mechanism,
+            population=row.population,
+            label=row.label,
+            cohorts=", ".join(row.cohorts),
+            records=f"about {row.records_rounded}",
+            supersedes=row.supersedes,
+            reason=row.reason,
         ),
         f"Guarantee: {row.guarantee_kind}": _present(
-            meaning=_MEANING[row.guarantee_kind], ε=row.epsilon,
+            meaning=_MEANING[row.guarantee_kind],
+            ε=row.epsilon,
             δ=row.delta if row.delta is not None else row.delta_text or "not quantified",
             neighbours=f"one unit {relation}",
-            unit=unit, sensitivity=row.sensitivity, ε_under_add_remove=row.epsilon_add_remove, draws=row.draws,
-            probability_that_a_fresh_draw_exceeds_it=row.mc_failure_prob, accountant=row.accountant,
-            measured_beside_the_claim=row.details.get("audit", {}).get("line"), trust_model=row.trust_model,
-            randomness=row.randomness_source, floating_point=row.floating_point_caveat,
+            unit=unit,
+            sensitivity=row.sensitivity,
+            ε_under_add_remove=row.epsilon_add_remove,
+            draws=row.draws,
+            probability_that_a_fresh_draw_exceeds_it=row.mc_failure_prob,
+            accountant=row.accountant,
+            measured_beside_the_claim=row.details.get("audit", {}).get("line"),
+            trust_model=row.trust_model,
+            randomness=row.randomness_source,
+            floating_point=row.floating_point_caveat,
         ),
         "Assumes": [("", line) for line in row.assumptions] or [("", "nothing stated")],
-        "Not protected": [("", line) for line in row.unprotected_inputs] or [("", "nothing stated")],
+        "Not protected": [("", line) for line in row.unprotected_inputs]
+        or [("", "nothing stated")],
         "Cost": [(charge.account, cost_text(charge)) for charge in release.charges],
         "Provenance": _present(
-            requester=row.requester, approvals=", ".join(row.approvals) or "none; the policy demanded none",
-            code=f"{row.code_commit} ({tree})", lock_file=row.lock_digest, parameters=row.parameters_digest,
-            records=row.data_fingerprint, draw=row.draw_digest, bundle=row.bundle_digest, policy=row.policy_digest,
-            **row.artifact_digests, event=json.dumps(row.event, ensure_ascii=False, sort_keys=True),
+            requester=row.requester,
+            approvals=", ".join(row.approvals) or "none; the policy demanded none",
+            code=f"{row.code_commit} ({tree})",
+            lock_file=row.lock_digest,
+            parameters=row.parameters_digest,
+            records=row.data_fingerprint,
+            draw=row.draw_digest,
+            bundle=row.bundle_digest,
+            policy=row.policy_digest,
+            **row.artifact_digests,
+            event=json.dumps(row.event, ensure_ascii=False, sort_keys=True),
         ),
         "History": [
-            (f"row {row.sequence}", " ".join((row.recorded_at[:19], row.kind, row.state, row.hash))) for row in history
+            (f"row {row.sequence}", " ".join((row.recorded_at[:19], row.kind, row.state, row.hash)))
+            for row in history
         ],
-    }  # fmt: skip
+    }
     return sections
 
 
 def partners_of(ledger: LedgerReader, release_id: str) -> list[str]:
-    return sorted({str(row.details.get("partner")) for row in ledger.history(release_id) if row.kind == "handover"})
+    return sorted(
+        {
+            str(row.details.get("partner"))
+            for row in ledger.history(release_id)
+            if row.kind == "handover"
+        }
+    )
 
 
 def shared_text(ledger: LedgerReader, release_id: str) -> str:
@@ -89,7 +125,10 @@ def revocation_text(ledger: LedgerReader, release_id: str) -> str:
     revoked = ledger.revocation(release_id)
     if revoked is None:
         return ""
-    why = f"REVOKED on {revoked.recorded_at[:10]}: {str(revoked.details.get('reason', '')).rstrip('.')}."
+    why = (
+        f"REVOKED on {revoked.recorded_at[:10]}: "
+        f"{str(revoked.details.get('reason', '')).rstrip('.')}."
+    )
     return f"{why} Do not use or share it. {shared_text(ledger, release_id)}"
 
 
@@ -102,14 +141,23 @@ def _present(**fields: Any) -> Section:
 
 
 def cost_text(charge: Charge) -> str:
-    """Says what an account was charged, and what is used and left of it, each ε with the δ at which it holds."""
+    """Says what an account was charged, and what is used and left of it, each ε with the δ at which
+    it holds.
+    """
     before, after, loss = charge.before, charge.after, charge.loss
     counted = after.delta_cap is not None
-    cost = f"ε {epsilon_text(loss.epsilon)}" + (f" at δ {delta_text(loss.delta)}" if counted else "")
-    used = (
-        f"ε {epsilon_text(before.epsilon)} before, {epsilon_text(after.epsilon)} after of {short(charge.epsilon_cap)}"
+    cost = f"ε {epsilon_text(loss.epsilon)}" + (
+        f" at δ {delta_text(loss.delta)}" if counted else ""
     )
-    return f"{cost}; {used}" + (f", at δ {delta_text(after.delta)}" if counted else "") + f" ({after.rule})"
+    used = (
+        f"ε {epsilon_text(before.epsilon)} before, {epsilon_text(after.epsilon)} after of "
+        f"{short(charge.epsilon_cap)}"
+    )
+    return (
+        f"{cost}; {used}"
+        + (f", at δ {delta_text(after.delta)}" if counted else "")
+        + f" ({after.rule})"
+    )
 
 
 def page(ledger: LedgerReader, release_id: str) -> str:
@@ -129,16 +177,22 @@ def markdown(title: str, sections: Mapping[str, Section]) -> str:
 
 
 def export(ledger: LedgerReader) -> str:
-    """Returns every row as it is stored, as a JSON array; each has its hash, so the file can be verified against."""
+    """Returns every row as it is stored, as a JSON array; each has its hash, so the file can be
+    verified against.
+    """
     with ledger.database.read() as connection:
-        rows = [json.loads(entry.body) | {"hash": entry.hash} for entry in chain.entries(connection)]
+        rows = [
+            json.loads(entry.body) | {"hash": entry.hash} for entry in chain.entries(connection)
+        ]
     return json.dumps(rows, ensure_ascii=False, indent=1)
 
 
 def read_export(path: Path) -> Sequence[Mark]:
     try:
         rows = json.loads(read_regular(path, 1 << 32))
-        return [Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows]
+        return [
+            Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows
+        ]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
 

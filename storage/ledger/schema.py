@@ -1,9 +1,11 @@
-"""Names the ledger's tables and columns, and compares the database's triggers and procedures with `sql/`.
+"""Names the ledger's tables and columns, and compares the database's triggers and procedures with
+`sql/`.
 
-A trigger of the right name that does nothing protects nothing. `sql/DIALECT/` has the tables (`schema.sql`), what keeps
-them append-only (`triggers.sql`) and, for PostgreSQL, the procedures by which the pipeline's role writes
-(`writer.sql`). Every fact of a row is in `body`; the other columns repeat parts of it for indexes. `record_set` keeps
-the keyed marks of each release's records, beside the row of its reservation, which has their digest.
+A trigger of the right name that does nothing protects nothing. `sql/DIALECT/` has the tables
+(`schema.sql`), what keeps them append-only (`triggers.sql`) and, for PostgreSQL, the procedures by
+which the pipeline's role writes (`writer.sql`). Every fact of a row is in `body`; the other columns
+repeat parts of it for indexes. `record_set` keeps the keyed marks of each release's records, beside
+the row of its reservation, which has their digest.
 """
 
 from __future__ import annotations
@@ -46,14 +48,23 @@ record_set = Table(
 
 
 def statements(dialect: str, *names: str) -> list[str]:
-    """Return the statements of SQL files, which a blank line ends each, without comments before them."""
-    texts = [(files("storage.ledger") / "sql" / dialect / f"{name}.sql").read_text("utf-8") for name in names]
-    parts = [re.sub(r"\A(--.*\n?)+", "", part).strip() for text in texts for part in text.split("\n\n")]
+    """Return the statements of SQL files, which a blank line ends each, without comments before
+    them.
+    """
+    texts = [
+        (files("storage.ledger") / "sql" / dialect / f"{name}.sql").read_text("utf-8")
+        for name in names
+    ]
+    parts = [
+        re.sub(r"\A(--.*\n?)+", "", part).strip() for text in texts for part in text.split("\n\n")
+    ]
     return [part.removesuffix(";") for part in parts if part]
 
 
 def create(connection: Connection) -> None:
-    """Creates tables and triggers; on PostgreSQL also the procedures that write, each with a fixed search path."""
+    """Creates tables and triggers; on PostgreSQL also the procedures that write, each with a fixed
+    search path.
+    """
     server = connection.dialect.name == "postgresql"
     for statement in statements(connection.dialect.name, "schema", "triggers"):
         connection.execute(sa.text(statement.replace(":", "\\:")))
@@ -70,13 +81,17 @@ def create(connection: Connection) -> None:
 
 
 def changed(connection: Connection) -> list[str]:
-    """Return the names of triggers and functions that are gone, differ from the SQL files, or were added."""
+    """Return the names of triggers and functions that are gone, differ from the SQL files, or were
+    added.
+    """
     sqlite = connection.dialect.name == "sqlite"
     expected = _expected_sqlite() if sqlite else _expected_postgresql()
     query = sa.text(_SELECT_SQLITE if sqlite else _SELECT_POSTGRESQL)
     present = {name: _plain(definition) for name, definition in connection.execute(query)}
     # guard: test_a_hollow_trigger_of_sqlite
-    return sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
+    return sorted(
+        name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name)
+    )
 
 
 def _plain(definition: str) -> str:
@@ -100,7 +115,8 @@ def _expected_postgresql() -> dict[str, str]:
 
 
 _SELECT_SQLITE = (
-    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'record_set')"
+    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN "
+    "('ledger_row', 'record_set')"
 )
 _SELECT_POSTGRESQL = """
 SELECT 'trigger ' || tgname, pg_get_triggerdef(oid, true) || ' ' || tgenabled::text FROM pg_trigger

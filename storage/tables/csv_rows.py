@@ -1,6 +1,7 @@
 """Finds the layout of a CSV by what makes its first rows fit, and reads its rows by Arrow.
 
-Arrow's errors quote rows, so they are caught and replaced outside their handlers, which leaves no chain to them.
+Arrow's errors quote rows, so they are caught and replaced outside their handlers, which leaves no
+chain to them.
 """
 
 import codecs
@@ -69,9 +70,13 @@ class _Layout:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Orders layouts: by the required columns, whole rows, and the share of rows that have the header's width."""
+        """Orders layouts: by the required columns, whole rows, and the share of rows that have the
+        header's width.
+        """
         width = len(self.header)
-        fitting = sum(len(row) == width or (len(row) == width + 1 and not row[-1]) for row in self.below)
+        fitting = sum(
+            len(row) == width or (len(row) == width + 1 and not row[-1]) for row in self.below
+        )
         share = (fitting / len(self.below) if self.below else 1.0) * (width > 1)
         share *= share >= 0.5
         return self.required, share > 0 and not self.broken, share
@@ -80,7 +85,8 @@ class _Layout:
 def open_source(
     path: Path, option: str = "data", read: ReadOptions = AS_IT_LOOKS, required: Sequence[str] = ()
 ) -> Source:
-    """Returns what a file is; of a CSV with the encoding, separator, quotes and header that fit its first rows.
+    """Returns what a file is; of a CSV with the encoding, separator, quotes and header that fit its
+    first rows.
 
     Args:
         required: columns by which the header is found below lines of titles.
@@ -93,30 +99,49 @@ def open_source(
     if encoding is None:
         for name, marks in _WIDE.items():
             if head.startswith(marks):
-                raise InputError(f"{source.label} is {name}. Save it as UTF-8, or give --read encoding={name.lower()}")
+                raise InputError(
+                    f"{source.label} is {name}. Save it as UTF-8, or give --read "
+                    f"encoding={name.lower()}"
+                )
         for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
             if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
-                raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding={name}")
+                raise InputError(
+                    f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding={name}"
+                )
         if b"\0" in head:
-            raise InputError(f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text")
-        encoding = "utf-8" if _decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole) else "cp1252"
+            raise InputError(
+                f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text"
+            )
+        encoding = (
+            "utf-8"
+            if _decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole)
+            else "cp1252"
+        )
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
-    layout = max(_layouts(text, read, required, whole=whole), key=lambda each: each.rank)  # the first of the best
+    layout = max(
+        _layouts(text, read, required, whole=whole), key=lambda each: each.rank
+    )  # the first of the best
     header, below = layout.header, layout.below
     if not header:
         raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
     if len(header) > MOST_COLUMNS:
-        raise InputError(f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records")
+        raise InputError(
+            f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records"
+        )
     if whole and not below and not layout.broken:
         raise InputError(f"{source.label} has a header and no records. Give a file of records")
     if below and not header[-1].strip() and all(len(row) == len(header) - 1 for row in below):
         header = header[:-1]
-    numbered = len(below) > 2 and [row[0] for row in below] == [str(n) for n in range(1, len(below) + 1)]
+    numbered = len(below) > 2 and [row[0] for row in below] == [
+        str(n) for n in range(1, len(below) + 1)
+    ]
     if numbered and all(len(row) == len(header) + 1 for row in below):
         header = ["", *header]  # R's row names, which have no header
-    blank_end = bool(below) and all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
+    blank_end = bool(below) and all(
+        len(row) == len(header) + 1 and not row[-1].strip() for row in below
+    )
     return replace(
         source,
         columns=tuple(header),
@@ -130,23 +155,51 @@ def open_source(
     )
 
 
-def _layouts(text: str, read: ReadOptions, required: Sequence[str], *, whole: bool) -> Iterator[_Layout]:
+def _layouts(
+    text: str, read: ReadOptions, required: Sequence[str], *, whole: bool
+) -> Iterator[_Layout]:
     declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
     own = read.separator or (declared and declared[1])
-    kinds: tuple[Quotes, ...] = ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
+    kinds: tuple[Quotes, ...] = (
+        ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
+    )
     for quotes in kinds:
         for delimiter in [own] if own else _SEPARATORS:
-            unlikely = (quotes == "backslash" and '\\"' not in text) or (quotes == "none" and delimiter not in "\t|^~")
+            unlikely = (quotes == "backslash" and '\\"' not in text) or (
+                quotes == "none" and delimiter not in "\t|^~"
+            )
             if (read.quotes is None and unlikely) or (delimiter not in text and delimiter != ","):
                 continue
             skip = (read.skip or 0) + bool(declared)
             rows, broken = _first_rows(text, delimiter, quotes, skip, whole=whole)
             if read.names:
-                yield _Layout(delimiter, quotes, read.names, skip, skip, [row for *_, row in rows], broken, True)
+                yield _Layout(
+                    delimiter,
+                    quotes,
+                    read.names,
+                    skip,
+                    skip,
+                    [row for *_, row in rows],
+                    broken,
+                    True,
+                )
                 continue
-            first, has = (0, False) if read.skip is not None else _header_at([row for *_, row in rows], required)
+            first, has = (
+                (0, False)
+                if read.skip is not None
+                else _header_at([row for *_, row in rows], required)
+            )
             before, after, header = rows[first] if rows else (skip, skip, [])
-            yield _Layout(delimiter, quotes, header, before, after, [row for *_, row in rows[first + 1 :]], broken, has)
+            yield _Layout(
+                delimiter,
+                quotes,
+                header,
+                before,
+                after,
+                [row for *_, row in rows[first + 1 :]],
+                broken,
+                has,
+            )
 
 
 def _first_rows(
@@ -186,7 +239,9 @@ def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[
             return n, True
     filled = [sum(bool(cell.strip()) for cell in row) for row in rows[: _TITLES + 1]]
     titles = next((n for n, number in enumerate(filled) if number > 1), 0)
-    return titles * (2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles), False
+    return titles * (
+        2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles
+    ), False
 
 
 _PATIENCE = 10.0
@@ -199,11 +254,15 @@ class _Bytes:
         self._raw, self._end = raw, end
         self.ended, self.released = False, Event()
         self.full: list[bool] = [False]
-        """Of each block, whether it was as long as one may be, so that a record that it does not end is longer."""
+        """Of each block, whether it was as long as one may be, so that a record that it does not
+        end is longer.
+        """
         if codecs.lookup(source.encoding).name == "utf-8":
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
-            self._unread = head[sum(len(text.readline().encode()) for _ in range(source.first_line)) :]
+            self._unread = head[
+                sum(len(text.readline().encode()) for _ in range(source.first_line)) :
+            ]
             return
         self._text, self._unread = io.TextIOWrapper(raw, encoding=source.encoding, newline=""), b""
         for _ in range(source.first_line):
@@ -224,7 +283,9 @@ class _Bytes:
 
 
 class _Handle:
-    """What arrow reads from. Its threads read ahead, and abort the process if the interpreter ends under them."""
+    """What arrow reads from. Its threads read ahead, and abort the process if the interpreter ends
+    under them.
+    """
 
     closed = False
 
@@ -245,13 +306,21 @@ class Seen:
     """The last row looks like a total."""
 
 
-def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None = None) -> Iterator[pa.RecordBatch]:
-    """Yields these columns of all rows as text; None: all of them, and checks their cells for open quotes."""
+def csv_batches(
+    source: Source, columns: Sequence[str] | None, seen: Seen | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields these columns of all rows as text; None: all of them, and checks their cells for open
+    quotes.
+    """
     seen = seen or Seen(headers=list(source.repeated))
     wanted = source.columns if columns is None else tuple(columns)
     width = len(source.columns)
     names = [*map(str, range(width)), *(["blank end"] if source.blank_end else [])]
-    places = names[:width] if wanted == source.columns else [str(source.columns.index(name)) for name in wanted]
+    places = (
+        names[:width]
+        if wanted == source.columns
+        else [str(source.columns.index(name)) for name in wanted]
+    )
     mark = secrets.token_hex(16)
     bad: list[tuple[int, str]] = []
 
@@ -278,18 +347,28 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
     with source.open() as raw:
         stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
         try:
-            for batch in pacsv.open_csv(pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert):
+            for batch in pacsv.open_csv(
+                pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert
+            ):
                 last, blocks = batch.num_rows - 1, blocks + 1
                 ended = last >= 0 and batch.column(0)[last].as_py() == mark
                 batch = batch.slice(0, last) if ended else batch
-                if source.blank_end and (filled := _first_filled(batch.column(batch.num_columns - 1))):
-                    raise _bad_row(source, rows + filled, f"{width + 1} fields where the header has {width}")
-                if batch.num_rows and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py():
+                if source.blank_end and (
+                    filled := _first_filled(batch.column(batch.num_columns - 1))
+                ):
+                    raise _bad_row(
+                        source, rows + filled, f"{width + 1} fields where the header has {width}"
+                    )
+                if (
+                    batch.num_rows
+                    and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py()
+                ):
                     raise _bad_row(source, rows + batch.num_rows, _OPEN)
                 # guard: test_an_open_quote_swallows_rows
                 if columns is None and (swallowed := _swallowed(batch, source.delimiter)):
                     raise InputError(
-                        f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and {swallowed[1]} of its "
+                        f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and "
+                        f"{swallowed[1]} of its "
                         "lines read as records. Close an open quote"
                     )
                 if columns is None and batch.num_rows:
@@ -297,7 +376,9 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
                     end = batch.slice(batch.num_rows - 1).to_pylist()[0].values()
                     seen.total = not _TOTALS.isdisjoint(cell.strip(" :").casefold() for cell in end)
                 first, rows = rows, rows + batch.num_rows
-                if repeated := [number - first for number in seen.headers if first <= number < rows]:
+                if repeated := [
+                    number - first for number in seen.headers if first <= number < rows
+                ]:
                     batch = batch.filter(to_arrow(~np.isin(np.arange(batch.num_rows), repeated)))
                 arrays = [batch.column(place) for place in places]
                 yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
@@ -314,7 +395,10 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
         over = f"it or a row behind it has over {LONGEST_RECORD:,} characters"
         raise _bad_row(source, rows + 1, over if any(stream.full[blocks : blocks + 2]) else _OPEN)
     if broken:
-        raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it manually")
+        raise InputError(
+            f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it "
+            "manually"
+        )
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)
@@ -324,22 +408,32 @@ def _headers(source: Source, batch: pa.RecordBatch) -> list[int]:
     if source.header_line is None:
         return []
     name = source.columns[0]
-    alike = pc.call_function("is_in", [batch.column(0)], pc.SetLookupOptions(to_arrow([name, f"\ufeff{name}"])))
+    alike = pc.call_function(
+        "is_in", [batch.column(0)], pc.SetLookupOptions(to_arrow([name, f"\ufeff{name}"]))
+    )
     numbers = pc.call_function("indices_nonzero", [alike]).to_pylist()
     rest = source.columns[1:]
-    return [n for n in numbers if all(batch.column(m)[n].as_py() == name for m, name in enumerate(rest, start=1))]
+    return [
+        n
+        for n in numbers
+        if all(batch.column(m)[n].as_py() == name for m, name in enumerate(rest, start=1))
+    ]
 
 
 def _bad_row(source: Source, row: int, fault: str) -> InputError:
     return InputError(
-        f"{source.label}, row {row}: {fault} (rows are counted from 1 after the header). It was read as "
-        f"{source.reading}. Correct the quotes and delimiters there, name others (--read separator=…, quotes=…), or "
+        f"{source.label}, row {row}: {fault} (rows are counted from 1 after the header). It was "
+        "read as "
+        f"{source.reading}. Correct the quotes and delimiters there, name others (--read "
+        "separator=…, quotes=…), or "
         "skip such rows (--read bad_rows=skip)"
     )
 
 
 def _first_filled(column: pa.Array) -> int:
-    lengths = pc.call_function("binary_length", [pc.call_function("utf8_trim_whitespace", [column])])
+    lengths = pc.call_function(
+        "binary_length", [pc.call_function("utf8_trim_whitespace", [column])]
+    )
     filled = pc.call_function("indices_nonzero", [lengths])
     return filled[0].as_py() + 1 if len(filled) else 0
 
@@ -364,10 +458,12 @@ def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
 
 
 def _records_inside(row: Sequence[str], delimiter: str) -> int:
-    """Counts the records that a cell swallowed: a quote left open that met another makes one valid cell of rows.
+    """Counts the records that a cell swallowed: a quote left open that met another makes one valid
+    cell of rows.
 
-    Its lines then have just the delimiters that complete the row before it, of whole records, and of the row's rest.
-    Texts of several lines may have them by chance, so that another cell of each has to look alike where lines are few.
+    Its lines then have just the delimiters that complete the row before it, of whole records, and
+    of the row's rest. Texts of several lines may have them by chance, so that another cell of each
+    has to look alike where lines are few.
     """
     for position, cell in enumerate(row):
         lines = [line for line in re.split(r"\r\n|\n|\r", cell) if line]
@@ -379,8 +475,11 @@ def _records_inside(row: Sequence[str], delimiter: str) -> int:
         records = [[*row[:position], *first], *inner, [*last, *row[position + 1 :]]]
         looks = [{_look(record[n]) for record in records} for n in range(len(row)) if n != position]
         alike = [look.pop() for look in looks if len(look) == 1]
-        # Two records are told by a cell with digits, as a number, a date or a code; more by any that is not blank.
-        if len(lines) >= _MANY_LINES or any(words == 1 and (digits or inner) for words, digits in alike):
+        # Two records are told by a cell with digits, as a number, a date or a code; more by any
+        # that is not blank.
+        if len(lines) >= _MANY_LINES or any(
+            words == 1 and (digits or inner) for words, digits in alike
+        ):
             return len(lines)
     return 0
 
@@ -390,9 +489,11 @@ def _look(cell: str) -> tuple[int, bool]:
 
 
 def require_one_encoding(source: Source, read: ReadOptions) -> Source:
-    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds too far.
+    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds
+    too far.
 
-    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the other's characters.
+    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the
+    other's characters.
     """
     if source.container == "workbook":
         return source
@@ -405,16 +506,21 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
             if read.encoding is None and (place := chunk.find(b"\0")) >= 0:
                 line += chunk.count(b"\n", 0, place)
                 raise InputError(
-                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not text. Save it as UTF-8"
+                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not "
+                    "text. Save it as UTF-8"
                 )
             if size > limit:
-                raise InputError(f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it")
+                raise InputError(
+                    f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it"
+                )
             line += chunk.count(b"\n")
             whole = whole and _decodes(decoder, chunk)
     if whole and _decodes(decoder, b"", final=True):
         return replace(source, encoding=encoding)
     if read.encoding is not None:
-        raise InputError(f"{source.label} does not decode as {encoding}. Name another --read encoding=…")
+        raise InputError(
+            f"{source.label} does not decode as {encoding}. Name another --read encoding=…"
+        )
     _require_cp1252(source)
     return replace(source, encoding="cp1252")
 
@@ -429,30 +535,45 @@ def _require_cp1252(source: Source) -> None:
                 continue
             text = line.decode(errors="replace")
             bad = text.count("\ufffd")
-            invalid, valid = invalid + bad, valid + len(text) - bad - len(text.encode("ascii", "ignore"))
+            invalid, valid = (
+                invalid + bad,
+                valid + len(text) - bad - len(text.encode("ascii", "ignore")),
+            )
             (damaged if bad else whole).append(number)
             if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
                 undefined.append(number)
             if _LETTER_ELSEWHERE.search(line):
                 elsewhere.append(number)
     if valid > invalid:
-        fault = f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which cp1252 would misread"
+        fault = (
+            f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which "
+            "cp1252 would misread"
+        )
     elif whole:
-        fault = f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in {_lines_named(damaged)}"
+        fault = (
+            f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
+            f"{_lines_named(damaged)}"
+        )
     elif undefined:
         fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
     elif 2 * len(elsewhere) > len(damaged):
         fault = (
-            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 or mac_roman may be right"
+            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 "
+            "or mac_roman may be right"
         )
     else:
         return
-    raise InputError(f"{source.label}{fault}. Save all of it as UTF-8, or name its --read encoding=…")
+    raise InputError(
+        f"{source.label}{fault}. Save all of it as UTF-8, or name its --read encoding=…"
+    )
 
 
 def _lines_named(lines: Sequence[int]) -> str:
     shown = ", ".join(map(str, lines[:5]))
-    return f"line{'s' * (len(lines) > 1)} {shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
+    return (
+        f"line{'s' * (len(lines) > 1)} "
+        f"{shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
+    )
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:

@@ -6,10 +6,11 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
 
 
 def escape_formula(text: str) -> str:
-    """Puts an apostrophe before a cell that begins like a formula, so that no table program takes it for one.
+    """Puts an apostrophe before a cell that begins like a formula, so that no table program takes
+    it for one.
 
-    Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage return, also behind
-    blanks and in the full-width forms of Asian keyboards.
+    Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage
+    return, also behind blanks and in the full-width forms of Asian keyboards.
     """
     start = text.lstrip(" \n")[:1]
     if start and start in "=+-@\t\r＝＋－＠" and not _NUMBER.fullmatch(text.strip(" \n")):

@@ -1,8 +1,10 @@
-"""Reads what may unfold in memory, in a program of limited memory: Parquet to its end, a workbook as CSV.
+"""Reads what may unfold in memory, in a program of limited memory: Parquet to its end, a workbook
+as CSV.
 
-Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it does not fit. Of a
-workbook it writes a sheet as CSV, and exits with 1 where that needs more memory, 2 where it cannot be read, 3 where
-several sheets have rows, whose names it writes to standard error.
+Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it
+does not fit. Of a workbook it writes a sheet as CSV, and exits with 1 where that needs more memory,
+2 where it cannot be read, 3 where several sheets have rows, whose names it writes to standard
+error.
 """
 
 import csv
@@ -16,13 +18,20 @@ SHEETS = 3
 
 
 def check_parquet(rows: int, most_bytes: int) -> int:
-    """Reads the Parquet file at standard input; returns 1 where some rows take more bytes than they may."""
+    """Reads the Parquet file at standard input; returns 1 where some rows take more bytes than they
+    may.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pa.set_memory_pool(pa.system_memory_pool())
     with pq.ParquetFile("/dev/stdin") as file:
-        return int(any(batch.nbytes > most_bytes for batch in file.iter_batches(batch_size=rows, use_threads=False)))
+        return int(
+            any(
+                batch.nbytes > most_bytes
+                for batch in file.iter_batches(batch_size=rows, use_threads=False)
+            )
+        )
 
 
 def write_csv(path: str, wanted: str) -> int:
@@ -56,7 +65,11 @@ def text_of(cell: Any) -> str:
         return str(int(cell)) if cell.is_integer() and abs(cell) < 1e15 else repr(cell)
     if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
         cell = cell.date()
-    return cell.isoformat() if isinstance(cell, datetime.date | datetime.time) else str(cell).replace("\r", "\n")
+    return (
+        cell.isoformat()
+        if isinstance(cell, datetime.date | datetime.time)
+        else str(cell).replace("\r", "\n")
+    )
 
 
 def main(kind: str, memory: int, *settings: str) -> int:

@@ -13,7 +13,9 @@ from storage.errors import InputError
 from storage.tables.source import MOST_COLUMNS, Source, read_safely
 
 ABSENT: Final = "\x00absent\x00"
-"""Marks a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces NUL."""
+"""Marks a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces
+NUL.
+"""
 LONGEST_RECORD = 1 << 22
 """Bytes of a record, which may unfold to thirty times as many."""
 LONGEST_ARRAY = 1 << 24
@@ -26,11 +28,14 @@ def json_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[Any, ...
         yield tuple(record.get(name, ABSENT) for name in columns)
 
 
-def scan_json(source: Source, required: Sequence[str], skipped: list[int]) -> tuple[Source, pa.Schema, int]:
+def scan_json(
+    source: Source, required: Sequence[str], skipped: list[int]
+) -> tuple[Source, pa.Schema, int]:
     """Returns the source with its columns, their types, and the number of records.
 
     Args:
-        skipped: its first number is raised by each bad record that is skipped, where the source says so.
+        skipped: its first number is raised by each bad record that is skipped, where the source
+            says so.
     """
     kinds: dict[str, set[type]] = {}
     characters = rows = 0
@@ -41,10 +46,13 @@ def scan_json(source: Source, required: Sequence[str], skipped: list[int]) -> tu
                 kinds[name], characters = set(), characters + len(name)
             kinds[name].add(type(value))
             if name in required and isinstance(value, list | dict):
-                raise InputError(f"{source.label}, {place}, key {name!r}: a list or an object. Give text")
+                raise InputError(
+                    f"{source.label}, {place}, key {name!r}: a list or an object. Give text"
+                )
         if len(kinds) > MOST_COLUMNS or characters > _LONGEST_KEYS:
             raise InputError(
-                f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or long ones. Give a table"
+                f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or long ones. "
+                "Give a table"
             )
     if not kinds:
         raise InputError(f"{source.label} has no records. Give a file of records")
@@ -67,7 +75,8 @@ def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str
             skipped[0] += 1
         else:
             raise InputError(
-                f"{source.label}, {place}: {fault or 'it is not a JSON object'}. Write one object per line"
+                f"{source.label}, {place}: {fault or 'it is not a JSON object'}. Write one "
+                "object per line"
             )
 
 
@@ -77,7 +86,9 @@ def _lines(source: Source) -> Iterator[tuple[str, Any, str]]:
         while line := read_safely(source, lambda: file.readline(LONGEST_RECORD)):
             number += 1
             if len(line) == LONGEST_RECORD:
-                raise InputError(f"{source.label}, line {number}: over {LONGEST_RECORD:,} characters. Shorten it")
+                raise InputError(
+                    f"{source.label}, line {number}: over {LONGEST_RECORD:,} characters. Shorten it"
+                )
             if line.strip():
                 yield f"line {number}", *_parsed(line)
 
@@ -86,14 +97,22 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
     with source.open() as file:
         content = read_safely(source, lambda: file.read(LONGEST_ARRAY))
     if len(content) == LONGEST_ARRAY:
-        raise InputError(f"{source.label}: over {LONGEST_ARRAY:,} characters in one array. Write one object per line")
+        raise InputError(
+            f"{source.label}: over {LONGEST_ARRAY:,} characters in one array. Write one object "
+            "per line"
+        )
     records, fault = _parsed(content)
-    lists = [value for value in records.values() if isinstance(value, list)] if isinstance(records, dict) else []
+    lists = (
+        [value for value in records.values() if isinstance(value, list)]
+        if isinstance(records, dict)
+        else []
+    )
     if len(lists) == 1:
         records = lists[0]  # as services answer: {"count": 2, "results": [...]}
     if not isinstance(records, list):
         raise InputError(
-            f"{source.label}: {fault or 'one JSON object, not a list of records'}. Write an array of objects, or one "
+            f"{source.label}: {fault or 'one JSON object, not a list of records'}. Write an "
+            "array of objects, or one "
             "object per line"
         )
     yield from ((f"record {number}", record, "") for number, record in enumerate(records, start=1))
@@ -102,7 +121,9 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
 def _parsed(content: bytes) -> tuple[Any, str]:
     try:
         text = content.decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number
+        )
         if "\\ud" in text.lower():  # only an escape can make half a character
             json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeDecodeError:
@@ -126,7 +147,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _number(text: str) -> float | Decimal:
     """Returns a float where it is the same number, otherwise a decimal with all its digits."""
     value = float(text)
-    return value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)
+    return (
+        value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)
+    )
 
 
 class _NotANumber(Exception):

@@ -24,7 +24,9 @@ class Narratives:
             raise InputError(f"text columns: {fault}")
 
     def join(self, values: Sequence[str]) -> str:
-        """Joins a record's cells, in the order of the columns, without outer blanks. Blank if all are."""
+        """Joins a record's cells, in the order of the columns, without outer blanks. Blank if all
+        are.
+        """
         trimmed = [value.strip() for value in values]
         if self.template is None or not any(trimmed):
             return SEPARATOR.join(value for value in trimmed if value)
@@ -48,5 +50,7 @@ def template_fault(columns: Sequence[str], template: str | None) -> str | None:
     if unknown := sorted(named - set(columns)):
         return f"template names {unknown[0]!r}, which is not among text_columns. Add it there"
     if unused := [name for name in columns if name not in named]:
-        return f"template leaves out text column {unused[0]!r}. Name it or remove it from text_columns"
+        return (
+            f"template leaves out text column {unused[0]!r}. Name it or remove it from text_columns"
+        )
     return None

@@ -8,13 +8,30 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 Quotes = Literal["double", "backslash", "none"]
 
 MARKS: Final = (
-    *("NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "NaN", "nan", "NAN", "None", "none", "(null)"),
+    *(
+        "NA",
+        "N/A",
+        "n/a",
+        "#N/A",
+        "<NA>",
+        "NULL",
+        "Null",
+        "null",
+        "NaN",
+        "nan",
+        "NAN",
+        "None",
+        "none",
+        "(null)",
+    ),
     *(".", "-", "--", "?", "[REDACTED]", "REDACTED", "#VALUE!", "#REF!", "#NAME?", "#DIV/0!"),
 )
 """Cells that say that there is no value: those of R, SQL, pandas, spreadsheets, SAS and Stata."""
 
 _NO_FILES = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
-"""Codecs of names and of Python's source; the time of `punycode` grows with the square of the length."""
+"""Codecs of names and of Python's source; the time of `punycode` grows with the square of the
+length.
+"""
 
 
 def title_of(name: str, _: object) -> str:
@@ -25,45 +42,66 @@ def title_of(name: str, _: object) -> str:
 class ReadOptions(BaseModel):
     """Holds the settings of every command that reads a table; what is left out is found by looking."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Reading", field_title_generator=title_of)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", title="Reading", field_title_generator=title_of
+    )
 
     separator: str | None = Field(
         default=None,
-        description="One character, or `tab`. Empty: that of , ; tab | by which the first rows have one width.",
+        description=(
+            "One character, or `tab`. Empty: that of , ; tab | by which the first rows "
+            "have one width."
+        ),
     )
     quotes: Quotes | None = Field(
         default=None,
-        description='`double`: "" is a quote inside a quoted cell. `backslash`: \\" is. `none`: quotes are text. '
+        description='`double`: "" is a quote inside a quoted cell. `backslash`: \\" is. `none`: '
+        "quotes are text. "
         "Empty: `double`, or `none` where tabs or | separate and quotes do not pair.",
     )
     encoding: str | None = Field(
         default=None, description="Such as cp850, mac_roman or utf-16. Empty: UTF-8, or cp1252."
     )
-    sheet: str | None = Field(default=None, description="Of a workbook. Empty: the only one that has rows.")
+    sheet: str | None = Field(
+        default=None, description="Of a workbook. Empty: the only one that has rows."
+    )
     skip: int | None = Field(
-        default=None, ge=0, le=1000, title="Lines to skip", description="Lines above the header. Empty: only titles."
+        default=None,
+        ge=0,
+        le=1000,
+        title="Lines to skip",
+        description="Lines above the header. Empty: only titles.",
     )
     names: tuple[str, ...] = Field(
-        default=(), title="Names of columns", description="Of a file without a header, in order, all of them."
+        default=(),
+        title="Names of columns",
+        description="Of a file without a header, in order, all of them.",
     )
     missing: tuple[str, ...] = Field(
         default=MARKS,
         title="Marks of missing values",
-        description="Cells that count as blank where they are a text, a code, a date or an id. A code that is on "
+        description="Cells that count as blank where they are a text, a code, a date or an id. A "
+        "code that is on "
         "the code list stays one.",
     )
     bad_rows: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="Rows with another number of fields or quotes that do not pair: refuse the file, or skip and count "
+        description="Rows with another number of fields or quotes that do not pair: refuse the "
+        "file, or skip and count "
         "them.",
     )
 
     @field_validator("separator")
     @classmethod
     def _one_character(cls, value: str | None) -> str | None:
-        value = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(value or "", value)
+        value = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(
+            value or "", value
+        )
         if value is not None and (len(value) != 1 or value in '"\r\n\\ ' or not value.isascii()):
-            raise ValueError("separator is not one character, or a quote, a blank or a line end. Give , ; | or tab")
+            raise ValueError(
+                "separator is not one character, or a quote, a blank or a line end. Give , ; | "
+                "or tab"
+            )
         return value
 
     @field_validator("encoding")
@@ -75,7 +113,9 @@ class ReadOptions(BaseModel):
         except (LookupError, ValueError):
             known = False
         if not known:
-            raise ValueError("encoding is unknown. Give one such as utf-8, cp1252, cp850, mac_roman or utf-16")
+            raise ValueError(
+                "encoding is unknown. Give one such as utf-8, cp1252, cp850, mac_roman or utf-16"
+            )
         return value
 
     @field_validator("names")

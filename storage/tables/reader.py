@@ -1,7 +1,7 @@
 """Reads a table of any size: checks it once before work starts, then reads it in pieces.
 
-A row is a tuple of values in the order of `Table.columns`: text from a CSV, what they are from Parquet and JSON Lines.
-No message quotes a cell.
+A row is a tuple of values in the order of `Table.columns`: text from a CSV, what they are from
+Parquet and JSON Lines. No message quotes a cell.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Table:
     """Counted on opening; `read` refuses to end at another number. Of several files together."""
     sha256: str
     schema: pa.Schema
-    """Arrow types of the columns: text for a CSV; for JSON the type of all values of a key, or text."""
+    """Arrow types of the columns: text for a CSV; for JSON the type of all values of a key, or
+    text.
+    """
     skipped: int = 0
     """Bad rows that are skipped, where that was asked for."""
     options: ReadOptions = AS_IT_LOOKS
@@ -98,14 +100,21 @@ class Table:
 
     @property
     def files(self) -> tuple[Table, ...]:
-        return (replace(self, rows=self.rows - sum(part.rows for part in self.more), more=()), *self.more)
+        return (
+            replace(self, rows=self.rows - sum(part.rows for part in self.more), more=()),
+            *self.more,
+        )
 
     @property
     def reading(self) -> list[str]:
         return [
             f"{part.source.path.name}: {part.rows:,} rows, {part.source.reading}"
             + (f", {part.skipped:,} bad rows skipped" if part.skipped else "")
-            + (f", {len(part.source.repeated)} repeated headers left out" if part.source.repeated else "")
+            + (
+                f", {len(part.source.repeated)} repeated headers left out"
+                if part.source.repeated
+                else ""
+            )
             + (". Its last row looks like a total: is it a record?" if part.total else "")
             for part in self.files
         ]
@@ -120,14 +129,17 @@ class Table:
                 yield from _values(part.source, batch)
 
     def texts(self, columns: Sequence[str], marks: Marks | None = None) -> Iterator[pa.RecordBatch]:
-        """Yields the columns in this order, every cell a string and absent ones empty, for training and coding.
+        """Yields the columns in this order, every cell a string and absent ones empty, for training
+        and coding.
 
         Args:
             marks: read as blank.
         """
         for part in self.files:
             for batch in part._texts(columns):
-                arrays = batch.columns if marks is None else map(marks.blank, columns, batch.columns)
+                arrays = (
+                    batch.columns if marks is None else map(marks.blank, columns, batch.columns)
+                )
                 yield pa.RecordBatch.from_arrays(list(arrays), names=list(columns))
 
     def _texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -135,16 +147,21 @@ class Table:
             yield from self._batches(columns)
         elif self.kind == "parquet":
             for batch in self._batches(self.columns):
-                # Coding returns every column, so training also reads the others and refuses what coding would refuse.
+                # Coding returns every column, so training also reads the others and refuses what
+                # coding would refuse.
                 _values(self.source, batch)
                 texts = [_parquet_text(self.source, batch, name) for name in columns]
                 yield pa.RecordBatch.from_arrays(texts, names=list(columns))
         else:
             for piece in pieces(self.read(columns), columns=len(columns)):
-                cells = [to_arrow(list(map(_as_text, column))) for column in zip(*piece, strict=True)]
+                cells = [
+                    to_arrow(list(map(_as_text, column))) for column in zip(*piece, strict=True)
+                ]
                 yield pa.RecordBatch.from_arrays(cells, names=list(columns))
 
-    def text_rows(self, columns: Sequence[str], marks: Marks | None = None) -> Generator[tuple[str, ...], None, None]:
+    def text_rows(
+        self, columns: Sequence[str], marks: Marks | None = None
+    ) -> Generator[tuple[str, ...], None, None]:
         """Yields what `texts` does, row by row."""
         for batch in self.texts(columns, marks):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
@@ -160,7 +177,9 @@ class Table:
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self.in_memory is not None:
             everything = tuple(columns) == self.columns
-            return (batch if everything else batch.select(list(columns)) for batch in self.in_memory)
+            return (
+                batch if everything else batch.select(list(columns)) for batch in self.in_memory
+            )
         read = _parquet_batches if self.kind == "parquet" else csv_batches
         return self._counted(read(self.source, columns), lambda batch: batch.num_rows)
 
@@ -172,7 +191,8 @@ class Table:
         # guard: test_rows_that_come_or_go_between_count_and_reading
         if rows != self.rows:
             raise InputError(
-                f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted: it changed during "
+                f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted: "
+                "it changed during "
                 "reading or is damaged. Run again, or write it again"
             )
 
@@ -185,9 +205,11 @@ def open_table(
     column_options: Mapping[str, str] | None = None,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
-    """Opens a table of one or more files, determines its encoding and reads it to its end, which counts its rows.
+    """Opens a table of one or more files, determines its encoding and reads it to its end, which
+    counts its rows.
 
-    The columns `required` must exist. Messages name the options by which file and columns were given.
+    The columns `required` must exist. Messages name the options by which file and columns were
+    given.
     """
     paths = [path] if isinstance(path, Path) else list(path)
     if len({file.resolve() for file in paths}) < len(paths):
@@ -200,7 +222,8 @@ def open_table(
             or (table.kind == "parquet" and table.schema.select(first.columns) != first.schema)
         ):
             raise InputError(
-                f"{table.source.label} has other columns than {first.source.path.name} ({len(table.columns)} and "
+                f"{table.source.label} has other columns than {first.source.path.name} "
+                f"({len(table.columns)} and "
                 f"{len(first.columns)}), or another format. Give files of one layout"
             )
     return replace(
@@ -213,11 +236,17 @@ def open_table(
 
 
 def _together(digests: Sequence[str]) -> str:
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
 
 
 def _open_file(
-    path: Path, required: Sequence[str], option: str, column_options: Mapping[str, str] | None, read: ReadOptions
+    path: Path,
+    required: Sequence[str],
+    option: str,
+    column_options: Mapping[str, str] | None,
+    read: ReadOptions,
 ) -> Table:
     source, seen, batches_read = open_source(path, option, read, required), Seen(), None
     if source.kind == "jsonl":
@@ -234,8 +263,12 @@ def _open_file(
             schema, rows = file.schema_arrow, file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
             raise InputError(f"{source.label} has a column name twice. Rename one")
-        if cut := [field.name for field in schema if "time64[ns]" in str(field.type)]:  # Python's times are shorter
-            raise InputError(f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. Write it as text")
+        if cut := [
+            field.name for field in schema if "time64[ns]" in str(field.type)
+        ]:  # Python's times are shorter
+            raise InputError(
+                f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. Write it as text"
+            )
     else:
         source = require_one_encoding(source, read)
         schema = pa.schema([pa.field(name, pa.string()) for name in source.columns])
@@ -245,7 +278,9 @@ def _open_file(
         if not rows:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
         source = replace(source, repeated=tuple(seen.headers))
-    return Table(source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, batches_read)
+    return Table(
+        source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, batches_read
+    )
 
 
 def survey(
@@ -269,13 +304,16 @@ def read_small(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_file() and path.stat().st_size > SMALL:
-        raise InputError(f"{option}: {path} has over {SMALL >> 20} MB. Give a smaller file, not the data file")
+        raise InputError(
+            f"{option}: {path} has over {SMALL >> 20} MB. Give a smaller file, not the data file"
+        )
     table = open_table(path, required, option=option, read=read)
     return table.columns, list(table.text_rows(table.columns))
 
 
 def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
-    """Yields rows in lists of bounded size: by their number, their cells and their characters of text.
+    """Yields rows in lists of bounded size: by their number, their cells and their characters of
+    text.
 
     The cuts depend only on the rows, so that a second reading gives the same pieces.
     """
@@ -293,7 +331,9 @@ def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
 
 
 _OF_NESTED = 16
-"""Characters that one of a nested value's text counts for: an empty list takes 64 bytes, and its text has four."""
+"""Characters that one of a nested value's text counts for: an empty list takes 64 bytes, and its
+text has four.
+"""
 
 
 def _weight(value: Any) -> int:
@@ -316,15 +356,20 @@ def _as_text(value: Any) -> str:
 def _check_memory(source: Source, sha256: str) -> None:
     """Refuses a Parquet file that takes more memory than its reader could hold."""
     if source.rows > max(_FEW_ROWS, _ROWS_A_BYTE * source.path.stat().st_size):
-        raise InputError(f"{source.label}: {source.rows:,} rows in so small a file. Give a file of records")
+        raise InputError(
+            f"{source.label}: {source.rows:,} rows in so small a file. Give a file of records"
+        )
     settings = map(str, (_PARQUET_MEMORY, _PARQUET_ROWS, _PARQUET_BYTES))
     program = [sys.executable, "-I", guarded.__file__, "parquet", *settings]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with source.path.open("rb") as file:
-        done = subprocess.run(program, stdin=file, env=environment, capture_output=True, check=False)
+        done = subprocess.run(
+            program, stdin=file, env=environment, capture_output=True, check=False
+        )
     if done.returncode:
         raise InputError(
-            f"{source.label}: {_PARQUET_ROWS} of its rows take over {_PARQUET_BYTES >> 20} MB unpacked, or it is "
+            f"{source.label}: {_PARQUET_ROWS} of its rows take over {_PARQUET_BYTES >> 20} MB "
+            "unpacked, or it is "
             "damaged. Shorten its cells, or give a CSV"
         )
 
@@ -333,7 +378,9 @@ def _parquet_batches(source: Source, columns: Sequence[str]) -> Iterator[pa.Reco
     size = max(1, min(_PARQUET_ROWS, _PIECE_CELLS // max(1, len(columns))))
     try:
         with pq.ParquetFile(source.path) as file:
-            for batch in file.iter_batches(batch_size=size, columns=list(columns), use_threads=False):
+            for batch in file.iter_batches(
+                batch_size=size, columns=list(columns), use_threads=False
+            ):
                 yield batch.select(list(columns))
     except (pa.ArrowException, OSError):
         pass
@@ -347,12 +394,17 @@ def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
     for column in batch.columns:
         try:
             columns.append(column.to_pylist())
-        except (ValueError, OverflowError, KeyError):  # a day after the year 9999, not UTF-8, an unknown time zone
+        except (
+            ValueError,
+            OverflowError,
+            KeyError,
+        ):  # a day after the year 9999, not UTF-8, an unknown time zone
             break
     if len(columns) < batch.num_columns:
         name = batch.schema.names[len(columns)]
         raise InputError(
-            f"{source.label}, column {name!r} has dates or texts that cannot be read. Write it as valid text"
+            f"{source.label}, column {name!r} has dates or texts that cannot be read. Write it "
+            "as valid text"
         )
     return zip(*columns, strict=True)
 
@@ -370,7 +422,12 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         readable = False
     if not readable:
-        raise InputError(f"{source.label}, column {name!r}: type {column.type} cannot become text. Write it as text")
+        raise InputError(
+            f"{source.label}, column {name!r}: type {column.type} cannot become text. Write it "
+            "as text"
+        )
     return pc.call_function(
-        "replace_substring", [column.fill_null("")], pc.ReplaceSubstringOptions(pattern="\0", replacement=" ")
+        "replace_substring",
+        [column.fill_null("")],
+        pc.ReplaceSubstringOptions(pattern="\0", replacement=" "),
     )

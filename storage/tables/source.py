@@ -1,7 +1,7 @@
 """Finds out what a file of records is, and opens its bytes.
 
-Nothing here puts a cell into a message: the libraries' errors quote the faulty line, so they are caught and replaced
-outside their handlers, which leaves no chain to them.
+Nothing here puts a cell into a message: the libraries' errors quote the faulty line, so they are
+caught and replaced outside their handlers, which leaves no chain to them.
 """
 
 import bz2
@@ -44,9 +44,20 @@ HEAD = 1 << 18
 _BOOK_MEMORY = 4 << 30
 _PACKED: Final[dict[bytes, Container]] = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-"""First bytes of an archive; the second is empty. A CSV may begin with `PK`, such as a column of keys."""
+"""First bytes of an archive; the second is empty. A CSV may begin with `PK`, such as a column of
+keys.
+"""
 UNPACK_FAULTS = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, OSError, struct.error),
+    *(
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        OSError,
+        struct.error,
+    ),
 )
 """Errors that the libraries raise for a damaged archive, whose offsets they follow."""
 _OTHER_FORMATS: Final = {
@@ -66,8 +77,12 @@ _OTHER_FORMATS: Final = {
     b"ORC": "an ORC file. Write it as Parquet",
     b"\x1f\x9d": "packed with compress. Unpack it, or pack it with gzip",
     b"version https://git-lfs": "a pointer of Git LFS, not the file. Fetch it with git lfs pull",
-    rb"\s*<(?i:!doctype|html|head|body)": "an HTML page, so the download failed or asks to log in. Fetch it again",
-    rb"\s*<[?A-Za-z][^,;|]{0,80}>": "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV",
+    rb"\s*<(?i:!doctype|html|head|body)": (
+        "an HTML page, so the download failed or asks to log in. Fetch it again"
+    ),
+    rb"\s*<[?A-Za-z][^,;|]{0,80}>": (
+        "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV"
+    ),
     rb".{257}ustar": "a tar archive. Unpack it and give the table's path",
 }
 _XLS = b"\xd0\xcf\x11\xe0"
@@ -77,14 +92,26 @@ _TEXTS = {".csv", ".txt", ".tsv", ".tab", ".psv", ".dat", ".json", *JSON_LINES}
 
 
 def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
-    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes a second."""
+    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes
+    a second.
+    """
     if not isinstance(values, np.ndarray):
         texts = [(value or "").encode() for value in values]
         ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-        valid = np.packbits(np.array([value is not None for value in values], np.bool_), bitorder="little")
-        return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, (ends, b"".join(texts), valid)))
-    packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
+        valid = np.packbits(
+            np.array([value is not None for value in values], np.bool_), bitorder="little"
+        )
+        return pa.StringArray.from_buffers(
+            len(texts), *map(pa.py_buffer, (ends, b"".join(texts), valid))
+        )
+    packed = (
+        np.packbits(values, bitorder="little")
+        if values.dtype == np.bool_
+        else np.ascontiguousarray(values)
+    )
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)]
+    )
 
 
 @dataclass(frozen=True)
@@ -131,12 +158,20 @@ class Source:
     def reading(self) -> str:
         packed = "" if self.container == "plain" else f"{self.container}, "
         if self.kind != "csv":
-            return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(self.kind, self.kind)
+            return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(
+                self.kind, self.kind
+            )
         if self.container == "workbook":
             layout = f"workbook, sheet {self.member}" if self.member else "workbook"
         else:
-            quotes = {"double": "doubled quotes", "backslash": "quotes behind \\", "none": "quotes as text"}
-            shown = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(self.delimiter, self.delimiter)
+            quotes = {
+                "double": "doubled quotes",
+                "backslash": "quotes behind \\",
+                "none": "quotes as text",
+            }
+            shown = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(
+                self.delimiter, self.delimiter
+            )
             layout = f"{packed}{self.encoding}, separator {shown}, {quotes[self.quotes]}"
         header = f"header in line {self.header_line + 1}" if self.header_line else "header first"
         return f"{layout}, {'no header' if self.header_line is None else header}"
@@ -148,16 +183,23 @@ class Source:
             with _open_sheet(self) as file:
                 yield file
         elif self.container == "zip":
-            with zipfile.ZipFile(self.path) as archive, archive.open(cast(str, self.member)) as file:
+            with (
+                zipfile.ZipFile(self.path) as archive,
+                archive.open(cast(str, self.member)) as file,
+            ):
                 yield cast(IO[bytes], file)
         else:
-            opened = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}.get(self.container, open)
+            opened = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}.get(
+                self.container, open
+            )
             with opened(self.path, "rb") as file:
                 yield cast(IO[bytes], file)
 
 
 def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes]:
-    """Returns what a file is by its first bytes, and these, unpacked; the columns of text stay open."""
+    """Returns what a file is by its first bytes, and these, unpacked; the columns of text stay
+    open.
+    """
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
@@ -204,11 +246,13 @@ def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:
     return "array" if suffix == ".json" else None
 
 
-def require_columns(source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None) -> None:
+def require_columns(
+    source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None
+) -> None:
     """Refuses a source that lacks a column, or has it twice.
 
-    A message names the column, with its option, a similar one, and those with recognised names; nothing else: a
-    damaged header may contain a piece of a record.
+    A message names the column, with its option, a similar one, and those with recognised names;
+    nothing else: a damaged header may contain a piece of a record.
     """
     for name in required:
         count = source.columns.count(name)
@@ -226,27 +270,62 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
             hints.append(f"It has {len(source.columns)} columns, {', '.join(shown)} among them.")
         elif not near:
             hints.append(
-                f"None of its {len(source.columns)} columns is recognised (its first row is not shown, since it may be "
+                f"None of its {len(source.columns)} columns is recognised (its first row is not "
+                "shown, since it may be "
                 "a record; if it is one, put column names above it)."
             )
         if len(source.columns) == 1 and source.kind == "csv":
-            hints.append("None of , ; tab | ^ ~ separates its rows; a file of fixed widths has to be saved as CSV.")
+            hints.append(
+                "None of , ; tab | ^ ~ separates its rows; a file of fixed widths has to be "
+                "saved as CSV."
+            )
         if not near and source.kind == "csv":
-            hints.append(f"It was read as {source.reading}: --read separator=…, skip=… and names=… change that")
+            hints.append(
+                f"It was read as {source.reading}: --read separator=…, skip=… and names=… change "
+                "that"
+            )
         by = f" ({column_options[name]})" if column_options and name in column_options else ""
         raise InputError(f"{source.label} has no column {name!r}{by}. {' '.join(hints)}")
 
 
 def like_header(columns: Sequence[str]) -> bool:
-    """Checks whether a first row may be shown as column names. A narrative, a number or a date suggests a record."""
+    """Checks whether a first row may be shown as column names. A narrative, a number or a date
+    suggests a record.
+    """
     return all(
-        len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name) for name in columns
+        len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name)
+        for name in columns
     )
 
 
 _USUAL = frozenset(
-    {"age", "category", "class", "code", "codes", "date", "description", "diagnosis", "event", "id", "industry", "job"}
-    | {"label", "labels", "name", "narrative", "nature", "number", "occupation", "product", "sex", "soc", "text"}
+    {
+        "age",
+        "category",
+        "class",
+        "code",
+        "codes",
+        "date",
+        "description",
+        "diagnosis",
+        "event",
+        "id",
+        "industry",
+        "job",
+    }
+    | {
+        "label",
+        "labels",
+        "name",
+        "narrative",
+        "nature",
+        "number",
+        "occupation",
+        "product",
+        "sex",
+        "soc",
+        "text",
+    }
     | {"title", "unit", "version", "year"}
 )
 
@@ -262,15 +341,21 @@ def _usual(columns: Sequence[str]) -> bool:
 def read_safely(source: Source, action: Callable[[], T]) -> T:
     """Runs a library's reading; replaces its error by one that quotes no cell.
 
-    A function and no context manager: an error raised while another is handled drags it along as its context.
+    A function and no context manager: an error raised while another is handled drags it along as
+    its context.
     """
     try:
         return action()
     except UNPACK_FAULTS as error:
         if source.container == "plain":
             raise
-        packed = {"zip": "ZIP", "workbook": "workbook"}.get(source.container, f"{source.container} file")
-        fault = f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it manually or fetch it again"
+        packed = {"zip": "ZIP", "workbook": "workbook"}.get(
+            source.container, f"{source.container} file"
+        )
+        fault = (
+            f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it manually "
+            "or fetch it again"
+        )
     raise InputError(f"{source.label}: {fault}")
 
 
@@ -301,29 +386,45 @@ def _archive(source: Source, read: ReadOptions) -> Source:
     names = {member.filename for member in members}
     if names & {"xl/workbook.xml", "xl/workbook.bin"} or {"content.xml", "mimetype"} <= names:
         return replace(source, container="workbook", member=read.sheet)
-    visible = [m for m in members if not m.is_dir() and not re.search(r"(^|/)(\.|__MACOSX/)", m.filename)]
+    visible = [
+        m for m in members if not m.is_dir() and not re.search(r"(^|/)(\.|__MACOSX/)", m.filename)
+    ]
     tables = [m for m in visible if Path(m.filename).suffix.lower() in _TEXTS]
     csvs = [m for m in tables if m.filename.lower().endswith(".csv")] if len(tables) > 1 else tables
     if len(csvs or tables) != 1:
         shown = ", ".join(m.filename for m in (csvs or tables)[:5])
         if tables:
             raise InputError(
-                f"{label} contains {len(csvs or tables)} tables ({shown}). Leave one, or unpack it and give their paths"
+                f"{label} contains {len(csvs or tables)} tables ({shown}). Leave one, or unpack "
+                "it and give their paths"
             )
-        raise InputError(f"{label} contains no CSV or other table of text. Pack the CSV, or give its path")
+        raise InputError(
+            f"{label} contains no CSV or other table of text. Pack the CSV, or give its path"
+        )
     (table,) = csvs or tables
     if table.flag_bits & 0x1:
         raise InputError(f"{label} is encrypted. Unpack it and give the table's path")
     if table.file_size > max(SMALL, MOST_EXPANSION * table.compress_size):
         times = table.file_size // max(1, table.compress_size)
-        raise InputError(f"{label} unfolds to {times:,} times its size. Unpack it and give the table's path")
+        raise InputError(
+            f"{label} unfolds to {times:,} times its size. Unpack it and give the table's path"
+        )
     return replace(source, container="zip", member=table.filename, bytes=table.file_size)
 
 
 @contextmanager
 def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
-    program = [sys.executable, "-I", guarded.__file__, "workbook", str(_BOOK_MEMORY), str(source.path.resolve())]
-    with subprocess.Popen([*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    program = [
+        sys.executable,
+        "-I",
+        guarded.__file__,
+        "workbook",
+        str(_BOOK_MEMORY),
+        str(source.path.resolve()),
+    ]
+    with subprocess.Popen(
+        [*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         try:

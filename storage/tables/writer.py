@@ -52,7 +52,9 @@ def open_writer(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
 def csv_lines(rows: Iterable[Row]) -> str:
     """Returns rows as lines of a CSV, each cell such that no table program takes it for a formula."""
     text = io.StringIO(newline="")
-    lines = csv.writer(text)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
+    lines = csv.writer(
+        text
+    )  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
     lines.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue()
 
@@ -70,13 +72,22 @@ def _cell(value: Any) -> str:
 
 
 def _json_line(names: Sequence[str], row: Row) -> str:
-    return _json({name: value for name, value in zip(names, row, strict=True) if value != ABSENT}) + "\n"
+    return (
+        _json({name: value for name, value in zip(names, row, strict=True) if value != ABSENT})
+        + "\n"
+    )
 
 
 def _json(value: Any) -> str:
-    """Returns JSON with all digits of a number; NaN and infinities, which JSON lacks, become null at any depth."""
+    """Returns JSON with all digits of a number; NaN and infinities, which JSON lacks, become null
+    at any depth.
+    """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_json, value)) + "]"
     if isinstance(value, Decimal):
@@ -97,7 +108,9 @@ def _text(value: Any) -> str:
 def _arrow(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
     arrays = []
     for field, column in zip(schema, zip(*rows, strict=True), strict=True):
-        values: list[Any] = [None if isinstance(value, str) and value == ABSENT else value for value in column]
+        values: list[Any] = [
+            None if isinstance(value, str) and value == ABSENT else value for value in column
+        ]
         if pa.types.is_string(field.type):
             values = [v if v is None or isinstance(v, str) else _json(v) for v in values]
         arrays.append(pa.array(values, field.type))

@@ -1,4 +1,6 @@
-"""Computes the lower bounds of one audit from reruns and from gradient canaries, each with its reach."""
+"""Computes the lower bounds of one audit from reruns and from gradient canaries, each with its
+reach.
+"""
 
 from dataclasses import dataclass
 
@@ -21,19 +23,26 @@ class Bound:
     reach: float
     """The bound that as many right guesses would give: 0 if the test could not have failed."""
     claimed: float | None = None
-    """The largest epsilon that a measured trial would have claimed for its records; None: no claim from the records.
+    """The largest epsilon that a measured trial would have claimed for its records; None: no claim
+    from the records.
 
-    SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large losses raise that claim,
-    is no evidence against a claim made without them.
+    SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large
+    losses raise that claim, is no evidence against a claim made without them.
     """
     noise_at_most: float | None = None
-    """The multiple of the stated noise above which it is excluded. Epsilon is then a bound if the noise is Gaussian."""
+    """The multiple of the stated noise above which it is excluded. Epsilon is then a bound if the
+    noise is Gaussian.
+    """
     epsilon_of_any: float | None = None
-    """The bound of the same guesses for any mechanism with (epsilon, delta); None: `epsilon` is one."""
+    """The bound of the same guesses for any mechanism with (epsilon, delta); None: `epsilon` is
+    one.
+    """
 
     @property
     def refutes(self) -> float:
-        """The largest claim that this bound contradicts: none if the trials themselves claimed as much."""
+        """The largest claim that this bound contradicts: none if the trials themselves claimed as
+        much.
+        """
         return self._counts(self.epsilon)
 
     @property
@@ -46,7 +55,9 @@ class Bound:
 
 
 def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> list[Bound]:
-    """Returns one bound per family: half its turns are reference, an eighth choose the rule, the rest measure."""
+    """Returns one bound per family: half its turns are reference, an eighth choose the rule, the
+    rest measure.
+    """
     logits, bits = bounds.confidence_logit(trials.ell.numpy()), trials.included.numpy()
     from_records = float(trials.epsilon.std()) > 0
     measured = []
@@ -59,24 +70,30 @@ def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> l
             last = [t for t in last if pool.natural(t)]
         reference = bounds.reference(logits[known][:, rows], bits[known][:, rows])
 
-        def scored(runs: list[int], rows: np.ndarray = rows, reference: bounds.Reference = reference) -> np.ndarray:
+        def scored(
+            runs: list[int], rows: np.ndarray = rows, reference: bounds.Reference = reference
+        ) -> np.ndarray:
             return reference.likelihood_ratio(logits[runs][:, rows]).ravel()
 
         rule = bounds.choose(scored(choosing), bits[choosing][:, rows].ravel())
         guesses = rule.apply(scored(last), bits[last][:, rows].ravel())
         confidence = 1 - alpha / len(FAMILIES)
         epsilon, reach = (
-            bounds.one_run_bound(counted, delta=delta, confidence=confidence) for counted in (guesses, guesses.perfect)
+            bounds.one_run_bound(counted, delta=delta, confidence=confidence)
+            for counted in (guesses, guesses.perfect)
         )
         claimed = float(trials.epsilon[last].max()) if from_records and last else None
         measured.append(Bound(name, epsilon, guesses, reach, claimed))
     return measured
 
 
-def gradient_bound(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> Bound:
+def gradient_bound(
+    descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float
+) -> Bound:
     """Returns what gradient canaries say of the noise, and what follows for epsilon."""
     noise, least = (
-        curves.noise_at_most(right=count, coins=coins, event=descent, alpha=alpha) for count in (right, coins)
+        curves.noise_at_most(right=count, coins=coins, event=descent, alpha=alpha)
+        for count in (right, coins)
     )
     guesses = bounds.Guesses(right, coins, coins)
     return Bound(

@@ -1,4 +1,6 @@
-"""Stage: one more fit of a plan with canary records, whose every noisy sum is looked at; counts and p-values remain."""
+"""Stage: one more fit of a plan with canary records, whose every noisy sum is looked at; counts and
+p-values remain.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +35,9 @@ def gradients(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed."""
+    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its
+    noise has no seed.
+    """
 
     def body(work: Work) -> Mapping[str, Any]:
         given = run_of(work, model, seed)
@@ -44,9 +48,18 @@ def gradients(
             canaries=canaries,
             generator=generator(seed, "audit", "gradient canaries"),
         )
-        run = Run(given.classes, seed, given.classifier, progress=work.progress, witness=witness, resampled=True)
+        run = Run(
+            given.classes,
+            seed,
+            given.classifier,
+            progress=work.progress,
+            witness=witness,
+            resampled=True,
+        )
         plan_of(work.inputs["plan"]).fit(Records(*witness.fitted), run)
-        if witness.steps != len(witness.stated):  # the descent of another mechanism, which shows no sums
+        if witness.steps != len(
+            witness.stated
+        ):  # the descent of another mechanism, which shows no sums
             return {"coins": 0, "right": 0, "checks": {}}
         checks = {check.value: p_value for check, p_value in witness.checks().items()}
         return {"coins": len(witness.included), "right": witness.right(), "checks": checks}

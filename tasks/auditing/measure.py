@@ -1,10 +1,11 @@
 """Stage: compares what reruns and gradient canaries show with the claim of a candidate.
 
-Two kinds of evidence, each with half of the false-alarm rate. Reruns repeat everything on records and canaries that
-took part by the toss of a coin, and bound epsilon for one record more or less. Gradient canaries are records in one
-more fit of a noisy descent: their guesses bound its noise, and checks of its sums find faults. So a true claim is
-contradicted by one audit with probability 1 - confidence at most. An audit repeated on other draws is another test,
-and a contradiction stays: anyone who audits a true claim k times risks k times as much.
+Two kinds of evidence, each with half of the false-alarm rate. Reruns repeat everything on records
+and canaries that took part by the toss of a coin, and bound epsilon for one record more or less.
+Gradient canaries are records in one more fit of a noisy descent: their guesses bound its noise, and
+checks of its sums find faults. So a true claim is contradicted by one audit with probability 1 -
+confidence at most. An audit repeated on other draws is another test, and a contradiction stays:
+anyone who audits a true claim k times risks k times as much.
 """
 
 from collections.abc import Mapping
@@ -52,9 +53,14 @@ def _measure(
         each = alpha / (len(Check) + 1)
         if gradient_figures["coins"]:
             counts = {name: gradient_figures[name] for name in ("right", "coins")}
-            bounds.append(gradient_bound(descent_of(decode(dict(event))), **counts, delta=delta, alpha=each))
+            bounds.append(
+                gradient_bound(descent_of(decode(dict(event))), **counts, delta=delta, alpha=each)
+            )
         faults = [name for name, p_value in gradient_figures["checks"].items() if p_value <= each]
-        figures |= {"gradient_runs": int(bool(gradient_figures["checks"])), "checks": gradient_figures["checks"]}
+        figures |= {
+            "gradient_runs": int(bool(gradient_figures["checks"])),
+            "checks": gradient_figures["checks"],
+        }
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
     # guard: test_reruns_that_claim_as_much_as_could_be_measured
     reach = max((bound.could_refute for bound in bounds), default=0.0)

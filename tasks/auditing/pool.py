@@ -1,8 +1,9 @@
-"""Stage: builds the pool of rows for which an audit tosses coins: all records, and canaries: records with a wrong code.
+"""Stage: builds the pool of rows for which an audit tosses coins: all records, and canaries:
+records with a wrong code.
 
-The test half is the held-out share, never trained on: drawn at random at ingest, code by code, or what is dated on or
-after `train_before`. In reruns a coin decides for each record of both halves. Records of the test half are trained on
-only in reruns, which are never released.
+The test half is the held-out share, never trained on: drawn at random at ingest, code by code, or
+what is dated on or after `train_before`. In reruns a coin decides for each record of both halves.
+Records of the test half are trained on only in reruns, which are never released.
 """
 
 from __future__ import annotations
@@ -46,10 +47,17 @@ class Pool:
     @staticmethod
     def load(folder: Path) -> Pool:
         tensors, meta = checkpoint.load(folder / "pool.safetensors")
-        return Pool(inputs.load(folder / "inputs.safetensors"), **tensors, train=meta["train"], test=meta["test"])
+        return Pool(
+            inputs.load(folder / "inputs.safetensors"),
+            **tensors,
+            train=meta["train"],
+            test=meta["test"],
+        )
 
     def coins(self, *, seed: int, trial: int) -> Tensor:
-        """Draws the rows of a trial, bool [n]: a fair coin for each record, and for the canaries where it has some."""
+        """Draws the rows of a trial, bool [n]: a fair coin for each record, and for the canaries
+        where it has some.
+        """
         pick = torch.Generator().manual_seed(derive_seed(seed, "audit", "coins", trial))
         tossed = torch.rand(len(self.family), generator=pick) < 0.5
         return tossed & self.on_trial(trial)
@@ -62,12 +70,16 @@ class Pool:
 
     @staticmethod
     def natural(trial: int) -> bool:
-        """Returns True for every second trial, which has no canary whatever the coins: the seed reveals them."""
+        """Returns True for every second trial, which has no canary whatever the coins: the seed
+        reveals them.
+        """
         return trial % 2 == 1
 
 
 def pool(*, canaries: int, seed: int, prepared: ArtifactRef) -> Step:
-    """Declares records and canaries as the model reads them; refuses too few records for the canaries."""
+    """Declares records and canaries as the model reads them; refuses too few records for the
+    canaries.
+    """
     return Step(
         name="audit-pool",
         label="audit pool",
@@ -83,12 +95,17 @@ def _pool(work: Work, *, canaries: int, seed: int) -> Mapping[str, Any]:
     records = inputs.joined([_narrowed(half) for half, _ in halves])
     labels = torch.cat([given for _, given in halves])
     if canaries > len(labels):
-        raise InputError(f"--canaries: {canaries} are more than the {len(labels)} records. Give at most {len(labels)}.")
+        raise InputError(
+            f"--canaries: {canaries} are more than the {len(labels)} records. Give at most "
+            f"{len(labels)}."
+        )
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
     observed = torch.unique(labels).numpy()
     originals = pick.permutation(len(labels))[:canaries]
-    wrong = torch.tensor([int(pick.choice(observed[observed != int(labels[i])])) for i in originals])
+    wrong = torch.tensor(
+        [int(pick.choice(observed[observed != int(labels[i])])) for i in originals]
+    )
     family[torch.from_numpy(originals)] = NEVER
     planted = torch.full((canaries,), FAMILIES.index("mislabelled"))
     result = Pool(
@@ -100,7 +117,9 @@ def _pool(work: Work, *, canaries: int, seed: int) -> Mapping[str, Any]:
     )
     result.inputs.save(work.out / "inputs.safetensors")
     tensors = {"labels": result.labels, "family": result.family}
-    checkpoint.save(work.out / "pool.safetensors", tensors, {"train": result.train, "test": result.test})
+    checkpoint.save(
+        work.out / "pool.safetensors", tensors, {"train": result.train, "test": result.test}
+    )
     return {"records": result.train + result.test, "canaries": canaries}
 
 

@@ -1,4 +1,6 @@
-"""Defines the result of an audit, aggregates alone; words it, and records it as a row of the ledger."""
+"""Defines the result of an audit, aggregates alone; words it, and records it as a row of the
+ledger.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +11,13 @@ from pydantic import BaseModel
 from storage.artifacts import ArtifactRef, digest
 from tasks.branches.experiment import Outcome, Study
 from tasks.releasing import ledger_records
-from tasks.releasing.evidence import AUDITED_ARTIFACT, CONTRADICTED, INCONCLUSIVE, describe_bound, describe_reach
+from tasks.releasing.evidence import (
+    AUDITED_ARTIFACT,
+    CONTRADICTED,
+    INCONCLUSIVE,
+    describe_bound,
+    describe_reach,
+)
 
 
 class BranchAudit(BaseModel, frozen=True):
@@ -33,7 +41,9 @@ class BranchAudit(BaseModel, frozen=True):
     @property
     def lines(self) -> list[str]:
         stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
-        claim = "nothing" if self.epsilon is None else f"ε {self.epsilon:.3g} ({self.guarantee_kind})"
+        claim = (
+            "nothing" if self.epsilon is None else f"ε {self.epsilon:.3g} ({self.guarantee_kind})"
+        )
         if self.epsilon_add_remove != self.epsilon:
             claim += f", ε {self.epsilon_add_remove:.3g} for one record more or less"
         verdict = self.verdict
@@ -41,18 +51,28 @@ class BranchAudit(BaseModel, frozen=True):
             verdict += f": the sums are not as stated ({', '.join(stated['faults'])})"
         elif verdict == INCONCLUSIVE:
             verdict += f": {describe_reach(stated['reach'], self.epsilon_add_remove)}"
-        bound = describe_bound(stated["epsilon_lower_bound"], stated["noise_at_most"], stated["epsilon_of_any"])
+        bound = describe_bound(
+            stated["epsilon_lower_bound"], stated["noise_at_most"], stated["epsilon_of_any"]
+        )
         lines = [
             f"{self.branch}, seed {self.seed}: {verdict}",
             f"  claimed   {claim}",
             f"  measured  {bound} at {percent} confidence",
         ]
         for entry in stated["bounds"]:
-            if entry["claimed_in_trials"] is not None and stated["epsilon_lower_bound"] < entry["epsilon"]:
+            if (
+                entry["claimed_in_trials"] is not None
+                and stated["epsilon_lower_bound"] < entry["epsilon"]
+            ):
                 claimed = entry["claimed_in_trials"]
-                lines.append(f"  {entry['name']}: {entry['epsilon']:.3g}, not counted, as a rerun claims {claimed:.3g}")
+                lines.append(
+                    f"  {entry['name']}: {entry['epsilon']:.3g}, not counted, as a rerun claims "
+                    f"{claimed:.3g}"
+                )
         if stated["checks"]:
-            checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in stated["checks"].items())
+            checks = ", ".join(
+                f"{name} {p_value:.2g}" for name, p_value in stated["checks"].items()
+            )
             lines.append(f"  checked   {checks} (p-values)")
         return lines
 
@@ -64,7 +84,11 @@ class AuditResult(BaseModel, frozen=True):
     @property
     def contradicted(self) -> tuple[str, ...]:
         """Lists branches whose claim the measurement contradicts."""
-        return tuple(dict.fromkeys(branch.branch for branch in self.branches if branch.verdict == CONTRADICTED))
+        return tuple(
+            dict.fromkeys(
+                branch.branch for branch in self.branches if branch.verdict == CONTRADICTED
+            )
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -80,10 +104,21 @@ def record(
     verdict: str,
     confidence: float,
 ) -> int:
-    """Writes claim and measurement to the ledger and returns the row's number; the same audit again has its row."""
+    """Writes claim and measurement to the ledger and returns the row's number; the same audit again
+    has its row.
+    """
     details = {name: figures[name] for name in ("trials", "gradient_runs", "checks", "faults")}
-    details |= {"verdict": verdict, "confidence": confidence, "branch": outcome.branch.name, "seed": outcome.seed}
-    for name in ("epsilon_lower_bound", "reach", "epsilon_of_any"):  # rounded down, so that a lower bound stays one
+    details |= {
+        "verdict": verdict,
+        "confidence": confidence,
+        "branch": outcome.branch.name,
+        "seed": outcome.seed,
+    }
+    for name in (
+        "epsilon_lower_bound",
+        "reach",
+        "epsilon_of_any",
+    ):  # rounded down, so that a lower bound stays one
         details |= {} if figures[name] is None else {name: math.floor(figures[name] * 1e6) / 1e6}
     if figures["noise_at_most"] is not None:
         details["noise_at_most"] = math.ceil(figures["noise_at_most"] * 1e6) / 1e6

@@ -1,4 +1,6 @@
-"""Audits branches: fits or reuses candidates, reruns their mechanisms, and compares both with the claims."""
+"""Audits branches: fits or reuses candidates, reruns their mechanisms, and compares both with the
+claims.
+"""
 
 from collections.abc import Sequence
 
@@ -38,14 +40,21 @@ def run(
     parameters, terms = _settled(context, parameters, terms, do=do)
     groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
     study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
-    if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {candidate.sha256}:
+    if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {
+        candidate.sha256
+    }:
         raise InputError(
-            "plan: a new training run differs from the planned model: code or a library changed or stages are gone"
+            "plan: a new training run differs from the planned model: code or a library changed "
+            "or stages are gone"
             ". Train again with the same options, and audit the new plan."
         )
     pool = None
     if settings.trials:
-        pool = study.do(audit_pool.pool(canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared))
+        pool = study.do(
+            audit_pool.pool(
+                canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared
+            )
+        )
     audits = [_audit(study, outcome, settings, pool) for outcome in outcomes]
     return AuditResult(branches=tuple(audits), trials=settings.trials)
 
@@ -70,9 +79,19 @@ def estimate_stages(
         terms = terms.model_copy(update={"target_epsilon": parameters.formal.target_epsilon})
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
     labels = {trials.label_of(branch.name): branch.name for branch in chosen}
-    batched = [b.name for b in chosen if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)]
-    estimate = estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
-    return estimate.with_witness(gradients.KIND, chosen[0].name) if settings.gradient_canaries else estimate
+    batched = [
+        b.name
+        for b in chosen
+        if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)
+    ]
+    estimate = estimate.with_trials(
+        labels, trials=settings.trials, draws=settings.trial_draws, batched=batched
+    )
+    return (
+        estimate.with_witness(gradients.KIND, chosen[0].name)
+        if settings.gradient_canaries
+        else estimate
+    )
 
 
 def audit_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
@@ -87,11 +106,15 @@ def _settled(
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon or released.target_epsilon
-        return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
+        return parameters, terms.model_copy(
+            update={"target_epsilon": target, "delta": released.delta}
+        )
     return search.meet_target(context, parameters, do), terms
 
 
-def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
+def reruns(
+    study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef
+) -> tuple[ArtifactRef, str]:
     experiment = study.experiment(branch)
     draws = trial_draws_of(branch.name, experiment.mechanism, settings)
     mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
@@ -110,7 +133,9 @@ def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: Artifa
     return study.do(step), name
 
 
-def _audit(study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None) -> BranchAudit:
+def _audit(
+    study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None
+) -> BranchAudit:
     branch, claim, store = outcome.branch, outcome.claim, study.context.store
     is_formal = claim.guarantee_kind == "formal"
     inputs, trials_of = {"fitted": outcome.fitted}, ""
@@ -130,8 +155,14 @@ def _audit(study: Study, outcome: Outcome, settings: AuditParameters, pool: Arti
         )
         inputs["gradients"] = study.do(step)
     delta = (claim.delta or 0.0) if is_formal else 0.0
-    design = {"confidence": settings.confidence, "delta": delta, "event": outcome.event.model_dump(mode="json")}
-    step = measure.measure(branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design)
+    design = {
+        "confidence": settings.confidence,
+        "delta": delta,
+        "event": outcome.event.model_dump(mode="json"),
+    }
+    step = measure.measure(
+        branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design
+    )
     measured = study.do(step)
     figures = store.figures(measured)
     verdict = Evidence.of(figures | {"confidence": settings.confidence}).judge(claim)

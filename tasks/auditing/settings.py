@@ -33,31 +33,46 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         title="Samples per trial",
         description="For risks and for Delta in each trial; at most as many as the method's own.",
     )
-    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code.")
+    canaries: int = Field(
+        default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code."
+    )
     gradient_canaries: int = Field(
         default=200,
         ge=0,
         le=10_000,
         title="Gradient canaries",
-        description="Records of orthogonal features in one more noisy training run, whose every sum is tested; "
+        description="Records of orthogonal features in one more noisy training run, whose every "
+        "sum is tested; "
         "at most half as many as features. 0: no such run.",
     )
     confidence: float = Field(
-        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one audit."
+        default=0.95,
+        gt=0.5,
+        le=0.999,
+        title="Confidence",
+        description="Joint confidence of all tests of one audit.",
     )
 
     @field_validator("trials")
     @classmethod
     def _enough_trials(cls, trials: int) -> int:
         if 0 < trials < FEWEST_TRIALS:
-            raise ValueError(f"{trials} are too few for a result; give at least {FEWEST_TRIALS}, or 0 for none")
+            raise ValueError(
+                f"{trials} are too few for a result; give at least {FEWEST_TRIALS}, or 0 for none"
+            )
         return trials
 
 
-def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Returns branches by name; `release` stands for the branch that a training run with these parameters releases."""
+def choose_branches(
+    names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]
+) -> tuple[Branch, ...]:
+    """Returns branches by name; `release` stands for the branch that a training run with these
+    parameters releases.
+    """
     if parameters.formal is not None:
-        from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
+        from tasks.branches import (
+            formal,
+        )  # brings Prefect, which reads its settings when it is imported
 
         released = formal.formal_branch(parameters)[0].name
     else:
@@ -68,7 +83,9 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
-    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism itself takes."""
+    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism
+    itself takes.
+    """
     config: PseudoPosteriorConfig | None = getattr(mechanism, "pseudo_posterior", None)
     if config is None:
         return settings.trial_draws
@@ -76,7 +93,8 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     # guard: test_reruns_with_more_draws_than_the_candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise InputError(
-            f"--trial-draws: {settings.trial_draws} are more than the {limit} samples of {name}, so that trials would "
+            f"--trial-draws: {settings.trial_draws} are more than the {limit} samples of {name}, "
+            "so that trials would "
             f"claim more than it does and not count. Give at most {limit}."
         )
     return min(settings.trial_draws, limit)

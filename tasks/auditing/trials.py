@@ -1,7 +1,8 @@
 """Stages: reruns one mechanism on records chosen by coins, and scores all records with its draws.
 
-A few trials are a part, a stage of its own: a killed audit continues after the parts that are finished, and workers can
-share them. A trial's coins and seeds depend only on its number, and trials of a part run side by side everywhere.
+A few trials are a part, a stage of its own: a killed audit continues after the parts that are
+finished, and workers can share them. A trial's coins and seeds depend only on its number, and
+trials of a part run side by side everywhere.
 """
 
 from __future__ import annotations
@@ -38,19 +39,34 @@ from tasks.running.stage import Step, Work
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
 _TOGETHER = 8
-"""Trials of a linear head in a part: their parameters and optimiser states stay in the cache of a core."""
+"""Trials of a linear head in a part: their parameters and optimiser states stay in the cache of a
+core.
+"""
 _FILE = "trials.safetensors"
 _BUILDING = Lock()
-"""An untrained model starts from torch's one generator: two threads at once would share its numbers."""
+"""An untrained model starts from torch's one generator: two threads at once would share its
+numbers.
+"""
 
 
 class TrialRange(Part, frozen=True, title="Trials"):
-    """Selects trials of a planned mechanism; the plan, the pool and the data set are the stage's inputs."""
+    """Selects trials of a planned mechanism; the plan, the pool and the data set are the stage's
+    inputs.
+    """
 
     model: ModelConfig = Field(title="Model")
-    seed: int = Field(ge=0, lt=2**53, title="Seed", description="A trial's coins and seed depend on it and its number.")
-    delta: float = Field(gt=0, lt=1, title="Delta", description="Delta of the reruns' formal claims.")
-    unit: tuple[str, int] = Field(title="Privacy unit", description="The unit and its most records.")
+    seed: int = Field(
+        ge=0,
+        lt=2**53,
+        title="Seed",
+        description="A trial's coins and seed depend on it and its number.",
+    )
+    delta: float = Field(
+        gt=0, lt=1, title="Delta", description="Delta of the reruns' formal claims."
+    )
+    unit: tuple[str, int] = Field(
+        title="Privacy unit", description="The unit and its most records."
+    )
 
     @property
     def trials(self) -> range:
@@ -61,8 +77,9 @@ class TrialRange(Part, frozen=True, title="Trials"):
 class Trials:
     """Holds the scores of one mechanism's draws on the pool, trial by trial.
 
-    included bool [T, n]; ell float32 [T, n], the log-likelihood at the trial's draw; right bool [T, n], whether the
-    draw predicts the row's code; epsilon float64 [T], the claim of each trial for one record more or less (nan: none).
+    included bool [T, n]; ell float32 [T, n], the log-likelihood at the trial's draw; right bool [T,
+    n], whether the draw predicts the row's code; epsilon float64 [T], the claim of each trial for
+    one record more or less (nan: none).
     """
 
     included: Tensor
@@ -94,13 +111,24 @@ def reruns(
     planned: ArtifactRef,
     mechanism: Mechanism,
 ) -> Step:
-    """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The noise has no seed."""
+    """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The
+    noise has no seed.
+    """
     return Step(
         name="audit-trials",
         label=label_of(name),
-        config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit},
+        config={
+            "model": model.model_dump(mode="json"),
+            "seed": seed,
+            "trials": trials,
+            "delta": delta,
+            "unit": unit,
+        },
         inputs={"pool": pool, "dataset": dataset, "plan": planned},
-        body=partial(_reruns, selection=TrialRange(model=model, seed=seed, delta=delta, unit=unit, end=trials)),
+        body=partial(
+            _reruns,
+            selection=TrialRange(model=model, seed=seed, delta=delta, unit=unit, end=trials),
+        ),
         modules=(type(mechanism).__module__, "tasks.auditing.trials"),
     )
 
@@ -110,7 +138,8 @@ def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
     mechanism = plan_of(work.inputs["plan"]).mechanism
     at_once = torch.get_num_threads() if head and isinstance(mechanism, Batched) else 1
     parts = selection.cut(_TOGETHER if head else 1)
-    # a head's small products gain nothing from threads, an encoder's do; parts at once must not set them each
+    # a head's small products gain nothing from threads, an encoder's do; parts at once must not set
+    # them each
     with using(1 if head else torch.get_num_threads()):
         folders = run_parts_of(work, compute, parts, part_step, at_once=at_once)
     done = _concatenate([checkpoint.load(folder / _FILE)[0] for folder in folders])
@@ -118,7 +147,10 @@ def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
     for name in sorted({key.rpartition(".")[0] for key in done}):
         tensors = {field: done[f"{name}.{field}"] for field in ("ell", "right", "epsilon")}
         checkpoint.save(work.out / f"{name}.safetensors", tensors | {"included": included}, {})
-    return {"trials": selection.end, "records_mean": round(float(included.float().sum(1).mean()), 1)}
+    return {
+        "trials": selection.end,
+        "records_mean": round(float(included.float().sum(1).mean()), 1),
+    }
 
 
 def compute(request: str) -> str:
@@ -148,7 +180,9 @@ def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
-    """Runs trials side by side; returns `included`, and per mechanism `ell`, `right`, `epsilon` [trials, ...]."""
+    """Runs trials side by side; returns `included`, and per mechanism `ell`, `right`, `epsilon`
+    [trials, ...].
+    """
     model, delta, unit = selection.model, selection.delta, selection.unit
     plan = plan_of(work.inputs["plan"])
     pool = Pool.load(work.inputs["pool"])
@@ -202,8 +236,11 @@ def _one_by_one(
 
     ell, right, events = [], [], []
     for trial, members, seed in zip(selection.trials, included, seeds, strict=True):
-        # long trials resume from the last epoch; the folder is private, and removed when the trial has been scored
-        folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
+        # long trials resume from the last epoch; the folder is private, and removed when the trial
+        # has been scored
+        folder = (
+            None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
+        )
         run = Run(classes, seed, untrained, folder=folder, resampled=True)
         fitted = plan.fit(Records(pool.inputs.take(members), pool.labels[members]), run)
         scores = fitted.model.log_probabilities(pool.inputs)

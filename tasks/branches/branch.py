@@ -22,7 +22,8 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     title: str = Field(min_length=1, max_length=200)
     mechanism: AnyMechanism
     on_tokens: dict[str, Any] = Field(
-        default={}, description="Settings that differ where more than a head on cached features trains."
+        default={},
+        description="Settings that differ where more than a head on cached features trains.",
     )
     delta: float | None = Field(default=None, gt=0, lt=1, description="Replaces the run's delta.")
     unprotected: tuple[str, ...] = Field(
@@ -30,12 +31,16 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     )
     prior: Prior | None = Field(
         default=None,
-        description="Where its head starts, in place of the run's own; `titles` only where the run has a code list and "
+        description="Where its head starts, in place of the run's own; `titles` only where the "
+        "run has a code list and "
         "a linear head on pooled features.",
     )
-    settings_tried: int | None = Field(default=None, ge=1, description="Settings that its own were chosen among.")
+    settings_tried: int | None = Field(
+        default=None, ge=1, description="Settings that its own were chosen among."
+    )
     needs_titles: bool = Field(
-        default=False, description="Without a code list there is no such branch: `all` leaves it out."
+        default=False,
+        description="Without a code list there is no such branch: `all` leaves it out.",
     )
 
     @property
@@ -47,8 +52,14 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """Returns the run's model, with the branch's prior where the data allow it."""
         model = parameters.model
-        possible = self.prior != "titles" or (parameters.data.has_titles and model.pooling == "mean")
-        return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
+        possible = self.prior != "titles" or (
+            parameters.data.has_titles and model.pooling == "mean"
+        )
+        return (
+            model
+            if self.prior is None or not possible
+            else model.model_copy(update={"prior": self.prior})
+        )
 
     def mechanism_for(self, parameters: RetrainParameters, terms: Terms) -> Mechanism:
         """Returns the mechanism; the run fills in the settings that it leaves open."""
@@ -75,10 +86,18 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
     """Holds what all experiments of one run share."""
 
     target_epsilon: Epsilon | None = Field(
-        default=None, title="Target epsilon", description="Of the branches whose noise is solved for one."
+        default=None,
+        title="Target epsilon",
+        description="Of the branches whose noise is solved for one.",
     )
     delta: Delta = None
-    epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
+    epochs: int = Field(
+        default=30,
+        ge=1,
+        le=10_000,
+        title="Epochs",
+        description="Of the non-private and DP-SGD fits.",
+    )
     batch_size: int = Field(
         default=512,
         ge=1,
@@ -88,7 +107,10 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
     branches: dict[str, dict[str, Any]] = Field(
         default={},
         title="Your branches",
-        description="By name, as in deployments/branches.yaml: a title, and a mechanism with its kind and settings.",
+        description=(
+            "By name, as in deployments/branches.yaml: a title, and a mechanism with its "
+            "kind and settings."
+        ),
     )
 
     @property
@@ -103,16 +125,23 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
     epsilons: tuple[Epsilon, ...] = Field(
         default=(),
         title="Further target epsilons",
-        description="Branches with a target are fitted at each of these too: what which epsilon costs.",
+        description=(
+            "Branches with a target are fitted at each of these too: what which epsilon costs."
+        ),
     )
-    seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")
+    seeds: int = Field(
+        default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted."
+    )
 
 
 def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
     branches = {}
     for name, body in content.items():
         if name == RELEASE_BRANCH or not isinstance(body, Mapping):
-            raise InputError(f"{source}.{name} is not a branch. Write a mapping; the name `{RELEASE_BRANCH}` is taken")
+            raise InputError(
+                f"{source}.{name} is not a branch. Write a mapping; the name `{RELEASE_BRANCH}` "
+                "is taken"
+            )
         try:
             branches[name] = Branch.model_validate({"name": name, **body})
         except ValidationError as error:
@@ -131,14 +160,20 @@ def standard_branches() -> dict[str, Branch]:
     return parse_branches(branch_bodies(), BRANCHES.name)
 
 
-def choose(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Selects branches by comma-separated names; `all` selects every one that model and code list allow."""
+def choose(
+    names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]
+) -> tuple[Branch, ...]:
+    """Selects branches by comma-separated names; `all` selects every one that model and code list
+    allow.
+    """
     chosen: dict[str, Branch] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name == "all":
             chosen |= {n: b for n, b in branches.items() if not _obstacle(b, parameters)}
         elif name not in branches:
-            raise InputError(f"--branches: branch {name} does not exist. Choose from {', '.join(branches)}")
+            raise InputError(
+                f"--branches: branch {name} does not exist. Choose from {', '.join(branches)}"
+            )
         elif obstacle := _obstacle(branches[name], parameters):
             raise InputError(f"--branches: {name} {obstacle}")
         else:
@@ -157,7 +192,9 @@ _FORMS = {
 
 def _obstacle(branch: Branch, parameters: RetrainParameters) -> str:
     if form_of(parameters.model) not in branch.mechanism.reads:
-        return "needs " + ", or ".join(_FORMS.get(form, form) for form in sorted(branch.mechanism.reads))
+        return "needs " + ", or ".join(
+            _FORMS.get(form, form) for form in sorted(branch.mechanism.reads)
+        )
     if branch.needs_titles and not parameters.data.has_titles:
         return "starts at the titles of codes. Give --codelist, or leave it out"
     return ""

@@ -1,7 +1,8 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
-A training run is one experiment, a comparison many, an audit attacks one. Most mechanisms are one fit: plan its noise,
-fit, score on the test half. SWAG-PPM is a chain of fits, and one repeatable draw is scored.
+A training run is one experiment, a comparison many, an audit attacks one. Most mechanisms are one
+fit: plan its noise, fit, score on the test half. SWAG-PPM is a chain of fits, and one repeatable
+draw is scored.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
 SMALLEST_EPSILON = 1e-4
-"""Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above zero. A claim with a
-larger epsilon holds as well."""
+"""Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above
+zero. A claim with a larger epsilon holds as well.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ class Study:
     do: Do
 
     @staticmethod
-    def of(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], do: Do) -> Study:
+    def of(
+        context: Context,
+        parameters: RetrainParameters,
+        terms: Terms,
+        chosen: Sequence[Branch],
+        do: Do,
+    ) -> Study:
         """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
         dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in chosen), do)
         facts = context.store.figures(dataset)
@@ -109,12 +117,18 @@ class Experiment:
     @cached_property
     def swag_ppm(self) -> SwagPpm | None:
         """SWAG-PPM as planned; None where the mechanism is another."""
-        planned = self.mechanism.plan(self.task).mechanism if isinstance(self.mechanism, SwagPpm) else None
+        planned = (
+            self.mechanism.plan(self.task).mechanism
+            if isinstance(self.mechanism, SwagPpm)
+            else None
+        )
         return planned if isinstance(planned, SwagPpm) else None
 
     @cached_property
     def parameters(self) -> RetrainParameters:
-        """The parameters of this experiment: its seed, and where it is SWAG-PPM the mechanism's settings."""
+        """The parameters of this experiment: its seed, and where it is SWAG-PPM the mechanism's
+        settings.
+        """
         run = self.study.parameters
         if self.swag_ppm is None:
             return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
@@ -142,10 +156,14 @@ class Experiment:
 
     def fit(self, *, planned: ArtifactRef) -> Step:
         name, mechanism = self.branch.name, self.branch.mechanism
-        return fits.fit(name, mechanism, self.model, seed=self.seed, planned=planned, **self.study.records)
+        return fits.fit(
+            name, mechanism, self.model, seed=self.seed, planned=planned, **self.study.records
+        )
 
     def predict(self, mechanism: Mechanism, fitted: ArtifactRef, **options: Any) -> ArtifactRef:
-        """Predicts at a fit, or at one repeatable draw of a posterior; options are those of `fits.predict`."""
+        """Predicts at a fit, or at one repeatable draw of a posterior; options are those of
+        `fits.predict`.
+        """
         where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
         return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
 
@@ -153,11 +171,16 @@ class Experiment:
         if self.swag_ppm is not None:
             chain, event = self.fit_rounds()
             name = self.swag_ppm.round
-            return self._outcome(self.swag_ppm, event, chain.posteriors[name], sensitivity=chain.measured[name])
+            return self._outcome(
+                self.swag_ppm, event, chain.posteriors[name], sensitivity=chain.measured[name]
+            )
         study, store = self.study, self.study.context.store
         planned = study.do(self.plan())
         fitted = study.do(self.fit(planned=planned))
-        mechanism, event = fits.plan_of(store.open(planned)).mechanism, fits.event_of(store.open(fitted))
+        mechanism, event = (
+            fits.plan_of(store.open(planned)).mechanism,
+            fits.event_of(store.open(fitted)),
+        )
         return self._outcome(mechanism, event, fitted)
 
     def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
@@ -180,7 +203,9 @@ class Experiment:
     ) -> Outcome:
         study, store = self.study, self.study.context.store
         predictions = self.predict(mechanism, fitted)
-        measured = study.do(scores.score(self.branch.name, seed=self.seed, predictions=predictions, **study.records))
+        measured = study.do(
+            scores.score(self.branch.name, seed=self.seed, predictions=predictions, **study.records)
+        )
         return Outcome(
             branch=self.branch,
             seed=self.seed,
@@ -209,4 +234,6 @@ class Outcome:
     """The stage of its scores."""
     figures: Mapping[str, Any]
     sensitivity: ArtifactRef | None = None
-    """The stage that measured risks or Delta over draws of a posterior; None where the fit itself is the candidate."""
+    """The stage that measured risks or Delta over draws of a posterior; None where the fit itself
+    is the candidate.
+    """

@@ -1,6 +1,7 @@
 """Runs the stages of a formal release, from a file of records to one private fit with its scores.
 
-ingest -> titles -> features -> plan (the noise that meets the target) -> fit -> predictions -> scores
+ingest -> titles -> features -> plan (the noise that meets the target) -> fit -> predictions ->
+scores
 """
 
 from collections.abc import Callable
@@ -24,17 +25,25 @@ def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
     release = parameters.formal
     assert release is not None
     if release.target_epsilon is None:
-        raise InputError("formal.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER")
+        raise InputError(
+            "formal.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER"
+        )
     (branch,) = choose(release.branch, parameters, standard_branches())
     if not branch.mechanism.has_target or isinstance(branch.mechanism, SwagPpm):
-        raise InputError(f"formal.branch: {release.branch} cannot be released formally. Choose another branch")
-    return _with_release_settings(branch, release), Terms(target_epsilon=release.target_epsilon, delta=release.delta)
+        raise InputError(
+            f"formal.branch: {release.branch} cannot be released formally. Choose another branch"
+        )
+    return _with_release_settings(branch, release), Terms(
+        target_epsilon=release.target_epsilon, delta=release.delta
+    )
 
 
 def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
     mechanism, own = branch.mechanism, release.mechanism
     if own.keys() & {"kind", "target_epsilon"}:
-        raise InputError("formal.mechanism cannot set kind or target_epsilon. Use formal.branch and --epsilon")
+        raise InputError(
+            "formal.mechanism cannot set kind or target_epsilon. Use formal.branch and --epsilon"
+        )
     try:
         settled = type(mechanism).model_validate(mechanism.model_dump() | own)
     except ValidationError as error:
@@ -44,7 +53,9 @@ def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
     return branch.model_copy(update={"mechanism": settled, "on_tokens": on_tokens})
 
 
-def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> tuple[Study, Outcome]:
+def run(
+    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
+) -> tuple[Study, Outcome]:
     """Fits and scores what is not fitted and scored already."""
     branch, terms = formal_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], do)
@@ -54,12 +65,16 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
 def find_stages(
     context: Context, parameters: RetrainParameters, find: Callable[[Step], ArtifactRef | None]
 ) -> ArtifactRef | None:
-    """Passes the stages that `run` would take to `find`, which runs nothing; returns the data set, if it exists."""
+    """Passes the stages that `run` would take to `find`, which runs nothing; returns the data set,
+    if it exists.
+    """
     branch, terms = formal_branch(parameters)
     model, seed, mechanism = branch.model(parameters), parameters.fit.seed, branch.mechanism
     dataset, prepared = prepare(parameters, [model], find)
     noise: ArtifactRef | None = None
-    if dataset is None or prepared is None:  # the noise depends on the number of records, which ingest will count
+    if (
+        dataset is None or prepared is None
+    ):  # the noise depends on the number of records, which ingest will count
         find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
     else:
         facts = context.store.figures(dataset)
@@ -67,10 +82,17 @@ def find_stages(
         noise = find(study.experiment(branch).plan())
     if noise is not None:
         mechanism = fits.plan_of(context.store.open(noise)).mechanism
-    stored: Any = {"dataset": dataset, "prepared": prepared}  # an input of None marks a step that does not exist yet
+    stored: Any = {
+        "dataset": dataset,
+        "prepared": prepared,
+    }  # an input of None marks a step that does not exist yet
     planned: Any = {"planned": noise}
-    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **stored))
-    predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **stored))
+    fitted: Any = find(
+        fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **stored)
+    )
+    predictions: Any = find(
+        fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **stored)
+    )
     find(scores.score(branch.name, seed=seed, predictions=predictions, **stored))
     return dataset
 

@@ -1,6 +1,7 @@
 """Plans the release of a branch, and saves the settings that made it beside the plan.
 
-An audit of the plan uses these settings. No one signs their file: an audit compares its fit with the plan's.
+An audit of the plan uses these settings. No one signs their file: an audit compares its fit with
+the plan's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def plan_compared(study: Study, outcome: Outcome) -> PlannedRelease:
 
 
 def plan_formal(study: Study, outcome: Outcome) -> PlannedRelease:
-    """Plans the release of a formal retrain's fit. The same records, method and label always have the same plan."""
+    """Plans the release of a formal retrain's fit. The same records, method and label always have
+    the same plan.
+    """
     method = release_method(study.parameters)
     return _plan_fit(study, outcome, method=method)
 
@@ -82,7 +85,9 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
         """Writes it next to its plan and returns the file."""
         file = _settings_file(plan)
         portable = self.model_copy(update={"parameters": _with_absolute_paths(self.parameters)})
-        content = json.dumps(portable.model_dump(mode="json"), indent=2, ensure_ascii=False)  # fields keep their order
+        content = json.dumps(
+            portable.model_dump(mode="json"), indent=2, ensure_ascii=False
+        )  # fields keep their order
         write_atomically(file, content.encode() + b"\n")
         return file
 

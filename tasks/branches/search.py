@@ -1,4 +1,6 @@
-"""Searches the scale c that meet a target epsilon. Each fit is recorded as tuning; finished fits are reused."""
+"""Searches the scale c that meet a target epsilon. Each fit is recorded as tuning; finished fits
+are reused.
+"""
 
 from mechanisms.model import checkpoint
 from mechanisms.posterior.target import search
@@ -13,7 +15,9 @@ from tasks.running.stage import Context
 
 
 def meet_target(context: Context, parameters: RetrainParameters, do: Do) -> RetrainParameters:
-    """Returns parameters whose c meets their target epsilon; parameters without a target as they are."""
+    """Returns parameters whose c meets their target epsilon; parameters without a target as they
+    are.
+    """
     config = parameters.pseudo_posterior
     target = config.target_epsilon
     if target is None:
@@ -34,13 +38,22 @@ def meet_target(context: Context, parameters: RetrainParameters, do: Do) -> Retr
             claim=claimed,
             prefect_run_id=context.run.id,
         )
-        progress.finished("search", {"c": c, "epsilon": claimed.epsilon, "target": target}, reused=False, seconds=0.0)
+        progress.finished(
+            "search",
+            {"c": c, "epsilon": claimed.epsilon, "target": target},
+            reused=False,
+            seconds=0.0,
+        )
         return float(context.store.figures(output.measured[name])["sensitivity"])
 
     first = run_chain(parameters, do, rounds=("base",))
-    risk = checkpoint.load(context.store.open(first.measured["base"]) / "weights.safetensors")[0]["risk"]
+    risk = checkpoint.load(context.store.open(first.measured["base"]) / "weights.safetensors")[0][
+        "risk"
+    ]
     event, unweighted = first.claim(context.store, parameters, "base")
-    goal = target / (claim_at(1.0, event, unweighted).epsilon or 0.0)  # an epsilon is proportional to its Delta
+    goal = target / (
+        claim_at(1.0, event, unweighted).epsilon or 0.0
+    )  # an epsilon is proportional to its Delta
     return _with_cut(parameters, search(goal, risk=risk, fit=delta))
 
 

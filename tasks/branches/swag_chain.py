@@ -1,4 +1,5 @@
-"""Runs the stages of SWAG-PPM in order, from a file of records to a measured posterior of each round.
+"""Runs the stages of SWAG-PPM in order, from a file of records to a measured posterior of each
+round.
 
 ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
@@ -25,14 +26,21 @@ from tasks.releasing.claims import claim, swag_event
 from tasks.running.stage import Step
 
 Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
-"""A step's output: a reference where steps are run; in a dry run None where there is no output yet."""
+"""A step's output: a reference where steps are run; in a dry run None where there is no output yet.
+"""
 
 
-def prepare(parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
-    """Returns the records and their features or tokens, after the titles that these models start from."""
+def prepare(
+    parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref]
+) -> tuple[Ref, Ref]:
+    """Returns the records and their features or tokens, after the titles that these models start
+    from.
+    """
     dataset = do(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
-        for step in prior.stages(model, parameters.data.complete_codelist, parameters.data.ingest.codelist_columns):
+        for step in prior.stages(
+            model, parameters.data.complete_codelist, parameters.data.ingest.codelist_columns
+        ):
             do(step)
     return dataset, _prepare(parameters, dataset, do)
 
@@ -41,7 +49,11 @@ def _prepare(parameters: RetrainParameters, dataset: Ref, do: Callable[[Step], R
     model, labels = parameters.model, parameters.data.labels
     if not labels or model.trainable != "head":
         return do(data.prepare(model, dataset))
-    texts = do(data.distinct_texts([do(ingest_records(parameters.data.of_label(column))) for column in labels]))
+    texts = do(
+        data.distinct_texts(
+            [do(ingest_records(parameters.data.of_label(column))) for column in labels]
+        )
+    )
     encoding = {"texts": texts, "encoding": do(data.encoding_of(model, texts))}
     return do(data.prepare(model, dataset, encoding=encoding))
 
@@ -54,8 +66,15 @@ class Chain(Generic[Ref]):
     measured: Mapping[str, Ref]
     evaluated: ArtifactRef | None
 
-    def event(self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName) -> SwagPpmEvent:
-        return swag_event(parameters, name, store.figures(self.posteriors[name]), store.figures(self.measured[name]))
+    def event(
+        self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName
+    ) -> SwagPpmEvent:
+        return swag_event(
+            parameters,
+            name,
+            store.figures(self.posteriors[name]),
+            store.figures(self.measured[name]),
+        )
 
     def claim(
         self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName
@@ -75,7 +94,8 @@ def run_chain(
 
     Args:
         rounds: only these are fitted, and nothing is scored on the test half.
-        ingested: the data set, if it exists already: the records' file and the code list are not read then.
+        ingested: the data set, if it exists already: the records' file and the code list are not
+            read then.
     """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
     if ingested is None:
@@ -96,5 +116,7 @@ def run_chain(
     measured: Mapping[str, Ref] = {**run_rounds(rounds or parameters.rounds, fit_round, weigh)}
     evaluated = None
     if rounds is None:
-        evaluated = do(evaluate.evaluate(model, fit, dataset=dataset, prepared=prepared, posteriors=posteriors))
+        evaluated = do(
+            evaluate.evaluate(model, fit, dataset=dataset, prepared=prepared, posteriors=posteriors)
+        )
     return Chain(dataset, prepared, posteriors, measured, evaluated)

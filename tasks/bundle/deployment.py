@@ -1,7 +1,9 @@
-"""Writes the record of a release for a public registry of deployments, and answers to NIST SP 800-226's questions.
+"""Writes the record of a release for a public registry of deployments, and answers to NIST SP
+800-226's questions.
 
-The record has the fields of the registry of OpenDP (opendp/deployments-registry-data, schema of July 2026). What no
-ledger knows, an agency states once under `registry` in its policy. Both say the same figures as the certificate.
+The record has the fields of the registry of OpenDP (opendp/deployments-registry-data, schema of
+July 2026). What no ledger knows, an agency states once under `registry` in its policy. Both say the
+same figures as the certificate.
 """
 
 from __future__ import annotations
@@ -33,27 +35,50 @@ class Deployment:
     """Whether the population was released before."""
 
     @staticmethod
-    def of(ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None) -> Deployment | None:
-        """Returns the deployment as it was drawn; None where nothing is stated about it, when reserved or later."""
+    def of(
+        ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None
+    ) -> Deployment | None:
+        """Returns the deployment as it was drawn; None where nothing is stated about it, when
+        reserved or later.
+        """
         release = ledger.state().release(release_id)
         drawn = next((row for row in ledger.history(release_id) if row.state == "drawn"), None)
         if drawn is None:
-            raise InputError(f"release {release_id} is {release.row.state}. Only one that was sampled has a record.")
-        reserved, policies = release.reserved, [row for row in ledger.rows() if row.kind == "budget-change"]
-        before = [Policy.parse(row.details["policy"]) for row in policies if row.sequence < reserved.sequence]
+            raise InputError(
+                f"release {release_id} is {release.row.state}. Only one that was sampled has a "
+                "record."
+            )
+        reserved, policies = (
+            release.reserved,
+            [row for row in ledger.rows() if row.kind == "budget-change"],
+        )
+        before = [
+            Policy.parse(row.details["policy"])
+            for row in policies
+            if row.sequence < reserved.sequence
+        ]
         stated = (before[-1].registry if before else None) or later
         charges = {charge.account: charge for charge in release.charges}
-        others = [other.reserved for other in ledger.state().releases.values() if other is not release]
+        others = [
+            other.reserved for other in ledger.state().releases.values() if other is not release
+        ]
         same = [other for other in others if other.population == reserved.population]
         repeated = any(other.sequence < reserved.sequence for other in same)
-        return None if stated is None else Deployment(drawn, tuple(charges.values()), stated, repeated)
+        return (
+            None if stated is None else Deployment(drawn, tuple(charges.values()), stated, repeated)
+        )
 
     def _words(self) -> dict[str, Any]:
-        # of the accounts only the caps: sums depend on which records other releases share, so none is released
+        # of the accounts only the caps: sums depend on which records other releases share, so none
+        # is released
         row, most = self.row, self.row.max_records_per_unit or 1
         caps = [
             f"{charge.account}: at most ε {short(charge.epsilon_cap)}"
-            + (f" at δ {short(charge.after.delta_cap)}" if charge.after.delta_cap is not None else "")
+            + (
+                f" at δ {short(charge.after.delta_cap)}"
+                if charge.after.delta_cap is not None
+                else ""
+            )
             for charge in self.charges
             if charge.own
         ]
@@ -62,8 +87,12 @@ class Deployment:
             row=row,
             stated=self.stated,
             repeated=self.repeated,
-            unit=(row.privacy_unit or "record") + (f" of at most {most} records" if most > 1 else ""),
-            budget="Accounts of records, which all releases of the same records are charged to, never reset. "
+            unit=(row.privacy_unit or "record")
+            + (f" of at most {most} records" if most > 1 else ""),
+            budget=(
+                "Accounts of records, which all releases of the same records are charged to, "
+                "never reset. "
+            )
             + "; ".join(caps),
             slug=re.sub(r"[^a-z0-9]+", "-", str(row.population).lower()).strip("-") or "release",
             paragraph=_paragraph,
@@ -74,20 +103,27 @@ class Deployment:
         return self._words()["record"]
 
     def answers(self) -> str:
-        """Returns a Markdown page with the questions of NIST SP 800-226 (2025) and this release's answers."""
+        """Returns a Markdown page with the questions of NIST SP 800-226 (2025) and this release's
+        answers.
+        """
         title = f"NIST SP 800-226: release {self.row.release_id}"
         return markdown(title, {"Questions and answers": self._words()["answers"]})
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
-    """Returns a committed release's deployment; what no policy stated when it was reserved, the one in force states."""
+    """Returns a committed release's deployment; what no policy stated when it was reserved, the one
+    in force states.
+    """
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
-        raise InputError(f"release {release_id} is {row.state}. Only a committed release has a record.")
+        raise InputError(
+            f"release {release_id} is {row.state}. Only a committed release has a record."
+        )
     deployment = Deployment.of(ledger, release_id, later=in_force.registry)
     if deployment is None:
         raise InputError(
-            f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and record it with "
+            f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and "
+            "record it with "
             "`autocoder ledger change-policy`."
         )
     return deployment

@@ -63,14 +63,17 @@ def fill(
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
 ) -> gate.Expected:
-    """Writes the content of a drawn release's bundle into an empty folder and passes it through the gate.
+    """Writes the content of a drawn release's bundle into an empty folder and passes it through the
+    gate.
 
-    The same row, parameters and settings give the same bytes on the same machine. Returns what the gate expected.
+    The same row, parameters and settings give the same bytes on the same machine. Returns what the
+    gate expected.
 
     Args:
         theta: the parameters; None: those from before training.
         texts: those on no published list that the signed plan lists; None: all that there are.
-        deployment: what the record for a registry and the answers to NIST SP 800-226 say; without it there are none.
+        deployment: what the record for a registry and the answers to NIST SP 800-226 say; without
+            it there are none.
 
     Raises:
         UnsoundBundle: a file may not leave; names it.
@@ -79,14 +82,24 @@ def fill(
     artifacts = candidate.artifact_digests
     if artifacts != row.artifact_digests:
         raise StorageError(
-            f"release {row.release_id} was reserved for other artifacts than those of this plan. Release the reserved "
+            f"release {row.release_id} was reserved for other artifacts than those of this plan. "
+            "Release the reserved "
             "plan"
         )
     codes = load_codes(context.store.open(candidate.dataset))
     facts = context.store.figures(candidate.dataset)
-    classification, version = facts.get("classification", ""), facts.get("classification_version", "")
-    model = candidate.build_untrained(context) if theta is None else candidate.classifier(context, theta)
-    tensors = export.save(model, folder, codes=[entry.code for entry in codes], precision=settings.precision)
+    classification, version = (
+        facts.get("classification", ""),
+        facts.get("classification_version", ""),
+    )
+    model = (
+        candidate.build_untrained(context)
+        if theta is None
+        else candidate.classifier(context, theta)
+    )
+    tensors = export.save(
+        model, folder, codes=[entry.code for entry in codes], precision=settings.precision
+    )
     documents = _Documents(folder)
     if deployment is not None:
         documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record()))
@@ -96,17 +109,24 @@ def fill(
     documents.add(bundle.PAGE, statement_page(claimed))
     released, score = export.load(folder), export.Released.logits
     if candidate.model.trainable == "head":
-        features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(released)
+        features, encoder = (
+            context.workspace.private / "public-features",
+            public_features.encoder_digest(released),
+        )
         score = partial(public_features.logits, folder=features, encoder=encoder)
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
-    thresholds = calibration.thresholds_on_generated(released, classification=classification, score=score)
+    thresholds = calibration.thresholds_on_generated(
+        released, classification=classification, score=score
+    )
     if thresholds is not None:
         documents.add(bundle.THRESHOLDS, bundle.json_text(thresholds))
     graphs = _write_graphs(folder, candidate.model, golden.texts(codes), int8=settings.int8)
     licence_id = licence.resolve(settings.licence)
     documents.add(bundle.LICENCE, licence.text_of(licence_id))
-    encoder_name = packaged.PUBLISHED.get(candidate.model.encoder) or name_of(candidate.model.encoder)
+    encoder_name = packaged.PUBLISHED.get(candidate.model.encoder) or name_of(
+        candidate.model.encoder
+    )
     training = describe_training(candidate.model, precision=settings.precision)
     text = render(
         "card.md",
@@ -142,7 +162,9 @@ def fill(
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
     digests = {name: graph.sha256 for name, graph in graphs.items()}
-    expected = _expected(context, candidate, codes, settings, texts, documents=documents.texts, graphs=digests)
+    expected = _expected(
+        context, candidate, codes, settings, texts, documents=documents.texts, graphs=digests
+    )
     gate.inspect(folder, expected)
     return expected
 
@@ -167,12 +189,15 @@ class _Graph:
     """The largest of a score."""
 
 
-def _write_graphs(folder: Path, model: ModelConfig, texts: Sequence[str], *, int8: bool) -> dict[str, _Graph]:
+def _write_graphs(
+    folder: Path, model: ModelConfig, texts: Sequence[str], *, int8: bool
+) -> dict[str, _Graph]:
     """Writes `model.onnx`, where the model has such a graph, and `model.int8.onnx`.
 
     Raises:
         InputError: eight bits are wanted of a model without a graph.
-        UnsoundBundle: onnxruntime gives other codes than the model, or scores that are further away than rounding is.
+        UnsoundBundle: onnxruntime gives other codes than the model, or scores that are further away
+            than rounding is.
     """
     if not onnx_graph.exists_for(model):
         if int8:
@@ -200,14 +225,19 @@ def _sizes(folder: Path) -> dict[str, float]:
     return {name: size for name, size in sorted(sizes.items()) if size >= 0.1}
 
 
-def bill_of_materials(folder: Path, statement: Mapping[str, Any], **described: str) -> dict[str, Any]:
-    """Returns a bundle's bill in CycloneDX 1.6; tests check it against the schema. The same release has the same one.
+def bill_of_materials(
+    folder: Path, statement: Mapping[str, Any], **described: str
+) -> dict[str, Any]:
+    """Returns a bundle's bill in CycloneDX 1.6; tests check it against the schema. The same release
+    has the same one.
 
     Args:
         described: the words of its template: encoder, training, family, architecture, licence.
     """
     files = sorted(
-        p for p in folder.rglob("*") if p.suffix == ".safetensors" or p.name.startswith(("tokenizer", "lexicon"))
+        p
+        for p in folder.rglob("*")
+        if p.suffix == ".safetensors" or p.name.startswith(("tokenizer", "lexicon"))
     )
     libraries = {}
     for name in _LIBRARIES:
@@ -223,7 +253,9 @@ def bill_of_materials(folder: Path, statement: Mapping[str, Any], **described: s
     )
     bill = json.loads(text)
     parts = [component["bom-ref"] for component in bill["components"]]
-    return bill | {"dependencies": [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": parts}]}
+    return bill | {
+        "dependencies": [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": parts}]
+    }
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:
@@ -232,7 +264,9 @@ def describe_training(model: ModelConfig, *, precision: str) -> str:
         return "fine-tuned on the records"
     if model.trainable == "lora":
         return "with low-rank adapters trained on the records and merged into it"
-    return "as it was published, " + ("bit for bit" if precision == "float32" else f"rounded to {precision}")
+    return "as it was published, " + (
+        "bit for bit" if precision == "float32" else f"rounded to {precision}"
+    )
 
 
 def rehearse(
@@ -245,8 +279,8 @@ def rehearse(
 ) -> None:
     """Refuses, before the budget is charged, whatever the gate would refuse afterwards.
 
-    The whole bundle is written as it would be released, but with the parameters from before training: its words are
-    complete before the draw, which adds only numbers.
+    The whole bundle is written as it would be released, but with the parameters from before
+    training: its words are complete before the draw, which adds only numbers.
     """
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)
@@ -274,9 +308,13 @@ def _expected(
     shutil.rmtree(untrained, ignore_errors=True)
     try:
         model = candidate.build_untrained(context)
-        trained = export.save(model, untrained, codes=[entry.code for entry in codes], precision=settings.precision)
+        trained = export.save(
+            model, untrained, codes=[entry.code for entry in codes], precision=settings.precision
+        )
         if candidate.model.trainable == "head" and candidate.model.pooling == "mean":
-            trained.pop(f"{encoder_place(trained)}model.safetensors")  # of the encoder, which stays as it was
+            trained.pop(
+                f"{encoder_place(trained)}model.safetensors"
+            )  # of the encoder, which stays as it was
         written = (path for path in untrained.rglob("*") if path.is_file())
         places = {path.relative_to(untrained).as_posix(): path for path in written}
         files |= {name: file_digest(path) for name, path in places.items() if name not in trained}

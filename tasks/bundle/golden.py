@@ -1,4 +1,5 @@
-"""Writes and checks test vectors: the released model's codes for titles of the code list, to test a partner's copy.
+"""Writes and checks test vectors: the released model's codes for titles of the code list, to test a
+partner's copy.
 
 The titles belong to the agency's task and are already in the bundle.
 """
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 _COUNT, _SEED, _TOP = 48, 20260103, 3
 TOLERANCE = 2e-3
-"""Tolerance of a probability: float32 sums in another order, on another machine, stay a hundred times below it."""
+"""Tolerance of a probability: float32 sums in another order, on another machine, stay a hundred
+times below it.
+"""
 
 
 def texts(codes: Sequence[Code]) -> tuple[str, ...]:
@@ -77,19 +80,27 @@ def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
     """Codes the texts again and compares.
 
     Raises:
-        UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is better by more than that.
+        UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is better by
+            more than that.
     """
     place = {code: number for number, code in enumerate(scorer.codes)}
     scores = softmax(np.asarray(scorer.logits([answer["text"] for answer in answers])))
     for row, answer in zip(scores.tolist(), answers, strict=True):
         probabilities = [row[place[code]] for code in answer["codes"]]
-        far = max(abs(value - score) for value, score in zip(probabilities, answer["scores"], strict=True))
-        if not (far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE):  # also if a score is NaN
+        far = max(
+            abs(value - score) for value, score in zip(probabilities, answer["scores"], strict=True)
+        )
+        if not (
+            far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE
+        ):  # also if a score is NaN
             raise UnsoundBundle(GOLDEN, f"narrative {answer['id']}: the model gives another answer")
 
 
-def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool = False) -> int | None:
-    """Loads a bundle's graph, or without one its model, and checks the test vectors; returns their number.
+def check_answers(
+    bundle: Path, contents: Mapping[str, Any], *, required: bool = False
+) -> int | None:
+    """Loads a bundle's graph, or without one its model, and checks the test vectors; returns their
+    number.
 
     None where there is no graph and the extra `train`, which loads the model, is not installed.
 
@@ -101,9 +112,13 @@ def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool =
         InputError: the answers are required and cannot be computed here.
     """
     with_graph = (bundle / GRAPH).is_file()
-    if not with_graph and (absent := [name for name in ("torch", "transformers") if find_spec(name) is None]):
+    if not with_graph and (
+        absent := [name for name in ("torch", "transformers") if find_spec(name) is None]
+    ):
         if required:
-            raise InputError(f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}")
+            raise InputError(
+                f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}"
+            )
         return None
     name = GRAPH if with_graph else LABELS if (bundle / LABELS).is_file() else "config.json"
     # libraries raise any error on a malformed model
@@ -115,7 +130,9 @@ def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool =
 
             scorer = export.load(bundle)
     except Exception as error:
-        raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
+        raise UnsoundBundle(
+            name, f"the model cannot be loaded with it ({type(error).__name__})"
+        ) from None
     try:
         check(scorer, contents[GOLDEN])
     except UnsoundBundle:

@@ -1,4 +1,6 @@
-"""Resolves the licence of a bundle, a name of the SPDX list: nothing that someone wrote leaves as a licence."""
+"""Resolves the licence of a bundle, a name of the SPDX list: nothing that someone wrote leaves as a
+licence.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,50 @@ from storage.errors import InputError
 
 OURS = "Apache-2.0"
 SPDX = (
-    OURS, "0BSD", "AGPL-3.0-only", "AGPL-3.0-or-later", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC-BY-NC-4.0",
-    "CC-BY-NC-ND-4.0", "CC-BY-NC-SA-4.0", "CC-BY-ND-4.0", "CC-BY-SA-4.0", "CC0-1.0", "DL-DE-BY-2.0", "DL-DE-ZERO-2.0",
-    "EUPL-1.2", "GPL-2.0-only", "GPL-2.0-or-later", "GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only",
-    "LGPL-3.0-or-later", "MIT", "MPL-2.0", "ODC-By-1.0", "OGL-Canada-2.0", "OGL-UK-3.0", "Unlicense", "etalab-2.0",
-)  # fmt: skip
+    OURS,
+    "0BSD",
+    "AGPL-3.0-only",
+    "AGPL-3.0-or-later",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CC-BY-4.0",
+    "CC-BY-NC-4.0",
+    "CC-BY-NC-ND-4.0",
+    "CC-BY-NC-SA-4.0",
+    "CC-BY-ND-4.0",
+    "CC-BY-SA-4.0",
+    "CC0-1.0",
+    "DL-DE-BY-2.0",
+    "DL-DE-ZERO-2.0",
+    "EUPL-1.2",
+    "GPL-2.0-only",
+    "GPL-2.0-or-later",
+    "GPL-3.0-only",
+    "GPL-3.0-or-later",
+    "ISC",
+    "LGPL-3.0-only",
+    "LGPL-3.0-or-later",
+    "MIT",
+    "MPL-2.0",
+    "ODC-By-1.0",
+    "OGL-Canada-2.0",
+    "OGL-UK-3.0",
+    "Unlicense",
+    "etalab-2.0",
+)
 """Supported names of the SPDX list (spdx.org/licenses, 3.25)."""
 
 
 def resolve(name: str | None) -> str:
-    """Returns the licence's SPDX name, the project's where none is given; refuses a name that is not supported."""
+    """Returns the licence's SPDX name, the project's where none is given; refuses a name that is
+    not supported.
+    """
     if name is None:
         return OURS
     if name not in SPDX:
         raise InputError(
-            f"release.licence: {name[:80]} is not a supported SPDX name. Give one of them: {', '.join(SPDX)}"
+            f"release.licence: {name[:80]} is not a supported SPDX name. Give one of them: "
+            f"{', '.join(SPDX)}"
         )
     return name
 
@@ -30,4 +61,7 @@ def text_of(name: str) -> str:
     """Returns the text that a bundle has of a licence."""
     if resolve(name) == OURS:
         return licence_text()
-    return f"SPDX-License-Identifier: {name}\n\nThe text of this licence: https://spdx.org/licenses/{name}.html\n"
+    return (
+        f"SPDX-License-Identifier: {name}\n\nThe text of this licence: "
+        f"https://spdx.org/licenses/{name}.html\n"
+    )

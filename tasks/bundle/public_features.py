@@ -1,8 +1,9 @@
 """Stores the features of public texts by the digest of the encoder: every release reads them.
 
-They depend on no record: neither the texts nor a frozen encoder do. An encoder that trains is another one after each
-fit, so that its features are not stored. Those of the generated narratives by the packaged encoder come with the
-program (`scripts/generated_features.py`); others are stored in the workspace.
+They depend on no record: neither the texts nor a frozen encoder do. An encoder that trains is
+another one after each fit, so that its features are not stored. Those of the generated narratives
+by the packaged encoder come with the program (`scripts/generated_features.py`); others are stored
+in the workspace.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ from storage.egress.gate import tokenizer_digest
 PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
-def logits(released: Released, texts: Sequence[str], *, folder: Path, encoder: str | None = None) -> Tensor:
-    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a mean."""
+def logits(
+    released: Released, texts: Sequence[str], *, folder: Path, encoder: str | None = None
+) -> Tensor:
+    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a
+    mean.
+    """
     model = released.model
     if not isinstance(model, MeanPooled):
         return released.logits(texts)
-    return logits_from(released, _features(released, texts, folder, encoder or encoder_digest(released)), texts)
+    return logits_from(
+        released, _features(released, texts, folder, encoder or encoder_digest(released)), texts
+    )
 
 
 def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> Tensor:
-    """Returns a mean-pooled model's scores from its encoder's features of these texts, float32 [n, codes]."""
+    """Returns a mean-pooled model's scores from its encoder's features of these texts, float32 [n,
+    codes].
+    """
     model = released.model
     assert isinstance(model, MeanPooled)
     words = None if model.lexicon is None else model.lexicon.words(texts)
@@ -50,7 +59,10 @@ def _features(released: Released, texts: Sequence[str], folder: Path, encoder: s
     except (OSError, SafetensorError, KeyError):  # absent or damaged
         pass
     stored, described = checkpoint.load(PACKAGED)
-    if described["public"] == key_of_packaged(texts, encoder) and released.max_length >= described["tokens"]:
+    if (
+        described["public"] == key_of_packaged(texts, encoder)
+        and released.max_length >= described["tokens"]
+    ):
         return stored["features"]
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(file, {"features": compute(released, texts)}, {"texts": len(texts)})
@@ -81,7 +93,9 @@ def encoder_digest(released: Released) -> str:
 
 
 def key_of_packaged(texts: Sequence[str], encoder: str) -> str:
-    """Returns a digest of texts and encoder; none of the texts may be longer than what the model reads."""
+    """Returns a digest of texts and encoder; none of the texts may be longer than what the model
+    reads.
+    """
     return digest({"encoder": encoder, "texts": list(texts)})
 
 

@@ -1,7 +1,8 @@
-"""Lists the sentences of a privacy statement: each proved (where), measured (by which command) or assumed (what then).
+"""Lists the sentences of a privacy statement: each proved (where), measured (by which command) or
+assumed (what then).
 
-One source for the statement in a bundle and for docs/reference/statement-sentences.md. The statement decides which
-sentences apply to it.
+One source for the statement in a bundle and for docs/reference/statement-sentences.md. The
+statement decides which sentences apply to it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any, Literal
 Status = Literal["proved", "measured", "assumed"]
 
 COUPLED = (
-    "which records were used: sampling by code lets one record move others in or out, and the claim is about the "
+    "which records were used: sampling by code lets one record move others in or out, and the "
+    "claim is about the "
     "records used"
 )
 """The unprotected input of every sampling but `per-record`."""
 AUDITED = (
-    "the figures of the audit, computed from the training half, the test half and the released model or repeated "
+    "the figures of the audit, computed from the training half, the test half and the released "
+    "model or repeated "
     "training runs"
 )
 """The unprotected input of a statement that holds an audit."""
@@ -69,7 +72,9 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds the sentences of one type of guarantee. `mechanisms`: tags of events; empty means all of the kind."""
+    """Holds the sentences of one type of guarantee. `mechanisms`: tags of events; empty means all
+    of the kind.
+    """
 
     title: str
     kind: str
@@ -103,27 +108,38 @@ EVERY = (
     ),
     proved(
         "What is computed only from the released files reveals no more than they do.",
-        "Dwork and Roth 2014, 2.1. Thresholds come from synthetic narratives, test vectors from titles.",
+        (
+            "Dwork and Roth 2014, 2.1. Thresholds come from synthetic narratives, test vectors "
+            "from "
+            "titles."
+        ),
     ),
     proved(
         "Adding, removing or changing a record does not move any other in or out of training.",
-        "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must not be reused.",
+        (
+            "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must "
+            "not "
+            "be reused."
+        ),
         "per record",
     ),
     assumed(
         "How records were sampled for training is outside the claim.",
-        "Sampling by code lets a record move others: removing one public OSHA report moved 1,483 of 2,357. No figure "
+        "Sampling by code lets a record move others: removing one public OSHA report moved 1,483 "
+        "of 2,357. No figure "
         "here holds for a record added or removed before sampling.",
         "coupled",
     ),
     assumed(
-        "The test half is not protected. Only the listed items depend on it: audit figures, an observed label set, "
+        "The test half is not protected. Only the listed items depend on it: audit figures, an "
+        "observed label set, "
         "undeclared cohort names.",
         "If its scores decided the method, its records influenced the release.",
     ),
     assumed(
         "The number of records n is public and equal for both neighbours, and the run finished.",
-        "Noise reveals n roughly; a mean over n moves by up to twice what is paid for (prior descent at ε 5: at most "
+        "Noise reveals n roughly; a mean over n moves by up to twice what is paid for (prior "
+        "descent at ε 5: at most "
         "5.26).",
     ),
     assumed(
@@ -146,22 +162,36 @@ EVERY = (
     ),
     assumed(
         "Low-order bits of floating-point noise reveal nothing.",
-        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later) and are not covered.",
+        (
+            "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later) and are "
+            "not "
+            "covered."
+        ),
         "float",
     ),
     proved(
-        "The bound holds for the released bits: sums are of integers, noise is rounded to integers without error.",
+        (
+            "The bound holds for the released bits: sums are of integers, noise is rounded to "
+            "integers without error."
+        ),
         "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
     ),
     assumed(
         "A record's features and gradients depend only on that record, to the last bit.",
-        "Batches can change last bits. Prior descent rounds features to 1/2048, which hides most changes.",
+        (
+            "Batches can change last bits. Prior descent rounds features to 1/2048, which hides "
+            "most "
+            "changes."
+        ),
         "exact",
     ),
     assumed(
-        "The noise generator's output looks random, and side channels such as time and memory reveal nothing.",
+        (
+            "The noise generator's output looks random, and side channels such as time and memory "
+            "reveal nothing."
+        ),
         "Anyone who predicts the noise or measures the training may learn about records.",
     ),
     assumed(
@@ -177,13 +207,17 @@ EVERY = (
 
 _PSEUDO_POSTERIOR = (
     proved(
-        "If the sample came from the pseudo posterior, with fixed weights and the true largest loss Δ, ε would bound "
+        "If the sample came from the pseudo posterior, with fixed weights and the true largest "
+        "loss Δ, ε would bound "
         "one unit replaced, and ε/2 one added or removed.",
         "Chew et al., 2.1; `mechanisms/privacy/claims.py`. No condition holds exactly.",
     ),
     assumed(
         "Δ is the largest loss over all parameters and similar data sets.",
-        "A new sample exceeds the largest of S with probability 1/(S+1); an unseen record may have a larger loss.",
+        (
+            "A new sample exceeds the largest of S with probability 1/(S+1); an unseen record may "
+            "have a larger loss."
+        ),
     ),
     assumed(
         "Δ, the weights α and the constant k are fixed in advance.",
@@ -204,13 +238,16 @@ SECTIONS = (
         lead="By any mechanism.",
         sentences=(
             proved(
-                "For any two training sets that differ by one unit added or removed (with n fixed), any set of "
-                "released models is at most e^ε times as likely under one as under the other, plus δ.",
+                "For any two training sets that differ by one unit added or removed (with n "
+                "fixed), any set of "
+                "released models is at most e^ε times as likely under one as under the other, "
+                "plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "added",
             ),
             proved(
-                "For any two training sets that differ in the values of one unit, any set of released models is at "
+                "For any two training sets that differ in the values of one unit, any set of "
+                "released models is at "
                 "most e^ε times as likely under one as under the other, plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "replaced",
@@ -224,24 +261,39 @@ SECTIONS = (
     Section(
         title="Formal: noise in training",
         kind="formal",
-        mechanisms=("dp-sgd", "dp-sgd-class-weights", "gaussian-release", "composed", "prior-descent"),
+        mechanisms=(
+            "dp-sgd",
+            "dp-sgd-class-weights",
+            "gaussian-release",
+            "composed",
+            "prior-descent",
+        ),
         lead="Prior descent and DP-SGD, in addition.",
         sentences=(
             proved(
                 "ε and δ cover all training steps together and all else released with noise.",
-                "Closed form, or privacy loss distributions (`mechanisms/privacy/gaussian_cost.py`).",
+                (
+                    "Closed form, or privacy loss distributions "
+                    "(`mechanisms/privacy/gaussian_cost.py`)."
+                ),
             ),
             proved(
                 "Training ran as planned: other noise, clipping or sampling is refused.",
                 "`Plan.fit` in `mechanisms/mechanism.py`; `tests/mechanisms/test_conformance.py`.",
             ),
             proved(
-                "The noise came from the operating system's random generator; the key was discarded.",
+                (
+                    "The noise came from the operating system's random generator; the key was "
+                    "discarded."
+                ),
                 "`mechanisms/privacy/noise.py`, `tests/mechanisms/privacy/test_noise.py`.",
             ),
             proved(
                 "No record changes a step by more than the clipping norm that scales the noise.",
-                "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; sums are exact.",
+                (
+                    "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; "
+                    "sums are exact."
+                ),
             ),
         ),
     ),
@@ -253,13 +305,20 @@ SECTIONS = (
         sentences=(
             *_PSEUDO_POSTERIOR,
             measured(
-                "Δ is a training record's largest weighted loss over the counted samples and the released one.",
+                (
+                    "Δ is a training record's largest weighted loss over the counted samples and "
+                    "the "
+                    "released one."
+                ),
                 "`autocoder train` and the release (`tasks/releasing/publish.py`).",
             ),
             _ONE_DRAW,
             assumed(
                 "SWAG's Gaussian is the pseudo posterior.",
-                "It follows an optimiser's path. Audits violated such claims (docs/studies/audits.md).",
+                (
+                    "It follows an optimiser's path. Audits violated such claims "
+                    "(docs/studies/audits.md)."
+                ),
             ),
         ),
     ),

@@ -24,7 +24,8 @@ def statement(
 
     Args:
         sampling: of the records, by the ingest's figures.
-        documents: the record for a registry and the answers to NIST SP 800-226, where the bundle has them.
+        documents: the record for a registry and the answers to NIST SP 800-226, where the bundle
+            has them.
     """
     public, audited = row.as_json(), "audit" in row.details
     content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
@@ -34,7 +35,10 @@ def statement(
     if replaced is not None:
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")
     if audited:
-        content |= {"audit": row.details["audit"], "unprotected_inputs": [*public["unprotected_inputs"], AUDITED]}
+        content |= {
+            "audit": row.details["audit"],
+            "unprotected_inputs": [*public["unprotected_inputs"], AUDITED],
+        }
     if documents:
         content["documents"] = list(documents)
     content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])
@@ -47,7 +51,9 @@ def _epsilon_replaced(row: Row) -> float | None:
     if row.neighbouring_relation == "replace-one":
         return float(row.epsilon)
     return epsilon_of_one_replaced(
-        decode(row.event), delta=float(row.delta or 0), records_per_unit=row.max_records_per_unit or 1
+        decode(row.event),
+        delta=float(row.delta or 0),
+        records_per_unit=row.max_records_per_unit or 1,
     )
 
 
@@ -62,16 +68,35 @@ def claims_page() -> str:
 
 
 _STATED = (
-    "release_id", "population", "cohorts", "mechanism", "guarantee_kind", "epsilon", "delta", "delta_text",
-    "sensitivity", "epsilon_add_remove", "draws", "mc_failure_prob", "neighbouring_relation", "privacy_unit",
-    "max_records_per_unit", "accountant", "assumptions", "unprotected_inputs", "trust_model", "randomness_source",
-    "floating_point_caveat", "code_commit",
-)  # fmt: skip
+    "release_id",
+    "population",
+    "cohorts",
+    "mechanism",
+    "guarantee_kind",
+    "epsilon",
+    "delta",
+    "delta_text",
+    "sensitivity",
+    "epsilon_add_remove",
+    "draws",
+    "mc_failure_prob",
+    "neighbouring_relation",
+    "privacy_unit",
+    "max_records_per_unit",
+    "accountant",
+    "assumptions",
+    "unprotected_inputs",
+    "trust_model",
+    "randomness_source",
+    "floating_point_caveat",
+    "code_commit",
+)
 """Fields of the row that a statement repeats."""
 
 DOES_NOT_MEAN = {
     "asymptotic-local": (
-        "It is no proof that a record cannot be recognised: a model that memorised its records has small losses, and "
+        "It is no proof that a record cannot be recognised: a model that memorised its records "
+        "has small losses, and "
         "so a small ε of this kind.",
         "It cannot be compared with a formal (ε, δ).",
         "It does not cover a second sample: each costs its own ε.",

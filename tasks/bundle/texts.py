@@ -14,11 +14,15 @@ from storage.egress.public_lists import published_name, reviewed_encoder
 _NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
 _ENCODER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_SPECIAL = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>", re.ASCII)
+_SPECIAL = re.compile(
+    r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>", re.ASCII
+)
 _UNSEEN = re.compile(
     r"(?<= ) |[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that a reader does not see although Unicode calls them printable: fillers, selectors, further blanks."""
+"""Characters that a reader does not see although Unicode calls them printable: fillers, selectors,
+further blanks.
+"""
 _PUBLIC_NAME = 12
 """Letters and digits of a classification's name and version from which on they are listed."""
 
@@ -32,10 +36,18 @@ def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> 
     """
     # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
-    named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
-    if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
+    named = " ".join(
+        filter(None, (facts.get("classification", ""), facts.get("classification_version", "")))
+    )
+    if (
+        len(re.findall(r"\w", named)) >= _PUBLIC_NAME
+        or len(named) > 2 * _PUBLIC_NAME
+        or not named.isascii()
+    ):
         texts.append(f"classification: {named}")
-    texts += [f"cohort: {cohort}" for cohort in facts.get("cohorts", ()) if not _NAME.fullmatch(cohort)]
+    texts += [
+        f"cohort: {cohort}" for cohort in facts.get("cohorts", ()) if not _NAME.fullmatch(cohort)
+    ]
     if not _ENCODER.fullmatch(name_of(encoder)):
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
@@ -54,8 +66,13 @@ def _escape(character: str) -> str:
 
 def code_texts(codes: Sequence[Code]) -> list[str]:
     """Lists the entries of a code list that is not published; a number without words is none."""
-    listed = (code for code in codes if code.title or code.description or not _NUMBER.fullmatch(code.code))
-    return [f"code list: {' '.join(filter(None, (code.code, code.title, code.description)))}" for code in listed]
+    listed = (
+        code for code in codes if code.title or code.description or not _NUMBER.fullmatch(code.code)
+    )
+    return [
+        f"code list: {' '.join(filter(None, (code.code, code.title, code.description)))}"
+        for code in listed
+    ]
 
 
 def name_of(encoder: str) -> str:
@@ -77,25 +94,55 @@ def describe_encoder(encoder: str, sha256: str) -> str:
     if name is not None:
         return f"{name}, reviewed (SHA-256 {sha256})"
     return (
-        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as they are, and "
+        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as "
+        "they are, and "
         "anyone who approves answers for them"
     )
 
 
 def _texts_of_encoder(encoder: str) -> Iterator[str]:
-    tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
-    yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
+    tokens = (
+        str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values()
+    )
+    yield from (
+        f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token)
+    )
     for setting in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):
         if not (_SPECIAL.fullmatch(setting) or encoder_files.is_usual(setting)):
             yield f"setting of the encoder: {setting}"
 
 
-LIBRARY_SETTINGS = frozenset({
-    "", "0", "0_Transformer", "1", "1_Pooling", "2", "2_Dense", "SentenceTransformer", "absolute", "bfloat16", "cosine",
-    "feature-extraction", "float16", "float32", "forward", "last_hidden_state", "left", "longest_first", "mean",
-    "replace", "right", "sentence_embedding", "sentence_transformers.models.Dense",
-    "sentence_transformers.models.Pooling",
-    "sentence_transformers.models.Transformer", "single_label_classification", "token_embeddings", "tokenizers",
-    "torch.nn.modules.linear.Identity",
-})  # fmt: skip
+LIBRARY_SETTINGS = frozenset(
+    {
+        "",
+        "0",
+        "0_Transformer",
+        "1",
+        "1_Pooling",
+        "2",
+        "2_Dense",
+        "SentenceTransformer",
+        "absolute",
+        "bfloat16",
+        "cosine",
+        "feature-extraction",
+        "float16",
+        "float32",
+        "forward",
+        "last_hidden_state",
+        "left",
+        "longest_first",
+        "mean",
+        "replace",
+        "right",
+        "sentence_embedding",
+        "sentence_transformers.models.Dense",
+        "sentence_transformers.models.Pooling",
+        "sentence_transformers.models.Transformer",
+        "single_label_classification",
+        "token_embeddings",
+        "tokenizers",
+        "torch.nn.modules.linear.Identity",
+    }
+)
 """Texts that the libraries write into the configuration of any model."""

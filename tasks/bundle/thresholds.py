@@ -1,8 +1,10 @@
-"""Calibrates a released model's scores: fits a temperature, and the scores above which answers reach an accuracy.
+"""Calibrates a released model's scores: fits a temperature, and the scores above which answers
+reach an accuracy.
 
-Figures fitted on private records are a second release and must be charged to the ledger. So the `thresholds.json` of a
-bundle is fitted on generated narratives, and says so. **Generated narratives are not an agency's**: results may differ
-on real ones. An agency with some records coded manually fits a local file (`autocoder adopt --data`).
+Figures fitted on private records are a second release and must be charged to the ledger. So the
+`thresholds.json` of a bundle is fitted on generated narratives, and says so. **Generated narratives
+are not an agency's**: results may differ on real ones. An agency with some records coded manually
+fits a local file (`autocoder adopt --data`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _INJURIES = "OIICS"
 
 
 def are_generated_for(classification: str) -> bool:
-    """Returns whether the generated narratives suit a classification; without a name, its codes decide later."""
+    """Returns whether the generated narratives suit a classification; without a name, its codes
+    decide later.
+    """
     return not classification or classification.upper().startswith(_INJURIES)
 
 
@@ -48,7 +52,8 @@ def thresholds_on_generated(
     classification: str,
     score: Callable[[Released, Sequence[str]], Tensor] | None = None,
 ) -> dict[str, Any] | None:
-    """Fits `thresholds_for` a released model on generated narratives; None if they do not suit its codes.
+    """Fits `thresholds_for` a released model on generated narratives; None if they do not suit its
+    codes.
 
     The narratives come from a fixed seed, not the demo's, and depend on no record.
 
@@ -67,13 +72,17 @@ def thresholds_on_generated(
     texts = [text for text, _ in rows]
     logits = released.logits(texts) if score is None else score(released, texts)
     return thresholds_for(
-        logits, labels, fitted_on=f"{_GENERATED} generated narratives of injuries; no agency's records"
+        logits,
+        labels,
+        fitted_on=f"{_GENERATED} generated narratives of injuries; no agency's records",
     )
 
 
 @cache
 def _generated() -> list[dict[str, str]]:
-    from storage.demo_data import write_demo_data  # reads words in YAML, which coding alone need not
+    from storage.demo_data import (
+        write_demo_data,
+    )  # reads words in YAML, which coding alone need not
 
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
         demo = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
@@ -99,7 +108,8 @@ def thresholds_on_table(
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> dict[str, Any]:
-    """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code are skipped.
+    """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code
+    are skipped.
 
     The records are shuffled with a fixed seed, since the table may be sorted.
 
@@ -108,7 +118,8 @@ def thresholds_on_table(
         label: the column of the codes.
         targets: accuracies that need a threshold.
         sets: also finds the limits of conformal sets, on the records of the thresholds.
-        allow_unlisted: records with a code that the model lacks count as errors, which refuse the table otherwise.
+        allow_unlisted: records with a code that the model lacks count as errors, which refuse the
+            table otherwise.
 
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
@@ -119,7 +130,9 @@ def thresholds_on_table(
     table = survey(data, text_columns=[*columns, label], read=read)
     cells = (cell for (cell,) in table.text_rows([label]))
     place = f"--data: {data}, column {label!r}"
-    given, _ = human_codes(cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing)
+    given, _ = human_codes(
+        cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing
+    )
     logits: list[Any] = []
     labels: list[int] = []
     done = 0
@@ -135,17 +148,22 @@ def thresholds_on_table(
     fitted = thresholds_for(shuffled, right, fitted_on=name, targets=targets)
     if sets:
         temperature, chosen = fitted["temperature"], fits_temperature(len(right))
-        fitted["sets"] = sets_for(shuffled, right, released.codes, temperature=temperature, chosen=chosen)
+        fitted["sets"] = sets_for(
+            shuffled, right, released.codes, temperature=temperature, chosen=chosen
+        )
     return fitted
 
 
 def best_accuracy(thresholds: Mapping[str, Any]) -> str:
-    """Returns the best accuracy at the time of fitting in words, or an empty text if the file lacks it."""
+    """Returns the best accuracy at the time of fitting in words, or an empty text if the file lacks
+    it.
+    """
     best = thresholds.get("reached")
     if best is None:
         return ""
     return (
-        f"Of the {best['coverage']:.0%} of records with the highest scores ({best['threshold']:.3g} and above), "
+        f"Of the {best['coverage']:.0%} of records with the highest scores "
+        f"({best['threshold']:.3g} and above), "
         f"{best['accuracy']:.1%} were right; of all, {best['accuracy_of_all']:.1%}."
     )
 
@@ -154,14 +172,20 @@ def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
     """Returns warnings on a bundle's missing thresholds for the person who releases it."""
     if thresholds is None:
         return [f"the bundle has no thresholds. {NONE_FOR_OTHERS}"]
-    missing = [f"{entry['target_accuracy']:.0%}" for entry in thresholds["thresholds"] if entry["threshold"] is None]
+    missing = [
+        f"{entry['target_accuracy']:.0%}"
+        for entry in thresholds["thresholds"]
+        if entry["threshold"] is None
+    ]
     if not missing:
         return []
     best = best_accuracy(thresholds)
     return [
-        f"no score reached {' or '.join(missing)} accuracy with confidence on {thresholds['fitted_on']}. "
+        f"no score reached {' or '.join(missing)} accuracy with confidence on "
+        f"{thresholds['fitted_on']}. "
         f"{best}{' ' if best else ''}"
-        f"`autocoder code --accuracy` fails at such a target. Partners can fit thresholds with {CALIBRATION_ADVICE}."
+        "`autocoder code --accuracy` fails at such a target. Partners can fit thresholds with "
+        f"{CALIBRATION_ADVICE}."
     ]
 
 
@@ -182,7 +206,9 @@ def read_thresholds(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
-            raise MechanismError(f"{path}: its schema is not {SCHEMA}. This version cannot read it.")
+            raise MechanismError(
+                f"{path}: its schema is not {SCHEMA}. This version cannot read it."
+            )
         temperature, entries = float(content["temperature"]), list(content["thresholds"])
         if not (0 < temperature < math.inf):
             raise MechanismError(f"{path}: the temperature must be above 0.")
@@ -203,5 +229,7 @@ def read_thresholds(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, MechanismError):
             raise
-        raise MechanismError(f"{path} is not a thresholds file: a field is missing, or it is damaged.") from None
+        raise MechanismError(
+            f"{path} is not a thresholds file: a field is missing, or it is damaged."
+        ) from None
     return content

@@ -1,4 +1,6 @@
-"""Takes a bundle over: checks it, unpacks it, fits the partner's own thresholds and writes one report."""
+"""Takes a bundle over: checks it, unpacks it, fits the partner's own thresholds and writes one
+report.
+"""
 
 import json
 import shlex
@@ -68,13 +70,21 @@ class AdoptionReport:
     def coverage(self) -> list[tuple[int, float]]:
         fitted = () if self.thresholds is None else self.thresholds["thresholds"]
         return [
-            (round(100 * entry["target_accuracy"]), 100 * entry["coverage"]) for entry in fitted if entry["coverage"]
+            (round(100 * entry["target_accuracy"]), 100 * entry["coverage"])
+            for entry in fitted
+            if entry["coverage"]
         ]
 
     @property
     def unchecked(self) -> list[str]:
-        roots = "revocation: --roots names the file roots.json that the agency sends when it revokes a release"
-        own = "how good the codes are on your narratives: --data names records that you coded manually"
+        roots = (
+            "revocation: --roots names the file roots.json that the agency sends when it "
+            "revokes a release"
+        )
+        own = (
+            "how good the codes are on your narratives: --data names records that you coded "
+            "manually"
+        )
         return [
             *([roots] if self.adopted.roots is None else []),
             *(
@@ -98,7 +108,10 @@ class AdoptionReport:
     def page(self) -> str:
         return render(
             "adoption.html",
-            notice="Only for you: the thresholds depend on your records. Nothing here is sent to anyone."
+            notice=(
+                "Only for you: the thresholds depend on your records. Nothing here is sent to "
+                "anyone."
+            )
             if self.thresholds
             else "Nothing here is sent to anyone.",
             report=self,
@@ -107,21 +120,33 @@ class AdoptionReport:
         )
 
 
-def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
+def adopt(
+    source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords
+) -> AdoptionReport:
     """Takes a bundle over into a new folder, whole or not at all."""
     if own.data is not None:
         if find_spec("scipy") is None:
             raise InputError(installation.refusal(["scipy"]))
         if own.label is None:
-            raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
-        survey(own.data, text_columns=[*own.narratives.columns, own.label], option="--data", read=own.read)
+            raise InputError(
+                "--label: missing. Name the column of --data with the codes that people gave."
+            )
+        survey(
+            own.data,
+            text_columns=[*own.narratives.columns, own.label],
+            option="--data",
+            read=own.read,
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     # its own folder, so that two adoptions into one place do not meet
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.adopting-", dir=out.parent))
     try:
         filled = _fill(source, staging, key, roots, own)
         report = AdoptionReport(
-            AdoptedBundle(out, filled.adopted.adoption), filled.sound, filled.answers, filled.thresholds
+            AdoptedBundle(out, filled.adopted.adoption),
+            filled.sound,
+            filled.answers,
+            filled.thresholds,
         )
         write_atomically(staging / REPORT, report.page().encode())
         try:
@@ -129,13 +154,17 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
         except OSError:
             if not out.exists():
                 raise
-            raise InputError(f"--out: {out} was made meanwhile, by another adoption. Name another folder.") from None
+            raise InputError(
+                f"--out: {out} was made meanwhile, by another adoption. Name another folder."
+            ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return report
 
 
-def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
+def _fill(
+    source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRecords
+) -> AdoptionReport:
     progress.report("check", 0, 1)
     trust = Trust(key, roots)
     with open_folder(source) as bundle:
@@ -160,7 +189,9 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
             allow_unlisted=own.allow_unlisted,
             read=own.read,
         ) | {"release": coder.release, "bundle_digest": coder.digest}
-        write_atomically(folder / THRESHOLDS, json.dumps(fitted, indent=2).encode() + b"\n", source=own.data)
+        write_atomically(
+            folder / THRESHOLDS, json.dumps(fitted, indent=2).encode() + b"\n", source=own.data
+        )
     adopted = AdoptedBundle(
         folder,
         Adoption(
@@ -178,7 +209,9 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
 
 def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
     entries = [] if fitted is None else fitted["thresholds"]
-    return any(entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries)
+    return any(
+        entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries
+    )
 
 
 def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
@@ -187,7 +220,13 @@ def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
         if entry["threshold"] is None:
             yield start + "no score reaches it with confidence"
         else:
-            yield start + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records"
+            yield (
+                start
+                + (
+                    f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the "
+                    "records"
+                )
+            )
     yield best_accuracy(fitted)
     for entry in fitted.get("sets", {}).get("coverages", ()):
         yield Sets.of(entry).statement

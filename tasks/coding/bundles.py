@@ -25,7 +25,11 @@ class Bundles:
 
     @property
     def origin(self) -> dict[str, str]:
-        return {f"{prefix}{name}": cell for prefix, coder in self.coders.items() for name, cell in coder.origin.items()}
+        return {
+            f"{prefix}{name}": cell
+            for prefix, coder in self.coders.items()
+            for name, cell in coder.origin.items()
+        }
 
     @property
     def precision(self) -> str:

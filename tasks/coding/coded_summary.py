@@ -54,7 +54,14 @@ class BundleSummary:
             ]
             for code, rows in islice(self.rows.most_common(), _MOST_CODES)
         ]
-        return ["code", "title", "rows", "share", *(["for a person"] if reviewed else []), "mean score"], lines
+        return [
+            "code",
+            "title",
+            "rows",
+            "share",
+            *(["for a person"] if reviewed else []),
+            "mean score",
+        ], lines
 
     @property
     def others(self) -> tuple[int, int]:
@@ -63,19 +70,26 @@ class BundleSummary:
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns."""
+    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the
+    text columns.
+    """
     table = survey(coded, text_columns=[])
     prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]
     if not prefixes:
-        raise InputError(f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}.")
+        raise InputError(
+            f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}."
+        )
     reviews = [f"{prefix}{_REVIEW}" for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns]
-    wanted = [f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")] + reviews
+    wanted = [
+        f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")
+    ] + reviews
     summaries = [BundleSummary(prefix) for prefix in prefixes]
     blank = review = 0
     for row in table.text_rows(wanted):
         cells = [unquote(cell) for cell in row]
         marks = {
-            name: cells[3 * len(prefixes) + number].strip().lower() == "true" for number, name in enumerate(reviews)
+            name: cells[3 * len(prefixes) + number].strip().lower() == "true"
+            for number, name in enumerate(reviews)
         }
         blank += not any(cells[0 : 3 * len(prefixes) : 3])
         review += any(marks.values())
@@ -102,4 +116,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
 def _commands(coded: Path, columns: Sequence[str]) -> str:
     name, stem = shlex.quote(str(coded)), coded.name.partition(".")[0]
     texts = "".join(f" --text {shlex.quote(column)}" for column in columns)
-    return f"autocoder sample {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"
+    return (
+        f"autocoder sample {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} "
+        "--reference EARLIER.csv"
+    )

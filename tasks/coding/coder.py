@@ -24,7 +24,12 @@ from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
 from storage.tables.reader import read_small
-from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for, best_accuracy, read_thresholds
+from tasks.bundle.thresholds import (
+    NONE_FOR_OTHERS,
+    are_generated_for,
+    best_accuracy,
+    read_thresholds,
+)
 from tasks.coding.groups import Groups, groups_of
 from tasks.coding.rounding import near_tie
 
@@ -56,13 +61,17 @@ class Coding:
     answers: tuple[Answer, ...]
     """The best codes, best first. Empty for a blank narrative."""
     needs_review: bool | None = None
-    """True if the best score is below the threshold or the narrative is blank. None without a threshold."""
+    """True if the best score is below the threshold or the narrative is blank. None without a
+    threshold.
+    """
     group: Answer | None = None
     """The most detailed group whose scores add up to the threshold, if the best code is unsure."""
     members: tuple[str, ...] | None = None
     """The codes of the conformal set, best first. None without a coverage."""
     subtree: str | None = None
-    """The most detailed group of all the set's codes, where the classification has levels; "" if they share none."""
+    """The most detailed group of all the set's codes, where the classification has levels; "" if
+    they share none.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content for JSON."""
@@ -119,20 +128,29 @@ class Coder:
         return _opened(self.folder, export.load)
 
     def scores(self, texts: Sequence[str]) -> Scores:
-        """Returns the probability of every code, float32 [n, codes], calibrated if there is a temperature."""
+        """Returns the probability of every code, float32 [n, codes], calibrated if there is a
+        temperature.
+        """
         return self.calibrated(self.model.logits(texts))
 
     def calibrated(self, logits: Any) -> Scores:
         """Returns the probabilities that these logits stand for."""
         return softmax(np.asarray(logits) / np.float32(self.temperature))
 
-    def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+    def code(
+        self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None
+    ) -> list[Coding]:
         """Codes narratives. A blank one gets no code."""
         scores = self.scores([text for text in texts if text.strip()])
         return self.from_scores(texts, scores, top_k=top_k, threshold=threshold)
 
     def from_scores(
-        self, texts: Sequence[str], scores: Scores, *, top_k: int = 1, threshold: float | None = None
+        self,
+        texts: Sequence[str],
+        scores: Scores,
+        *,
+        top_k: int = 1,
+        threshold: float | None = None,
     ) -> list[Coding]:
         """Returns the codings of narratives by the scores [n, codes] of those that are not blank."""
         codings = []
@@ -140,22 +158,38 @@ class Coder:
         groups: list[tuple[str, float] | None] = [None] * len(scores)
         if threshold is not None and self.groups is not None:
             groups = self.groups.most_detailed(scores, threshold=threshold)
-        members = [None] * len(scores) if self.sets is None else self.sets.members(scores, self.model.codes)
+        members = (
+            [None] * len(scores)
+            if self.sets is None
+            else self.sets.members(scores, self.model.codes)
+        )
         for row, values, group, inside in zip(
-            best.tolist(), np.take_along_axis(scores, best, 1).tolist(), groups, members, strict=True
+            best.tolist(),
+            np.take_along_axis(scores, best, 1).tolist(),
+            groups,
+            members,
+            strict=True,
         ):
-            answers = tuple(self._answer(self.model.codes[i], score) for i, score in zip(row, values, strict=True))
-            # as answers are written: computed in another batch, a score may differ below their last digit
+            answers = tuple(
+                self._answer(self.model.codes[i], score)
+                for i, score in zip(row, values, strict=True)
+            )
+            # as answers are written: computed in another batch, a score may differ below their last
+            # digit
             unsure = None if threshold is None else round(answers[0].score, 6) < threshold
             coding = Coding(answers, unsure, self._answer(*group) if unsure and group else None)
             codings.append(coding if inside is None else self._with_set(coding, inside))
-        blank = Coding((), None if threshold is None else True, members=None if self.sets is None else ())
+        blank = Coding(
+            (), None if threshold is None else True, members=None if self.sets is None else ()
+        )
         each = iter(codings)
         return [next(each) if text.strip() else blank for text in texts]
 
     def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
         members = tuple(self.model.codes[place] for place in inside)
-        return replace(coding, members=members, subtree=self.groups.shared(members) if self.groups else None)
+        return replace(
+            coding, members=members, subtree=self.groups.shared(members) if self.groups else None
+        )
 
     def with_sets(self, coverage: float) -> Coder:
         """Returns this coder with sets that hold the right code with this probability.
@@ -167,33 +201,51 @@ class Coder:
         fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
         if not fitted:
             raise InputError(
-                "--coverage: the thresholds have no sets. Fit them with `autocoder adopt --data FILE --sets`."
+                "--coverage: the thresholds have no sets. Fit them with `autocoder adopt --data "
+                "FILE --sets`."
             )
         if coverage not in fitted:
             raise InputError(
-                f"--coverage: no sets for {coverage:g}. Take {', '.join(f'{accuracy:g}' for accuracy in fitted)}."
+                f"--coverage: no sets for {coverage:g}. Take "
+                f"{', '.join(f'{accuracy:g}' for accuracy in fitted)}."
             )
         return replace(self, sets=fitted[coverage])
 
     def threshold_for(self, accuracy: float) -> float:
-        """Returns the score above which this share of answers was correct on the records of the thresholds file.
+        """Returns the score above which this share of answers was correct on the records of the
+        thresholds file.
 
         Raises:
             InputError: the file is missing, lacks this accuracy, or no score reached it.
         """
         if self.thresholds is None:
-            why = "" if are_generated_for(self.classification) else f"{NONE_FOR_OTHERS.partition('. ')[0]}. "
+            why = (
+                ""
+                if are_generated_for(self.classification)
+                else f"{NONE_FOR_OTHERS.partition('. ')[0]}. "
+            )
             raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}. {why}{_OTHERWISE}")
-        scores = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
-        reachable = ", ".join(f"{target:g}" for target, score in sorted(scores.items()) if score is not None)
-        advice = f"Take an accuracy with a threshold ({reachable}). Or: {_OTHERWISE}" if reachable else _OTHERWISE
+        scores = {
+            entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]
+        }
+        reachable = ", ".join(
+            f"{target:g}" for target, score in sorted(scores.items()) if score is not None
+        )
+        advice = (
+            f"Take an accuracy with a threshold ({reachable}). Or: {_OTHERWISE}"
+            if reachable
+            else _OTHERWISE
+        )
         if accuracy not in scores:
             targets = ", ".join(f"{target:g}" for target in sorted(scores)) or "none"
-            raise InputError(f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}")
+            raise InputError(
+                f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}"
+            )
         if scores[accuracy] is None:
             best = best_accuracy(self.thresholds)
             raise InputError(
-                f"--accuracy: no score reached {accuracy:g} with confidence on {self.thresholds['fitted_on']}. "
+                f"--accuracy: no score reached {accuracy:g} with confidence on "
+                f"{self.thresholds['fitted_on']}. "
                 f"{best}{' ' if best else ''}{advice}"
             )
         return float(scores[accuracy])
@@ -203,8 +255,10 @@ class Coder:
 
 
 _OTHERWISE = (
-    "Fit thresholds on a few hundred records coded manually (`autocoder adopt BUNDLE --key KEY --out FOLDER "
-    "--data CODED.csv --label COLUMN`, with --accuracy for another accuracy), or choose a score with --threshold."
+    "Fit thresholds on a few hundred records coded manually (`autocoder adopt BUNDLE --key KEY "
+    "--out FOLDER "
+    "--data CODED.csv --label COLUMN`, with --accuracy for another accuracy), or choose a score "
+    "with --threshold."
 )
 """Advice for a bundle without a threshold for an accuracy."""
 
@@ -226,15 +280,18 @@ def open_bundle(
     Args:
         thresholds: a local file in place of the bundle's.
         levels: as in `groups_of`.
-        precision: of the encoder. A card computes in float32. Without one, `auto` takes eight bits if the bundle has
-            such a graph and the golden narratives get the same codes as in float32.
+        precision: of the encoder. A card computes in float32. Without one, `auto` takes eight bits
+            if the bundle has such a graph and the golden narratives get the same codes as in
+            float32.
         coverage: adds conformal sets of this coverage, from the thresholds.
     """
     release, model = _load(folder, precision)
     digest = bundle_digest(folder)
     try:
         with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
-            listed = [{name: unquote(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+            listed = [
+                {name: unquote(cell) for name, cell in row.items()} for row in csv.DictReader(file)
+            ]
         titles = {row["code"]: row["title"] for row in listed}
         first = listed[0]
     except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
@@ -244,13 +301,16 @@ def open_bundle(
     version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
     packaged = folder / THRESHOLDS
     try:
-        fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
+        fitted = (
+            read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
+        )
     except MechanismError as error:
         raise InputError(f"--thresholds: {error}" if thresholds else f"--bundle: {error}") from None
     # guard: test_thresholds_of_this_years_with_next_years
     if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
         raise InputError(
-            f"{thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
+            f"{thresholds} was fitted on another bundle (release "
+            f"{fitted.get('release', 'unknown')}, "
             f"not {release}). Adopt this one again."
         )
     coder = Coder(
@@ -268,7 +328,9 @@ def open_bundle(
 
 
 def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
-    """Returns release id and model of a bundle: its graph, or, without one or with a card, the model in torch."""
+    """Returns release id and model of a bundle: its graph, or, without one or with a card, the
+    model in torch.
+    """
     if not (folder / STATEMENT).is_file():
         raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
@@ -296,8 +358,14 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
 
 
 def has_card() -> bool:
-    """Returns whether there is a card that torch computes on; without a driver no one waits for torch to tell."""
-    if not DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or find_spec("torch") is None:
+    """Returns whether there is a card that torch computes on; without a driver no one waits for
+    torch to tell.
+    """
+    if (
+        not DRIVER.exists()
+        or os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+        or find_spec("torch") is None
+    ):
         return False
     import torch
 
@@ -311,7 +379,9 @@ def _opened(folder: Path, load: Callable[[Path], T]) -> T:
         raise InputError(f"--bundle: {error}") from None
     except Exception as error:  # a damaged model may raise anything in the libraries
         what = type(error).__name__
-        raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).") from None
+        raise InputError(
+            f"--bundle: {folder} is damaged: its model cannot be loaded ({what})."
+        ) from None
 
 
 def _damaged(folder: Path, file: Path) -> InputError:
@@ -321,8 +391,8 @@ def _damaged(folder: Path, file: Path) -> InputError:
 def require_not_revoked(coder: Coder, home: Path) -> None:
     """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
-    Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and
-    gets them from the agency (`autocoder verify --roots`).
+    Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner
+    has neither and gets them from the agency (`autocoder verify --roots`).
     """
     workspace = Workspace(home)
     try:
@@ -342,14 +412,16 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
 def newest_bundle(home: Path) -> Path:
     """Returns the bundle in a workspace that was committed last and is not revoked, by the ledger.
 
-    If all were revoked, it returns the newest of them, which `require_not_revoked` refuses. Without a readable ledger
-    the rows' numbers in the bundles' proofs and the revocations of the roots decide. Times of files never do, so that a
-    copy of the workspace has the same answer.
+    If all were revoked, it returns the newest of them, which `require_not_revoked` refuses. Without
+    a readable ledger the rows' numbers in the bundles' proofs and the revocations of the roots
+    decide. Times of files never do, so that a copy of the workspace has the same answer.
     """
     from storage.bundle.trust import read_roots
 
     workspace = Workspace(home)
-    folders = {p.name: p for p in workspace.bundles.glob("*") if p.is_dir() and not p.name.startswith(".")}
+    folders = {
+        p.name: p for p in workspace.bundles.glob("*") if p.is_dir() and not p.name.startswith(".")
+    }
     ledger = _readable_ledger(workspace) if folders else None
     if ledger is not None:
         rows = ledger.current()
@@ -357,13 +429,18 @@ def newest_bundle(home: Path) -> Path:
         revoked = {row.release_id for row in rows if row.kind == "revocation"}
     else:
         proofs = {name: _proof_row(folder) for name, folder in folders.items()}
-        sequences = {name: row["sequence"] for name, row in proofs.items() if isinstance(row.get("sequence"), int)}
+        sequences = {
+            name: row["sequence"]
+            for name, row in proofs.items()
+            if isinstance(row.get("sequence"), int)
+        }
         listed = read_roots(workspace.roots)[-1].revoked if workspace.roots.exists() else ()
         revoked = {entry.release_id for entry in listed}
     committed = folders.keys() & sequences.keys()
     if not committed:
         raise StorageError(
-            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder train` and a bundle with "
+            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder train` and "
+            "a bundle with "
             "`autocoder release PLAN`, or name a bundle with --bundle."
         )
     return folders[max(committed, key=lambda name: (name not in revoked, sequences[name]))]
@@ -376,22 +453,32 @@ def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
     codes = [row[columns.index("code")].strip() for row in rows]
     for number, code in enumerate(codes, start=1):
         if code not in coder.model.codes:
-            raise InputError(f"{option}: {path}: row {number}: the bundle has no such code. Correct the row.")
+            raise InputError(
+                f"{option}: {path}: row {number}: the bundle has no such code. Correct the row."
+            )
     return tuple(codes)
 
 
 def describe_release(folder: Path) -> str:
-    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date."""
+    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up)
+    and date.
+    """
     statement, row = _json(folder / STATEMENT), _proof_row(folder)
     guarantee = statement.get("guarantee_kind")
     if statement.get("epsilon") is not None:
         try:
-            rounded = Decimal(str(statement["epsilon"])).quantize(Decimal("0.01"), rounding=ROUND_CEILING)
+            rounded = Decimal(str(statement["epsilon"])).quantize(
+                Decimal("0.01"), rounding=ROUND_CEILING
+            )
         except ArithmeticError:
             raise _damaged(folder, Path(STATEMENT)) from None
         guarantee = f"{guarantee} ε {float(rounded):g}"
     date = f"made {row['committed_on']}" if "committed_on" in row else None
-    parts = [" ".join(str(part).split()) for part in (statement.get("population"), guarantee, date) if part]
+    parts = [
+        " ".join(str(part).split())
+        for part in (statement.get("population"), guarantee, date)
+        if part
+    ]
     return f"model {statement.get('release_id')}" + (f" ({', '.join(parts)})" if parts else "")
 
 

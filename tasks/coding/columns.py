@@ -29,11 +29,19 @@ class AnswerColumns:
     def schema(self) -> pa.Schema:
         fields: list[tuple[str, pa.DataType]] = []
         for end in ("", *(f"_{place}" for place in range(2, self.top_k + 1))):
-            fields += [(f"code{end}", pa.string()), (f"title{end}", pa.string()), (f"score{end}", pa.float64())]
+            fields += [
+                (f"code{end}", pa.string()),
+                (f"title{end}", pa.string()),
+                (f"score{end}", pa.float64()),
+            ]
         if self.threshold is not None:
             fields.append(("needs_review", pa.bool_()))
             if self.grouped:
-                fields += [("group_code", pa.string()), ("group_title", pa.string()), ("group_score", pa.float64())]
+                fields += [
+                    ("group_code", pa.string()),
+                    ("group_title", pa.string()),
+                    ("group_score", pa.float64()),
+                ]
         if self.sets is not None:
             fields += [("set", pa.string()), ("set_size", pa.int64())]
             fields += [("group_set", pa.string())] if self.grouped else []
@@ -43,12 +51,20 @@ class AnswerColumns:
         cells: list[str | float | bool | int | None] = []
         for place in range(self.top_k):
             answer = coding.answers[place] if place < len(coding.answers) else None
-            cells += [None, None, None] if answer is None else [answer.code, answer.title, round(answer.score, 6)]
+            cells += (
+                [None, None, None]
+                if answer is None
+                else [answer.code, answer.title, round(answer.score, 6)]
+            )
         if self.threshold is not None:
             cells.append(coding.needs_review)
             if self.grouped:
                 group = coding.group
-                cells += [None, None, None] if group is None else [group.code, group.title, round(group.score, 6)]
+                cells += (
+                    [None, None, None]
+                    if group is None
+                    else [group.code, group.title, round(group.score, 6)]
+                )
         if self.sets is not None:
             members = coding.members or ()
             cells += ["; ".join(members) or None, len(members)]
@@ -56,13 +72,19 @@ class AnswerColumns:
         return tuple(cells)
 
 
-def answer_columns(coder: Coder, *, top_k: int, threshold: float | None, prefix: str = "") -> AnswerColumns:
+def answer_columns(
+    coder: Coder, *, top_k: int, threshold: float | None, prefix: str = ""
+) -> AnswerColumns:
     codes = min(top_k, len(coder.model.codes))
     return AnswerColumns(codes, threshold, coder.groups is not None, coder.sets, prefix)
 
 
-def output_schema(table: Table, answers: Iterable[AnswerColumns], origin: Mapping[str, str]) -> pa.Schema:
-    """Returns the columns of the output: the input's, which none may overwrite, the answers', and their origin."""
+def output_schema(
+    table: Table, answers: Iterable[AnswerColumns], origin: Mapping[str, str]
+) -> pa.Schema:
+    """Returns the columns of the output: the input's, which none may overwrite, the answers', and
+    their origin.
+    """
     added = [field for columns in answers for field in columns.schema()]
     added += [pa.field(name, pa.string()) for name in origin]
     require_free(table, {field.name for field in added})
@@ -70,7 +92,15 @@ def output_schema(table: Table, answers: Iterable[AnswerColumns], origin: Mappin
 
 
 USUAL = (
-    *("code", "title", "score", "model", "classification", "classification_version", "bundle_digest"),
+    *(
+        "code",
+        "title",
+        "score",
+        "model",
+        "classification",
+        "classification_version",
+        "bundle_digest",
+    ),
     "score_temperature",
 )
 """Columns that coding always adds, behind the prefix of the bundle."""
@@ -80,6 +110,7 @@ def require_free(table: Table, added: Collection[str]) -> None:
     """Refuses a table that has columns of the answers, with all their names, which are no cells."""
     if taken := [name for name in table.columns if name in added]:
         raise InputError(
-            f"--data: {table.source.name} has columns that the answers would overwrite: {', '.join(taken)}. Rename "
+            f"--data: {table.source.name} has columns that the answers would overwrite: "
+            f"{', '.join(taken)}. Rename "
             "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_."
         )

@@ -5,8 +5,9 @@
 | codes | PSI: sum (p - q) ln(p / q), rare codes pooled, minus its expectation without drift | chi-squared |
 | scores | KS: largest distance between the two distribution functions | Kolmogorov-Smirnov |
 
-The verdict requires a significant difference that is also large enough to matter (PSI over 0.1 or 0.25, the usual
-limits in credit scoring; KS over 0.1 or 0.2). With a million rows any difference is significant, with fifty none is.
+The verdict requires a significant difference that is also large enough to matter (PSI over 0.1 or
+0.25, the usual limits in credit scoring; KS over 0.1 or 0.2). With a million rows any difference is
+significant, with fifty none is.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ _POOLED_BELOW = 5
 _CHANCE = 0.01
 _PSI, _KS = (0.1, 0.25), (0.1, 0.2)
 _NOT_COVERED = (
-    "The coverage of the sets does not hold: these records are not exchangeable with the calibration's. Fit the sets "
+    "The coverage of the sets does not hold: these records are not exchangeable with the "
+    "calibration's. Fit the sets "
     "again on records of this period"
 )
 
@@ -45,22 +47,32 @@ class Period:
     titles: dict[str, str] | None = None
 
 
-def read_period(path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> Period:
+def read_period(
+    path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS
+) -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code."""
-    origin = [f"{prefix}{name}" for name in ("model", "classification", "classification_version", "score_temperature")]
+    origin = [
+        f"{prefix}{name}"
+        for name in ("model", "classification", "classification_version", "score_temperature")
+    ]
     columns = [f"{prefix}code", f"{prefix}title", f"{prefix}score", *origin]
     table = survey(path, text_columns=columns, option=option, read=read)
     codes, scores = map(np.array, scores_of(table, prefix))
     coded = codes != ""
     if coded.sum() < _FEWEST:
-        raise InputError(f"{option}: {path} has {coded.sum()} coded rows. A comparison needs {_FEWEST}.")
+        raise InputError(
+            f"{option}: {path} has {coded.sum()} coded rows. A comparison needs {_FEWEST}."
+        )
     origins = {cells for has, cells in zip(coded, table.text_rows(origin), strict=True) if has}
     if len(origins) > 1:
         raise InputError(
-            f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. Compare one with one."
+            f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. "
+            "Compare one with one."
         )
     titles = {code: title for code, title in table.text_rows([f"{prefix}code", f"{prefix}title"])}
-    return Period(codes[coded], scores[coded], origins.pop(), f"{prefix}set" in table.columns, titles)
+    return Period(
+        codes[coded], scores[coded], origins.pop(), f"{prefix}set" in table.columns, titles
+    )
 
 
 @dataclass(frozen=True)
@@ -77,18 +89,25 @@ class Drift:
     moved: tuple[tuple[str, float, float], ...]
     """Codes that moved most: code, share in the reference, share now."""
     covers: bool | None = None
-    """False if the sets' coverage does not hold: a difference was found. None without sets, or without a difference."""
+    """False if the sets' coverage does not hold: a difference was found. None without sets, or
+    without a difference.
+    """
 
     @property
     def line(self) -> str:
         why = {
             "stable": "codes and scores are as in the reference",
             "investigate": "a real difference. Check the codes that moved and take a QA sample",
-            "drift": "a large and real difference. Do not rely on the scores until a QA sample confirms them",
+            "drift": (
+                "a large and real difference. Do not rely on the scores until a QA sample "
+                "confirms them"
+            ),
         }[self.verdict]
         return (
-            f"{self.verdict.upper()}: {why} (codes: PSI {self.psi:.3f}, p {self.psi_chance:.3f}; scores: KS "
-            f"{self.ks:.3f}, p {self.ks_chance:.3f})" + (f". {_NOT_COVERED}" if self.covers is False else "")
+            f"{self.verdict.upper()}: {why} (codes: PSI {self.psi:.3f}, p {self.psi_chance:.3f}; "
+            "scores: KS "
+            f"{self.ks:.3f}, p {self.ks_chance:.3f})"
+            + (f". {_NOT_COVERED}" if self.covers is False else "")
         )
 
 
@@ -99,10 +118,13 @@ def compare(now: Period, reference: Period) -> Drift:
     if now.origin != reference.origin:
         names = ("release", "classification", "version of the classification", "temperature")
         differing = [
-            name for name, *pair in zip(names, now.origin, reference.origin, strict=True) if pair[0] != pair[1]
+            name
+            for name, *pair in zip(names, now.origin, reference.origin, strict=True)
+            if pair[0] != pair[1]
         ]
         raise InputError(
-            f"the periods are not comparable: they were coded with another {' and '.join(differing)}. Code both with "
+            "the periods are not comparable: they were coded with another "
+            f"{' and '.join(differing)}. Code both with "
             "one bundle and the same thresholds."
         )
     names, counts = _pooled(now.codes, reference.codes)
@@ -115,7 +137,10 @@ def compare(now: Period, reference: Period) -> Drift:
     scores = ks_2samp(now.scores, reference.scores)
     ks, ks_chance = float(scores.statistic), float(scores.pvalue)
     sure = [psi if psi_chance <= _CHANCE else 0.0, ks if ks_chance <= _CHANCE else 0.0]
-    levels = [sum(size > limit for limit in limits) for size, limits in zip(sure, (_PSI, _KS), strict=True)]
+    levels = [
+        sum(size > limit for limit in limits)
+        for size, limits in zip(sure, (_PSI, _KS), strict=True)
+    ]
     verdict: Verdict = ("stable", "investigate", "drift")[max(levels)]
     most = np.argsort(-np.abs(shares[0] - shares[1]), kind="stable")[:5]
     return Drift(
@@ -127,11 +152,16 @@ def compare(now: Period, reference: Period) -> Drift:
         ks_chance=round(ks_chance, 4),
         verdict=verdict,
         covers=False if now.has_sets and verdict != "stable" else None,
-        moved=tuple((names[code], round(float(shares[1][code]), 4), round(float(shares[0][code]), 4)) for code in most),
+        moved=tuple(
+            (names[code], round(float(shares[1][code]), 4), round(float(shares[0][code]), 4))
+            for code in most
+        ),
     )
 
 
-def _pooled(now: NDArray[np.str_], reference: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
+def _pooled(
+    now: NDArray[np.str_], reference: NDArray[np.str_]
+) -> tuple[list[str], NDArray[np.int64]]:
     both = np.concatenate([now, reference])
     names, code = np.unique(both, return_inverse=True)
     period = np.repeat([0, 1], [len(now), len(reference)])

@@ -1,11 +1,13 @@
-"""Estimates counts by code, group and period from the model's codes of all rows and the human's codes of a sample.
+"""Estimates counts by code, group and period from the model's codes of all rows and the human's
+codes of a sample.
 
-An estimate is the model's count, less what it gave the code wrongly, plus what it missed. Each is a share of the rows
-of the sample with, or without, the model's code, by their weights, times all such rows (post-stratification; Little
-1993): what the model says of every row narrows the interval, and its errors do not bias it. The interval of each part
-is the beta distribution's on effective counts (Korn and Graubard 1998) after half an error more: of the weight of a
-row, or of less where errors are rarer in the whole sample. Both are joined by their distances from the estimate (Zou
-and Donner 2008), so that they are not symmetric. `benchmarks/estimates.py` measures how often they cover.
+An estimate is the model's count, less what it gave the code wrongly, plus what it missed. Each is a
+share of the rows of the sample with, or without, the model's code, by their weights, times all such
+rows (post-stratification; Little 1993): what the model says of every row narrows the interval, and
+its errors do not bias it. The interval of each part is the beta distribution's on effective counts
+(Korn and Graubard 1998) after half an error more: of the weight of a row, or of less where errors
+are rarer in the whole sample. Both are joined by their distances from the estimate (Zou and Donner
+2008), so that they are not symmetric. `benchmarks/estimates.py` measures how often they cover.
 """
 
 from collections import Counter, defaultdict
@@ -71,10 +73,18 @@ class Sample:
 
     @cached_property
     def strata(self) -> Ints:
-        """The rows of one weight: coarser strata than were drawn. A single row joins that of the nearest lower one."""
-        values, strata, sizes = np.unique(self.weights.round(6), return_inverse=True, return_counts=True)
+        """The rows of one weight: coarser strata than were drawn. A single row joins that of the
+        nearest lower one.
+        """
+        values, strata, sizes = np.unique(
+            self.weights.round(6), return_inverse=True, return_counts=True
+        )
         enough = sizes > 1
-        place = np.maximum(np.cumsum(enough) - 1, 0) if enough.any() else np.zeros(len(values), dtype=np.int64)
+        place = (
+            np.maximum(np.cumsum(enough) - 1, 0)
+            if enough.any()
+            else np.zeros(len(values), dtype=np.int64)
+        )
         return place[strata].astype(np.int64)
 
     @cached_property
@@ -102,17 +112,27 @@ class Sample:
         """
         human, given = inside & (self.human == code), inside & (self.model == code)
         usual = (1 - self.agreement) * machine
-        wrong = self._errors(given & ~human, given, machine, usual=usual) or Interval(usual, 0.0, machine)
+        wrong = self._errors(given & ~human, given, machine, usual=usual) or Interval(
+            usual, 0.0, machine
+        )
         hits = machine - wrong.value
         usual = hits * (1 - self.agreement) / max(self.agreement, _TINY)
-        missed = self._errors(human & ~given, inside & ~given, rows - machine, usual=usual) or Interval(0.0, 0.0, 0.0)
+        missed = self._errors(
+            human & ~given, inside & ~given, rows - machine, usual=usual
+        ) or Interval(0.0, 0.0, 0.0)
         low = float(np.hypot(wrong.high - wrong.value, missed.value - missed.low))
         high = float(np.hypot(wrong.value - wrong.low, missed.high - missed.value))
-        value, least, most = hits + missed.value, int(human.sum()), rows - int((inside & ~human).sum())
+        value, least, most = (
+            hits + missed.value,
+            int(human.sum()),
+            rows - int((inside & ~human).sum()),
+        )
         return Interval(*(min(max(end, least), most) for end in (value, value - low, value + high)))
 
     def _errors(self, errors: Flags, among: Flags, total: int, *, usual: float) -> Interval | None:
-        """Estimates how many of `total` rows are errors, if some of them are sampled; `usual`: by the whole sample."""
+        """Estimates how many of `total` rows are errors, if some of them are sampled; `usual`: by
+        the whole sample.
+        """
         weight = float(self.weights[among].sum())
         if not weight or not total:
             return None
@@ -122,11 +142,16 @@ class Sample:
             return right and Interval(total - right.value, total - right.high, total - right.low)
         value = total * share
         half = min(total, 1 / (among.sum() / total + 1 / max(2 * max(value, usual), _TINY)))
-        variance = self.variance(among * (errors.astype(float) - share)) * (total / weight) ** 2 + half**2 / 2
+        variance = (
+            self.variance(among * (errors.astype(float) - share)) * (total / weight) ** 2
+            + half**2 / 2
+        )
         expected = (value + half / 2) / (total + half)
         size = expected * (1 - expected) * total**2 / variance
         ends = total * betaincinv(expected * size, (1 - expected) * size, _ENDS)
-        return Interval(value, min(value, float(ends[0])) if value else 0.0, max(value, float(ends[1])))
+        return Interval(
+            value, min(value, float(ends[0])) if value else 0.0, max(value, float(ends[1]))
+        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +173,8 @@ class Estimates:
 
     def as_dict(self) -> dict[str, Any]:
         counts = [
-            asdict(estimate) | {"group": dict(zip(self.by, estimate.group, strict=True)), "note": estimate.note}
+            asdict(estimate)
+            | {"group": dict(zip(self.by, estimate.group, strict=True)), "note": estimate.note}
             for estimate in self.every
         ]
         facts = {name: getattr(self, name) for name in ("people", "sampled", "missing")}
@@ -158,21 +184,25 @@ class Estimates:
         lines: list[str] = []
         if self.missing:
             lines.append(
-                f"{self.missing:,} rows of the sample have no code: others stand for them, which is wrong if they "
+                f"{self.missing:,} rows of the sample have no code: others stand for them, which "
+                "is wrong if they "
                 "differ"
             )
         if few := [total for total in self.totals if total.note]:
             most = max(few, key=lambda total: total.machine)
             lines.append(
                 f"{len(few)} codes have fewer than {_FEW} rows in the sample, and no estimate "
-                f"({sum(total.machine for total in few):,} rows by the model; the largest is {most.code}): sample "
+                f"({sum(total.machine for total in few):,} rows by the model; the largest is "
+                f"{most.code}): sample "
                 "more, or with --sensitive"
             )
         return lines
 
 
 def estimate(table: DoubleCoded) -> Estimates:
-    """Estimates the counts of every code, of the whole table and of each group: values of `by`, alone and together."""
+    """Estimates the counts of every code, of the whole table and of each group: values of `by`,
+    alone and together.
+    """
     by = table.by
     weights = _adjusted(table)
     names, numbers = np.unique([*table.codes, *table.human], return_inverse=True)
@@ -181,8 +211,14 @@ def estimate(table: DoubleCoded) -> Estimates:
     cells = Counter(zip(table.groups, model.tolist(), strict=True))
     of_rows = [table.groups[row] for row in table.rows]
     levels = [level for size in range(len(by) + 1) for level in combinations(range(len(by)), size)]
-    every = [estimate for level in levels for estimate in _of_level(drawn, cells, of_rows, level, names.tolist())]
-    return Estimates(by, table.titles, len(table.rows), len(table.missing), tuple(every), table.people)
+    every = [
+        estimate
+        for level in levels
+        for estimate in _of_level(drawn, cells, of_rows, level, names.tolist())
+    ]
+    return Estimates(
+        by, table.titles, len(table.rows), len(table.missing), tuple(every), table.people
+    )
 
 
 def _of_level(
@@ -195,7 +231,9 @@ def _of_level(
     def at_level(group: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(value if place in level else TOTAL for place, value in enumerate(group))
 
-    machine: defaultdict[tuple[str, ...], Ints] = defaultdict(lambda: np.zeros(len(names), dtype=np.int64))
+    machine: defaultdict[tuple[str, ...], Ints] = defaultdict(
+        lambda: np.zeros(len(names), dtype=np.int64)
+    )
     for (group, code), count in cells.items():
         machine[at_level(group)][code] += count
     levels = [at_level(group) for group in of_rows]
@@ -206,17 +244,22 @@ def _of_level(
             sampled = int((inside & ((sample.human == code) | (sample.model == code))).sum())
             if not name or not (count or sampled):
                 continue
-            counted = sample.count(code, inside, machine=count, rows=rows) if sampled >= _FEW else None
+            counted = (
+                sample.count(code, inside, machine=count, rows=rows) if sampled >= _FEW else None
+            )
             yield Estimate(group, name, rows, count, sampled, counted)
 
 
 def _adjusted(table: DoubleCoded) -> Floats:
-    """Returns weights in which rows with codes stand for those of the same weight that came back without."""
+    """Returns weights in which rows with codes stand for those of the same weight that came back
+    without.
+    """
     weights, missing, rows = table.weights, table.missing, len(table.codes)
     total = float(weights.sum() + missing.sum())
     if abs(total - rows) > max(1.0, 0.01 * rows):
         raise InputError(
-            f"--sample: its weights add up to {total:,.0f} rows, and the table has {rows:,}. Give the table from which "
+            f"--sample: its weights add up to {total:,.0f} rows, and the table has {rows:,}. "
+            "Give the table from which "
             "it was taken."
         )
     new = weights.copy()
@@ -239,7 +282,11 @@ def write_table(estimates: Estimates, out: Path) -> None:
     )
     rows = []
     for estimate in estimates.every:
-        counts = (None, None, None) if estimate.estimate is None else (*asdict(estimate.estimate).values(),)
+        counts = (
+            (None, None, None)
+            if estimate.estimate is None
+            else (*asdict(estimate.estimate).values(),)
+        )
         rows.append(
             (
                 *(*estimate.group, estimate.code, estimates.titles.get(estimate.code, "")),
@@ -254,18 +301,32 @@ def write_table(estimates: Estimates, out: Path) -> None:
 
 
 def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
-    """Draws the largest codes of the whole table: the model's counts, and the estimates with their intervals."""
+    """Draws the largest codes of the whole table: the model's counts, and the estimates with their
+    intervals.
+    """
     from matplotlib.figure import Figure
 
-    shown = sorted((total for total in estimates.totals if total.estimate), key=lambda total: -total.machine)[:most]
+    shown = sorted(
+        (total for total in estimates.totals if total.estimate), key=lambda total: -total.machine
+    )[:most]
     figure = Figure(figsize=(9, 1.5 + 0.32 * len(shown)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(shown))
-    bars = [(total.estimate.value, total.estimate.low, total.estimate.high) for total in shown if total.estimate]
+    bars = [
+        (total.estimate.value, total.estimate.low, total.estimate.high)
+        for total in shown
+        if total.estimate
+    ]
     value, low, high = np.array(bars).T
     spread, label = [value - low, high - value], "estimate, 95 % interval"
     axes.errorbar(value, places, xerr=spread, fmt="o", color="#1d4ed8", label=label, capsize=3)
-    axes.plot([total.machine for total in shown], places, "x", color="#b45309", label="count of the model's codes")
+    axes.plot(
+        [total.machine for total in shown],
+        places,
+        "x",
+        color="#b45309",
+        label="count of the model's codes",
+    )
     labels = [f"{total.code}  {estimates.titles.get(total.code, '')[:40]}" for total in shown]
     axes.set(yticks=places, yticklabels=labels, xlabel="rows", xlim=(0, None))
     axes.invert_yaxis()

@@ -2,9 +2,11 @@
 
 The logit of a code is taken relative to the mean over all codes, which changes no probability.
 
-- **Words next to the encoder**: the head is linear in them, so a word's contribution is feature times weight, exactly.
-- **The encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a first-order share
-  (Shrikumar et al. 2017, "Learning Important Features Through Propagating Activation Differences", section 1).
+- **Words next to the encoder**: the head is linear in them, so a word's contribution is feature
+  times weight, exactly.
+- **The encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a
+  first-order share (Shrikumar et al. 2017, "Learning Important Features Through Propagating
+  Activation Differences", section 1).
 """
 
 import re
@@ -60,7 +62,11 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
     words = tuple(match.span() for match in _WORD.finditer(text))
     starts = [start for start, _ in words]
     tokens: Any = released.tokenizer(
-        text, truncation=True, max_length=released.max_length, return_offsets_mapping=True, return_tensors="pt"
+        text,
+        truncation=True,
+        max_length=released.max_length,
+        return_offsets_mapping=True,
+        return_tensors="pt",
     )
     offsets: list[tuple[int, int]] = tokens["offset_mapping"][0].tolist()
     lexicon = released.model.lexicon if isinstance(released.model, MeanPooled) else None
@@ -73,7 +79,9 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
         inputs = [embedded] if block is None else [embedded, block]
         slopes = torch.autograd.grad(logits[place] - logits.mean(), inputs, retain_graph=True)
         shares = torch.zeros(len(words))
-        for (start, end), share in zip(offsets, (slopes[0] * embedded).sum(-1)[0].tolist(), strict=True):
+        for (start, end), share in zip(
+            offsets, (slopes[0] * embedded).sum(-1)[0].tolist(), strict=True
+        ):
             if end > start and words:
                 start += len(text[start:end]) - len(text[start:end].lstrip())
                 shares[max(bisect_right(starts, start) - 1, 0)] += share
@@ -103,7 +111,9 @@ def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tenso
     try:
         with torch.enable_grad():
             block = {} if words is None else {"words": words.requires_grad_()}
-            answer = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], **block)
+            answer = model(
+                input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], **block
+            )
     finally:
         handle.remove()
     return (answer if isinstance(answer, Tensor) else answer.logits)[0].float(), embedded[0]

@@ -1,9 +1,9 @@
 """Groups the codes of a hierarchical classification: OIICS 2.01's 1522 belongs to 152, 15 and 1.
 
-A model that confuses 1521 and 1522 may be sure of group 152: a group's score is the sum of its codes' scores, since
-codes exclude each other. A group must save work: "traumatic injuries and disorders" (1) narrows nothing. The coarsest
-useful level is the first with as many groups as the square root of the codes, so that a reviewer chooses twice among
-about as many.
+A model that confuses 1521 and 1522 may be sure of group 152: a group's score is the sum of its
+codes' scores, since codes exclude each other. A group must save work: "traumatic injuries and
+disorders" (1) narrows nothing. The coarsest useful level is the first with as many groups as the
+square root of the codes, so that a reviewer chooses twice among about as many.
 """
 
 from collections import Counter
@@ -32,8 +32,11 @@ class Groups:
     above: Mapping[str, Sequence[str]]
     """The levels above each code, the coarsest first."""
 
-    def most_detailed(self, scores: NDArray[np.float32], *, threshold: float) -> list[tuple[str, float] | None]:
-        """Returns, per row of scores [n, codes], the most detailed group that reaches the threshold, and its score.
+    def most_detailed(
+        self, scores: NDArray[np.float32], *, threshold: float
+    ) -> list[tuple[str, float] | None]:
+        """Returns, per row of scores [n, codes], the most detailed group that reaches the
+        threshold, and its score.
 
         Among groups of one level the highest score wins. None if no group reaches the threshold.
         """
@@ -57,8 +60,8 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
 
     Args:
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
-        levels: `digits` takes the leading signs of any classification's codes as levels; `none` disables groups;
-            otherwise the path of a list with the columns code and parent.
+        levels: `digits` takes the leading signs of any classification's codes as levels; `none`
+            disables groups; otherwise the path of a list with the columns code and parent.
     """
     if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None
@@ -76,13 +79,16 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
     if not names:
         if levels != "auto":
             raise InputError(
-                f"--groups {levels}: the codes give no groups that save work: none has only some of them. Leave it "
+                f"--groups {levels}: the codes give no groups that save work: none has only some "
+                "of them. Leave it "
                 "out, or name a list with the columns code and parent"
             )
         return None
     names.sort(key=lambda name: (-depths[name], name))
     members = np.array([[name in above[code] for name in names] for code in codes], np.float32)
-    return Groups(tuple(names), members, np.array([depths[name] for name in names], np.float32), above)
+    return Groups(
+        tuple(names), members, np.array([depths[name] for name in names], np.float32), above
+    )
 
 
 def _by_signs(code: str) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""Codes a whole table piece by piece, resumable after any crash, and puts it in place by one rename.
+"""Codes a whole table piece by piece, resumable after any crash, and puts it in place by one
+rename.
 
-The answers of each finished piece are in a folder of the job, in a hidden one next to the output, without the
-narratives. When all are complete, one pass over the input merges both. After a crash the same command codes only the
-missing pieces. Before the output is put in place, a mark next to it names its job. The mark is removed last, so that a
-job that died during cleanup counts as finished.
+The answers of each finished piece are in a folder of the job, in a hidden one next to the output,
+without the narratives. When all are complete, one pass over the input merges both. After a crash
+the same command codes only the missing pieces. Before the output is put in place, a mark next to it
+names its job. The mark is removed last, so that a job that died during cleanup counts as finished.
 """
 
 import fcntl
@@ -96,12 +97,18 @@ def _code() -> str:
     return code_version("tasks.coding.job")
 
 
-def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
-    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process."""
+def run(
+    bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None
+) -> CodingReport:
+    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded
+    in this process.
+    """
     schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
-        raise InputError(f"--data: {job.table.source.name} has duplicate column names, which only CSV supports.")
+        raise InputError(
+            f"--data: {job.table.source.name} has duplicate column names, which only CSV supports."
+        )
     _check_output(job, bundles)
     before = _existing(job, schema, bundles) if job.append else None
     with _locked(job):
@@ -132,10 +139,14 @@ def _code_missing(bundles: Bundles, job: CodingJob) -> None:
 
 def code_piece(bundles: Bundles, job: CodingJob, piece: list[Row], part: Path) -> None:
     rows = bundles.rows(job.narratives.texts(piece), job.answers)
-    _write_part(part, rows, pa.schema([field for columns in job.answers for field in columns.schema()]))
+    _write_part(
+        part, rows, pa.schema([field for columns in job.answers for field in columns.schema()])
+    )
 
 
-def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport) -> None:
+def _merge(
+    bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport
+) -> None:
     fresh, origin = job.folder / "output", tuple(bundles.origin.values())
     with open_writer(fresh, output_kind(job.out), schema) as write:
         if before is not None:
@@ -152,7 +163,12 @@ def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | 
     limit_rights(fresh, job.out, job.table.source.path)
     sync(fresh)
     _check_output(job, bundles)  # another may have appeared meanwhile
-    mark = {"key": job.key(bundles), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
+    mark = {
+        "key": job.key(bundles),
+        "sha256": file_digest(fresh),
+        "blank": coded.blank,
+        "review": coded.review,
+    }
     write_atomically(job.mark, json.dumps(mark).encode())
     fresh.replace(job.out)
     sync(job.out.parent)
@@ -166,7 +182,9 @@ def _answers(job: CodingJob) -> Iterator[Row]:
 
 def _tally(job: CodingJob, *, resumed: int) -> CodingReport:
     blank = review = 0
-    reviewed = [f"{columns.prefix}needs_review" for columns in job.answers if columns.threshold is not None]
+    reviewed = [
+        f"{columns.prefix}needs_review" for columns in job.answers if columns.threshold is not None
+    ]
     for part in _parts(job):
         answers = pq.read_table(part)
         blank += answers[f"{job.answers[0].prefix}code"].null_count
@@ -182,7 +200,9 @@ def _check_output(job: CodingJob, bundles: Bundles) -> None:
     if job.out.is_dir():
         raise InputError(f"--out: {job.out} is a folder. Name a file.")
     if job.out.exists() and not (job.append or job.overwrite or _finished(job, bundles)):
-        raise InputError(f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it.")
+        raise InputError(
+            f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it."
+        )
 
 
 def _begin(job: CodingJob, bundles: Bundles) -> None:
@@ -197,7 +217,9 @@ def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
     try:
         mark = json.loads(job.mark.read_text())
         if (mark["key"], mark["sha256"]) == (job.key(bundles), file_digest(job.out)):
-            return CodingReport(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
+            return CodingReport(
+                job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows
+            )
     except (OSError, ValueError, KeyError):
         pass
     return None
@@ -208,22 +230,36 @@ def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | No
     if not job.out.is_file():
         return None
     before = survey(job.out, text_columns=())
-    origin = [name for name in bundles.origin if name.endswith(("classification", "classification_version"))]
+    origin = [
+        name
+        for name in bundles.origin
+        if name.endswith(("classification", "classification_version"))
+    ]
     if missing := [name for name in origin if name not in before.columns]:
         raise InputError(
-            f"--append: {job.out} has no column {missing[-1]!r}, so this command did not write it. Name another file."
+            f"--append: {job.out} has no column {missing[-1]!r}, so this command did not write "
+            "it. Name another file."
         )
     mine = tuple(bundles.origin[name] for name in origin)
     for number, row in enumerate(before.read(origin), start=1):
         if row != mine:
             raise InputError(
-                f"--append: {job.out} contains codes of another version (row {number}). These bundles code "
+                f"--append: {job.out} contains codes of another version (row {number}). These "
+                "bundles code "
                 f"{' '.join(mine)}, and a table must not mix versions. Name another file."
             )
-    names = [escape_formula(name) for name in schema.names] if before.kind == "csv" else schema.names
-    fits = set(before.columns) <= set(names) if before.kind == "jsonl" else before.columns == tuple(names)
+    names = (
+        [escape_formula(name) for name in schema.names] if before.kind == "csv" else schema.names
+    )
+    fits = (
+        set(before.columns) <= set(names)
+        if before.kind == "jsonl"
+        else before.columns == tuple(names)
+    )
     if not fits:
-        raise InputError(f"--append: {job.out} has other columns than this job writes. Name another file.")
+        raise InputError(
+            f"--append: {job.out} has other columns than this job writes. Name another file."
+        )
     return before
 
 
@@ -232,18 +268,24 @@ def _locked(job: CodingJob) -> Iterator[None]:
     try:
         job.folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
-        raise InputError(f"--out: {job.out.parent} does not exist. Make the folder first.") from None
+        raise InputError(
+            f"--out: {job.out.parent} does not exist. Make the folder first."
+        ) from None
     with (job.folder / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StorageError(
-                f"--out: another process is coding into {job.out}. Wait for it or name another file."
+                f"--out: another process is coding into {job.out}. Wait for it or name another "
+                "file."
             ) from None
         yield
 
 
 def _write_part(part: Path, rows: list[Row], schema: pa.Schema) -> None:
-    arrays = [pa.array(column, field.type) for field, column in zip(schema, zip(*rows, strict=True), strict=True)]
+    arrays = [
+        pa.array(column, field.type)
+        for field, column in zip(schema, zip(*rows, strict=True), strict=True)
+    ]
     with replace_atomically(part) as fresh:
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), fresh, compression="zstd")

@@ -1,8 +1,9 @@
-"""Measures the quality of coded tables: draws a sample for people to code, and compares their codes with the model's.
+"""Measures the quality of coded tables: draws a sample for people to code, and compares their codes
+with the model's.
 
-The human coder does not see the model's code. All rows with sensitive codes are drawn; the rest is a simple random
-sample, or one of strata. Each row has the weight one over its sampling probability, so that agreement is estimated for
-the whole table and not for the sample.
+The human coder does not see the model's code. All rows with sensitive codes are drawn; the rest is
+a simple random sample, or one of strata. Each row has the weight one over its sampling probability,
+so that agreement is estimated for the whole table and not for the sample.
 """
 
 import math
@@ -38,11 +39,15 @@ class DrawnSample:
 
 
 def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> str:
-    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers."""
+    """Returns the column of a coded table that the narratives seem to be in: the longest texts left
+    of the answers.
+    """
     table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
     given = table.columns[: table.columns.index(f"{prefix}code")]
     if not given:
-        raise InputError("--text: the table has no column but the answers. Name that of the narratives.")
+        raise InputError(
+            "--text: the table has no column but the answers. Name that of the narratives."
+        )
     rows = list(islice(table.text_rows(given), _SEEN))
     lengths = [sum(map(len, cells)) for cells in zip(*rows, strict=True)]
     return given[lengths.index(max(lengths))]
@@ -60,7 +65,8 @@ def draw(
     prefix: str = "",
     read: ReadOptions = AS_IT_LOOKS,
 ) -> DrawnSample:
-    """Writes the sample of a coded table: row number, text, weight and an empty column for the human's code.
+    """Writes the sample of a coded table: row number, text, weight and an empty column for the
+    human's code.
 
     Rows without a code take part: they may not be blank to a person.
 
@@ -68,7 +74,8 @@ def draw(
         columns: the columns for the human coder.
         seed: repeats a sample. Without a seed no one can predict it.
         share: of all rows but those of sensitive codes, which are all drawn.
-        size: rows in all, in place of the share: stratified, by Neyman's allocation (`tasks.coding.strata`).
+        size: rows in all, in place of the share: stratified, by Neyman's allocation
+            (`tasks.coding.strata`).
         prefix: of the columns of one bundle, where the table has the codes of several.
     """
     if out.exists():
@@ -77,7 +84,10 @@ def draw(
     code, human = f"{prefix}code", f"{prefix}{HUMAN}"
     named = [ROW, *columns, WEIGHT, human]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
-        raise InputError(f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
+        raise InputError(
+            f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename "
+            "it."
+        )
     table = survey(coded, text_columns=[code, *columns], option="CODED", read=read)
     rng = Random(seed) if seed is not None else SystemRandom()
     always = {row for row, (cell,) in enumerate(table.text_rows([code])) if cell in sensitive}
@@ -85,7 +95,9 @@ def draw(
     if size is None:
         strata = [Stratum(others, math.ceil(share * len(others)))]
     elif size <= len(always):
-        raise InputError(f"--rows: sensitive codes alone have {len(always)}. Give more than {size}.")
+        raise InputError(
+            f"--rows: sensitive codes alone have {len(always)}. Give more than {size}."
+        )
     else:
         strata = stratify(*scores_of(table, prefix), others, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
@@ -164,9 +176,15 @@ def read_double_coded(
         place, weight, cell = map(_plain, row)
         rank, value = _number(place), _number(weight)
         # a weight is one over a probability that is one over the rows at least
-        if rank != int(rank) or not 1 <= rank <= len(codes) or not 1 <= value <= len(codes) or int(rank) - 1 in given:
+        if (
+            rank != int(rank)
+            or not 1 <= rank <= len(codes)
+            or not 1 <= value <= len(codes)
+            or int(rank) - 1 in given
+        ):
             raise InputError(
-                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the sample that was taken, or the "
+                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the sample "
+                "that was taken, or the "
                 "row is there twice. Give the sample as it was taken, with its codes."
             )
         given[int(rank) - 1] = (value, cell)
@@ -243,15 +261,18 @@ class Agreement:
 def agreement(table: DoubleCoded) -> Agreement:
     """Compares the human's codes with the model's.
 
-    Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
-    intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
+    Shares and kappa are weighted by one over the probability of being sampled. The intervals are
+    percentile bootstrap intervals over the sampled rows (95 %, 1,000 resamples); with under some 30
+    rows they are too narrow.
     """
     given = [table.codes[row] for row in table.rows]
     names, numbers = np.unique([*table.human, *given], return_inverse=True)
     human, model = np.split(numbers, 2)
     rng, n = np.random.default_rng(0), len(given)
     picks = [np.arange(n), *rng.integers(0, n, (_BOOTSTRAP, n))]
-    figures = np.array([_share_and_kappa(human[p], model[p], table.weights[p], len(names)) for p in picks])
+    figures = np.array(
+        [_share_and_kappa(human[p], model[p], table.weights[p], len(names)) for p in picks]
+    )
     share, kappa = figures[0].tolist()
     shares, kappas = figures[1:].T
     defined = not math.isnan(kappa)
@@ -264,7 +285,10 @@ def agreement(table: DoubleCoded) -> Agreement:
         share_interval=_interval(shares),
         kappa=round(kappa, 4) if defined else None,
         kappa_interval=_interval(kappas[~np.isnan(kappas)]) if defined else None,
-        codes=tuple(CodeAgreement(code, rows, mine[code], both[code]) for code, rows in counted.most_common()),
+        codes=tuple(
+            CodeAgreement(code, rows, mine[code], both[code])
+            for code, rows in counted.most_common()
+        ),
         people=table.people,
     )
 
@@ -277,7 +301,9 @@ def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
 def _share_and_kappa(
     a: NDArray[np.int64], b: NDArray[np.int64], weights: NDArray[np.float64], codes: int
 ) -> tuple[float, float]:
-    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960), or NaN."""
+    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen
+    1960), or NaN.
+    """
     total = weights.sum()
     observed = float(weights[a == b].sum() / total)
     first, second = (np.bincount(side, weights=weights, minlength=codes) / total for side in (a, b))

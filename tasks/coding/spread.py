@@ -1,10 +1,10 @@
 """Codes a table on the workers of an engine, piece by piece.
 
-Every worker must see the input, the folder of the output and the bundle at the same paths. A request holds these
-paths, the options and the number of a piece. The answers go into the job's own folder next to the output, which is
-named by a digest of table, bundle, options and code: a worker that has another of them, or comes late, finds no such
-folder. A piece that is there is not coded again. Each worker reads the table once, since pieces are handed out in
-their order.
+Every worker must see the input, the folder of the output and the bundle at the same paths. A
+request holds these paths, the options and the number of a piece. The answers go into the job's own
+folder next to the output, which is named by a digest of table, bundle, options and code: a worker
+that has another of them, or comes late, finds no such folder. A piece that is there is not coded
+again. Each worker reads the table once, since pieces are handed out in their order.
 """
 
 import json
@@ -43,7 +43,8 @@ def spread(
     """
     if list(bundles.coders) != [""] or not bundle.is_dir():
         raise InputError(
-            "--engine: workers code with one bundle, unpacked where every worker sees it. Give one --bundle FOLDER "
+            "--engine: workers code with one bundle, unpacked where every worker sees it. Give "
+            "one --bundle FOLDER "
             "without a name."
         )
     coder, (answers,) = bundles.coders[""], job.answers
@@ -77,7 +78,8 @@ def spread(
     map_parts(compute, [json.dumps([request, n]) for n in missing], engine=engine, done=done)
     if not all(job.part(bundles, n).is_file() for n in missing):
         raise StorageError(
-            f"code: pieces are not in {job.folder}. Give all workers the folder of the output at the same path. Run "
+            f"code: pieces are not in {job.folder}. Give all workers the folder of the output at "
+            "the same path. Run "
             "again."
         )
 
@@ -90,8 +92,10 @@ def compute(part: str) -> str:
         piece = opened.piece(number)
         if not file.parent.is_dir():
             raise StorageError(
-                "engine: the table, the bundle, the options or the code differ on a worker, the output's folder is not "
-                "shared, or that run has ended. Give all workers the same files and libraries, and run again."
+                "engine: the table, the bundle, the options or the code differ on a worker, the "
+                "output's folder is not "
+                "shared, or that run has ended. Give all workers the same files and libraries, "
+                "and run again."
             )
         code_piece(opened.bundles, opened.job, piece, file)
     return ""
@@ -101,7 +105,9 @@ class _Opened:
     def __init__(self, job_request: dict[str, Any]) -> None:
         coder = open_bundle(
             Path(job_request["bundle"]),
-            thresholds=None if job_request["thresholds"] is None else Path(job_request["thresholds"]),
+            thresholds=None
+            if job_request["thresholds"] is None
+            else Path(job_request["thresholds"]),
             levels=job_request["levels"],
             precision=job_request["precision"],
             coverage=job_request["coverage"],
@@ -110,8 +116,12 @@ class _Opened:
         records = Narratives(tuple(job_request["columns"]), job_request["template"])
         read = ReadOptions.model_validate(job_request["read"])
         table = survey(Path(job_request["data"]), text_columns=records.columns, read=read)
-        answers = (answer_columns(coder, top_k=job_request["top_k"], threshold=job_request["threshold"]),)
-        self.job = CodingJob(table, Path(job_request["out"]), records, answers, append=job_request["append"])
+        answers = (
+            answer_columns(coder, top_k=job_request["top_k"], threshold=job_request["threshold"]),
+        )
+        self.job = CodingJob(
+            table, Path(job_request["out"]), records, answers, append=job_request["append"]
+        )
         self._pieces: Generator[tuple[int, list[Row]], None, None] | None = None
         self._next = 0
 

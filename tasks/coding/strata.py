@@ -1,8 +1,10 @@
-"""Divides a coded table into strata by code and score, and the hours of the human coders among them.
+"""Divides a coded table into strata by code and score, and the hours of the human coders among
+them.
 
-A row's error moves a count only if the codes differ. With chance e of an error, spread over many codes, the difference
-of the human's and the model's code has the variance e (2 - e), summed over codes. Neyman's allocation (1934) gives a
-stratum rows in proportion to its size times that standard deviation; e is one minus the mean score.
+A row's error moves a count only if the codes differ. With chance e of an error, spread over many
+codes, the difference of the human's and the model's code has the variance e (2 - e), summed over
+codes. Neyman's allocation (1934) gives a stratum rows in proportion to its size times that standard
+deviation; e is one minus the mean score.
 """
 
 from collections import Counter, defaultdict
@@ -38,43 +40,60 @@ def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
     """Returns code and score of every row of a coded table; the score of a row without a code is 0."""
     codes: list[str] = []
     scores: list[float] = []
-    for number, (code, score) in enumerate(table.text_rows([f"{prefix}code", f"{prefix}score"]), start=1):
+    for number, (code, score) in enumerate(
+        table.text_rows([f"{prefix}code", f"{prefix}score"]), start=1
+    ):
         try:
             value = float(score) if code.strip() else 0.0
         except ValueError:
             value = -1.0
         if not 0 <= value <= 1:
-            raise InputError(f"{table.source.label}, row {number}: the score is not a number of 0 to 1.")
+            raise InputError(
+                f"{table.source.label}, row {number}: the score is not a number of 0 to 1."
+            )
         codes.append(code.strip())
         scores.append(value)
     return codes, scores
 
 
-def stratify(codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int) -> list[Stratum]:
+def stratify(
+    codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int
+) -> list[Stratum]:
     """Divides these rows of a coded table into strata, with `size` rows to draw from all."""
     counts = Counter(codes[row] for row in rows)
     apart = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
     frequent = {code for code, count in counts.most_common(apart) if count >= _FEWEST_ROWS}
     members: defaultdict[tuple[str | None, int], list[int]] = defaultdict(list)
     for row in rows:
-        members[codes[row] if codes[row] in frequent else None, sum(scores[row] >= band for band in _BANDS)].append(row)
+        members[
+            codes[row] if codes[row] in frequent else None,
+            sum(scores[row] >= band for band in _BANDS),
+        ].append(row)
     strata = [members[key] for key in sorted(members, key=str)]
     if size < min(len(rows), _FEWEST_DRAWN * len(strata)):
         raise InputError(f"--rows: {size} besides those of sensitive codes are too few. Give more.")
-    errors = np.array([max(_SMALLEST_ERROR, 1 - np.mean([scores[row] for row in stratum])) for stratum in strata])
-    drawn = allocate([len(stratum) for stratum in strata], np.sqrt(errors * (2 - errors)).tolist(), size)
+    errors = np.array(
+        [max(_SMALLEST_ERROR, 1 - np.mean([scores[row] for row in stratum])) for stratum in strata]
+    )
+    drawn = allocate(
+        [len(stratum) for stratum in strata], np.sqrt(errors * (2 - errors)).tolist(), size
+    )
     return [Stratum(stratum, number) for stratum, number in zip(strata, drawn, strict=True)]
 
 
 def allocate(sizes: Sequence[int], spreads: Sequence[float], total: int) -> list[int]:
-    """Returns the rows to draw from each stratum: Neyman's n_h = n N_h S_h / sum N S, at least 2 and at most N_h."""
+    """Returns the rows to draw from each stratum: Neyman's n_h = n N_h S_h / sum N S, at least 2
+    and at most N_h.
+    """
     most, mass = np.array(sizes), np.array(sizes) * np.array(spreads)
     least, total = np.minimum(_FEWEST_DRAWN, most), min(total, int(most.sum()))
     # the factor at which all strata within their bounds have the total, by bisection
     low, high = 0.0, float((most / mass).max())
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(middle * mass, least, most).sum() < total else (low, middle)
+        low, high = (
+            (middle, high) if np.clip(middle * mass, least, most).sum() < total else (low, middle)
+        )
     ideal = np.clip(high * mass, least, most)
     drawn = np.floor(ideal + 1e-9).astype(int)
     for place in np.argsort(drawn - ideal, kind="stable")[: total - int(drawn.sum())]:

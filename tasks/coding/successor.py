@@ -1,8 +1,10 @@
-"""Compares a bundle with its possible successor, on records with codes and on others, for the person who decides.
+"""Compares a bundle with its possible successor, on records with codes and on others, for the
+person who decides.
 
-On coded records both models answer the same ones: the difference of right answers has a paired bootstrap interval, and
-McNemar's exact test (1947) reads the records that only one of them has right. Tests by code or group are adjusted
-together (Holm 1979). On records without codes it shows which answers change.
+On coded records both models answer the same ones: the difference of right answers has a paired
+bootstrap interval, and McNemar's exact test (1947) reads the records that only one of them has
+right. Tests by code or group are adjusted together (Holm 1979). On records without codes it shows
+which answers change.
 """
 
 from collections import Counter
@@ -41,7 +43,9 @@ class Answers:
     """The codes in the table; empty without a column of them."""
     groups: NDArray[np.str_]
     alone: tuple[dict[str, float], dict[str, float]]
-    """Shares that the old and the new model can code alone, as in `coded_alone`; empty without codes."""
+    """Shares that the old and the new model can code alone, as in `coded_alone`; empty without
+    codes.
+    """
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,28 @@ def difference(name: str, old: NDArray[np.bool_], new: NDArray[np.bool_]) -> Dif
 
     records, lost, won = len(old), int((old & ~new).sum()), int((new & ~old).sum())
     shares = np.array([lost, won, records - lost - won]) / records
-    drawn = np.random.default_rng(0).multinomial(records, shares, _RESAMPLES)  # resampled pairs, by their three kinds
+    drawn = np.random.default_rng(0).multinomial(
+        records, shares, _RESAMPLES
+    )  # resampled pairs, by their three kinds
     low, high = np.percentile((drawn[:, 1] - drawn[:, 0]) / records, [2.5, 97.5])
     chance = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-    return Difference(name, records, float(old.mean()), float(new.mean()), float(low), float(high), chance)
+    return Difference(
+        name, records, float(old.mean()), float(new.mean()), float(low), float(high), chance
+    )
 
 
-def differences(names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np.bool_]) -> list[Difference]:
-    """Returns the difference of every name, the most frequent first; p-values by Holm's step-down over those tested."""
-    each = [difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)]
-    tested = sorted((entry for entry in each if entry.records >= _FEWEST), key=lambda entry: entry.chance)
+def differences(
+    names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np.bool_]
+) -> list[Difference]:
+    """Returns the difference of every name, the most frequent first; p-values by Holm's step-down
+    over those tested.
+    """
+    each = [
+        difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)
+    ]
+    tested = sorted(
+        (entry for entry in each if entry.records >= _FEWEST), key=lambda entry: entry.chance
+    )
     adjusted, highest = {}, 0.0
     for place, entry in enumerate(tested):
         highest = max(highest, min(1.0, entry.chance * (len(tested) - place)))
@@ -115,8 +131,10 @@ class Succession:
         }[whole.verdict]
         codes = f" It is worse at {len(worse)} codes: {', '.join(worse[:8])}." if worse else ""
         return (
-            f"{main}: {whole.new:.1%} of {whole.records:,} coded records right, {whole.old:.1%} before (difference "
-            f"{100 * whole.low:+.1f} to {100 * whole.high:+.1f} points, p = {whole.chance:.3g}).{codes} They agree on "
+            f"{main}: {whole.new:.1%} of {whole.records:,} coded records right, {whole.old:.1%} "
+            "before (difference "
+            f"{100 * whole.low:+.1f} to {100 * whole.high:+.1f} points, p = "
+            f"{whole.chance:.3g}).{codes} They agree on "
             f"{self.agreement:.1%} of {self.records:,} records without codes."
         )
 
@@ -135,20 +153,33 @@ class Succession:
             by_group=(["group", *head], [_row(entry) for entry in self.groups]),
             work=(
                 ["accuracy", "old codes alone", "new codes alone"],
-                [[accuracy, f"{before:.0%}", f"{after:.0%}"] for accuracy, before, after in self.work],
+                [
+                    [accuracy, f"{before:.0%}", f"{after:.0%}"]
+                    for accuracy, before, after in self.work
+                ],
             ),
             counts=(
                 ["code", "old", "new", "change"],
                 [[code, f"{a:,}", f"{b:,}", f"{b - a:+,}"] for code, a, b in self.counts if a != b],
             ),
-            flows=(["old code", "new code", "records"], [[a, b, f"{count:,}"] for a, b, count in self.flows]),
+            flows=(
+                ["old code", "new code", "records"],
+                [[a, b, f"{count:,}"] for a, b, count in self.flows],
+            ),
         )
 
 
 def _row(entry: Difference) -> list[str]:
     tested = entry.records >= _FEWEST
-    interval = f"{100 * (entry.new - entry.old):+.1f} ({100 * entry.low:+.1f} to {100 * entry.high:+.1f})"
-    figures = [f"{entry.records:,}", f"{entry.old:.1%}", f"{entry.new:.1%}", interval if tested else "too few"]
+    interval = (
+        f"{100 * (entry.new - entry.old):+.1f} ({100 * entry.low:+.1f} to {100 * entry.high:+.1f})"
+    )
+    figures = [
+        f"{entry.records:,}",
+        f"{entry.old:.1%}",
+        f"{entry.new:.1%}",
+        interval if tested else "too few",
+    ]
     return [entry.name, *figures, f"{entry.chance:.3g}" if tested else "–", entry.verdict]
 
 
@@ -165,7 +196,9 @@ def answers(
     read: ReadOptions = AS_IT_LOOKS,
     report: Callable[[str], object] = lambda sentence: None,
 ) -> Answers:
-    """Codes a table with both models; skips rows without a text, or without a code if a column has codes."""
+    """Codes a table with both models; skips rows without a text, or without a code if a column has
+    codes.
+    """
     more = [column for column in (label, by) if column]
     columns = [*narratives.columns, *more]
     table = survey(data, text_columns=columns, option=option, read=read)
@@ -174,7 +207,9 @@ def answers(
     if label:
         cells = (cell for (cell,) in table.text_rows([label]))
         place = f"{option}: {data}, column {label!r}"
-        given, people = human_codes(cells, listed, place=place, allowed=allow_unlisted, marks=read.missing)
+        given, people = human_codes(
+            cells, listed, place=place, allowed=allow_unlisted, marks=read.missing
+        )
         report(people)
     scores: tuple[list[Scores], list[Scores]] = ([], [])
     right: list[str] = []
@@ -183,7 +218,11 @@ def answers(
     for piece in pieces(table.text_rows(columns), columns=len(columns)):
         texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
         codes = given[done : done + len(piece)] if label else [""] * len(piece)
-        usable = [place for place, text in enumerate(texts) if text.strip() and (codes[place] or not label)]
+        usable = [
+            place
+            for place, text in enumerate(texts)
+            if text.strip() and (codes[place] or not label)
+        ]
         for coder, each in zip((old, new), scores, strict=True):
             each.append(coder.scores([texts[place] for place in usable]))
         right += [codes[place] for place in usable]
@@ -191,7 +230,9 @@ def answers(
         done += len(piece)
         progress.report("successor", done, table.rows)
     if not right:
-        raise InputError(f"{option}: {data} has no row with a text{' and a code' if label else ''}.")
+        raise InputError(
+            f"{option}: {data} has no row with a text{' and a code' if label else ''}."
+        )
     best, alone = [], []
     for coder, each in zip((old, new), scores, strict=True):
         scores_of, places = (
@@ -200,7 +241,11 @@ def answers(
         )
         best.append(np.array([coder.model.codes[place] for place in scores_of.argmax(-1).tolist()]))
         labels = torch.tensor([places.get(code, -1) for code in right])
-        alone.append(coded_alone(scores_of.double().log(), labels) if label and bool((labels >= 0).any()) else {})
+        alone.append(
+            coded_alone(scores_of.double().log(), labels)
+            if label and bool((labels >= 0).any())
+            else {}
+        )
     return Answers(best[0], best[1], np.array(right), np.array(groups), (alone[0], alone[1]))
 
 
@@ -208,7 +253,11 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
     """Compares the answers of both models, by their names."""
     right = [answer == labelled.right for answer in (labelled.old, labelled.new)]
     before, after = Counter(unlabelled.old.tolist()), Counter(unlabelled.new.tolist())
-    moved = Counter((a, b) for a, b in zip(unlabelled.old.tolist(), unlabelled.new.tolist(), strict=True) if a != b)
+    moved = Counter(
+        (a, b)
+        for a, b in zip(unlabelled.old.tolist(), unlabelled.new.tolist(), strict=True)
+        if a != b
+    )
     counts = [(code, before[code], after[code]) for code in sorted(before.keys() | after.keys())]
     grouped = differences(labelled.groups, *right) if labelled.groups.any() else []
     shares = [
@@ -233,6 +282,7 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
 def require_same_classification(old: Coder, new: Coder) -> None:
     if old.classification != new.classification:
         raise InputError(
-            f"NEW: it codes {new.classification}, OLD codes {old.classification}. Compare bundles of one "
+            f"NEW: it codes {new.classification}, OLD codes {old.classification}. Compare "
+            "bundles of one "
             "classification."
         )

@@ -1,4 +1,6 @@
-"""Writes a comparison: `results.json`, and one table and one plot of it, only in the private workspace. Aggregates."""
+"""Writes a comparison: `results.json`, and one table and one plot of it, only in the private
+workspace. Aggregates.
+"""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +21,11 @@ _STYLES = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (B
 
 def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
     study = groups[0].study
-    context, parameters, seeds = study.context, study.parameters, [outcome.seed for outcome in groups[0].outcomes]
+    context, parameters, seeds = (
+        study.context,
+        study.parameters,
+        [outcome.seed for outcome in groups[0].outcomes],
+    )
     measured = [outcome.measured.sha256 for group in groups for outcome in group.outcomes]
     folder = context.workspace.private / "comparisons" / digest(measured)[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,36 +34,57 @@ def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
         "population": parameters.data.population,
         "encoder": Path(parameters.model.encoder).name,
         "trainable": parameters.model.trainable,
-        "records": {name: study.facts[name] for name in ("train", "test", "codes_observed", "label_space")},
+        "records": {
+            name: study.facts[name] for name in ("train", "test", "codes_observed", "label_space")
+        },
         "seeds": seeds,
         "terms": study.terms.model_dump(mode="json"),
         "code": {"commit": source.code_commit, "changed": source.code_dirty},
         "branches": [summary.model_dump(mode="json") for summary in summaries],
     }
-    write_atomically(folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(
+        folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+    )
     write_atomically(folder / "results.svg", plot(summaries).encode())
     shown = table(summaries)
     unprotected = sorted({line for summary in summaries for line in summary.unprotected})
     text = render("comparison.md", content=content, table=shown, unprotected=unprotected)
     write_atomically(folder / "results.md", text.encode())
-    context.run.publish_markdown(key="comparison", markdown=text, description="Branches on the same records. Internal.")
+    context.run.publish_markdown(
+        key="comparison", markdown=text, description="Branches on the same records. Internal."
+    )
     return folder
 
 
 def table(summaries: Sequence[BranchSummary]) -> Table:
     """Tabulates claims and scores; each score with its error over seeds, then over test records."""
-    head = ["branch", "claim", "ε", "ε, one replaced", "δ", "weighted F1", "macro F1", "minus the first", "seconds"]
+    head = [
+        "branch",
+        "claim",
+        "ε",
+        "ε, one replaced",
+        "δ",
+        "weighted F1",
+        "macro F1",
+        "minus the first",
+        "seconds",
+    ]
     rows = [
         [
             summary.title,
             summary.guarantee_kind,
             *(_figure(value, ".3g") for value in (summary.epsilon, summary.epsilon_replaced)),
             "–" if summary.delta is None else delta_text(Decimal(str(summary.delta))),
-            *(f"{summary.mean[s]:.3f} ± {summary.spread[s]:.3f} ± {summary.record_errors[s]:.3f}" for s in SCORES),
+            *(
+                f"{summary.mean[s]:.3f} ± {summary.spread[s]:.3f} ± {summary.record_errors[s]:.3f}"
+                for s in SCORES
+            ),
             _difference(summary.difference["weighted_f1"]) if summary.difference else "–",
             _figure(summary.seconds, ".1f"),
         ]
-        for summary in sorted(summaries, key=lambda summary: (bool(summary.difference), -summary.mean["weighted_f1"]))
+        for summary in sorted(
+            summaries, key=lambda summary: (bool(summary.difference), -summary.mean["weighted_f1"])
+        )
     ]
     return head, rows
 
@@ -71,22 +98,42 @@ def _difference(difference: Difference) -> str:
 
 
 def plot(summaries: Sequence[BranchSummary]) -> str:
-    """Draws weighted F1 against epsilon, a line per branch; branches without a guarantee are horizontal lines."""
+    """Draws weighted F1 against epsilon, a line per branch; branches without a guarantee are
+    horizontal lines.
+    """
     figure, axes = figure_of("Weighted F1 against ε; bars: the larger of both errors", height=4.6)
     lines: dict[str, list[BranchSummary]] = {}
     for summary in sorted(summaries, key=lambda summary: summary.epsilon or 0.0):
         lines.setdefault(summary.branch, []).append(summary)
     for number, points in enumerate(lines.values()):
         (colour, marker), first = _STYLES[points[0].guarantee_kind], points[0]
-        label, scores = f"{first.title} ({first.guarantee_kind})", [point.mean["weighted_f1"] for point in points]
+        label, scores = (
+            f"{first.title} ({first.guarantee_kind})",
+            [point.mean["weighted_f1"] for point in points],
+        )
         if first.epsilon is None:
             axes.axhline(scores[0], color=colour, linestyle="--", label=label)
             continue
-        errors = [max(point.spread["weighted_f1"], point.record_errors["weighted_f1"]) for point in points]
-        style = {"color": colour, "marker": marker, "linestyle": ("-", ":", "-.", "--")[number % 4], "capsize": 3}
-        axes.errorbar([point.epsilon for point in points], scores, yerr=errors, label=label, **style)
+        errors = [
+            max(point.spread["weighted_f1"], point.record_errors["weighted_f1"]) for point in points
+        ]
+        style = {
+            "color": colour,
+            "marker": marker,
+            "linestyle": ("-", ":", "-.", "--")[number % 4],
+            "capsize": 3,
+        }
+        axes.errorbar(
+            [point.epsilon for point in points], scores, yerr=errors, label=label, **style
+        )
     axes.set_xlabel("ε (kinds of claim are not comparable)")
     axes.set_ylabel("weighted F1, test records")
     axes.set_xlim(left=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False, ncols=2)
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        fontsize=8,
+        frameon=False,
+        ncols=2,
+    )
     return svg(figure)

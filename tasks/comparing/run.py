@@ -1,4 +1,6 @@
-"""Runs all branches on the same records: one ingest, one preparation, then branches times seeds, at each target."""
+"""Runs all branches on the same records: one ingest, one preparation, then branches times seeds, at
+each target.
+"""
 
 import json
 import time
@@ -23,7 +25,9 @@ RunOnWorkers = Callable[[Sequence[Experiment]], object]
 
 @dataclass(frozen=True)
 class Group:
-    """One branch at one target, fitted at every seed. seconds: of its stages, where each was timed here."""
+    """One branch at one target, fitted at every seed. seconds: of its stages, where each was timed
+    here.
+    """
 
     study: Study
     outcomes: tuple[Outcome, ...]
@@ -32,17 +36,34 @@ class Group:
     @property
     def name(self) -> str:
         branch = self.outcomes[0].branch
-        return f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}" if branch.aims else branch.name
+        return (
+            f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}"
+            if branch.aims
+            else branch.name
+        )
 
 
-def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch]) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate."""
-    if terms.target_epsilon is None and (aiming := [branch.name for branch in chosen if branch.aims]):
-        raise InputError(f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER")
+def refuse_early(
+    context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch]
+) -> Estimate:
+    """Refuses what needs no work to be refused, before Prefect's server starts; returns the
+    estimate.
+    """
+    if terms.target_epsilon is None and (
+        aiming := [branch.name for branch in chosen if branch.aims]
+    ):
+        raise InputError(
+            f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER"
+        )
     mechanisms = [branch.mechanism for branch in chosen]
-    reweighted = any(isinstance(mechanism, SwagPpm) and mechanism.round == "reweighted" for mechanism in mechanisms)
+    reweighted = any(
+        isinstance(mechanism, SwagPpm) and mechanism.round == "reweighted"
+        for mechanism in mechanisms
+    )
     if reweighted and not parameters.pseudo_posterior.reweight:
-        raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it")
+        raise InputError(
+            "--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it"
+        )
     passes = {branch.name: branch.epochs_for(parameters, terms) for branch in _single(chosen)}
     return preflight.check(context, parameters).with_fits(passes)
 
@@ -50,7 +71,9 @@ def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, 
 def estimate_seconds(estimate: Estimate, chosen: Sequence[Branch], *, seeds: int) -> float:
     single = _single(chosen)
     chains = len(single) < len(chosen)
-    fits = seeds * (chains * estimate.seconds + sum(estimate.of_kind(branch.name) for branch in single))
+    fits = seeds * (
+        chains * estimate.seconds + sum(estimate.of_kind(branch.name) for branch in single)
+    )
     return fits if chains else fits + estimate.of_kind("features")
 
 
@@ -74,26 +97,37 @@ def run(
     Args:
         seeds: how many, from the run's on.
         epsilons: further targets, for the branches that aim at one.
-        run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves out.
+        run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves
+            out.
     """
     refuse_early(context, parameters, terms, chosen)
     stages = _Stages(context, do)
     study = Study.of(context, parameters, terms, chosen, stages.run)
     studies = [(study, chosen)]
     aiming = [branch for branch in chosen if branch.aims]
-    studies += [(study.retargeted(e), aiming) for e in dict.fromkeys(epsilons) if e != terms.target_epsilon and aiming]
+    studies += [
+        (study.retargeted(e), aiming)
+        for e in dict.fromkeys(epsilons)
+        if e != terms.target_epsilon and aiming
+    ]
     numbers = range(parameters.fit.seed, parameters.fit.seed + seeds)
     groups = []
     for each, branches in studies:
         if run_on_workers is not None:
-            run_on_workers([each.experiment(branch, seed) for branch in branches for seed in numbers])
+            run_on_workers(
+                [each.experiment(branch, seed) for branch in branches for seed in numbers]
+            )
         for branch in branches:
-            groups.append(Group(each, *stages.timed([each.experiment(branch, seed) for seed in numbers])))
+            groups.append(
+                Group(each, *stages.timed([each.experiment(branch, seed) for seed in numbers]))
+            )
     return groups
 
 
 def write_plans(groups: Sequence[Group]) -> dict[str, str]:
-    """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
+    """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen
+    by its score.
+    """
     files: dict[str, str] = {}
     for group in groups:
         study, outcome = group.study, group.outcomes[0]
@@ -102,7 +136,9 @@ def write_plans(groups: Sequence[Group]) -> dict[str, str]:
         plan = plan_compared(study, outcome)
         if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
-            Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(file)
+            Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(
+                file
+            )
             files[group.name] = str(file)
     return files
 
@@ -113,7 +149,9 @@ class _Stages:
     def __init__(self, context: Context, do: Do) -> None:
         self._store, self._do = context.store, do
         self._file = context.workspace.private / "comparisons" / "seconds.json"
-        self._seconds: dict[str, float] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self._seconds: dict[str, float] = (
+            json.loads(self._file.read_text()) if self._file.is_file() else {}
+        )
         self._finished: dict[str, ArtifactRef] = {}
         self._taken: set[str] = set()
 
@@ -128,7 +166,9 @@ class _Stages:
         return self._finished[key]
 
     def timed(self, experiments: Sequence[Experiment]) -> tuple[tuple[Outcome, ...], float | None]:
-        """Returns the outcomes, and the seconds of their stages; None where one of these was never timed here."""
+        """Returns the outcomes, and the seconds of their stages; None where one of these was never
+        timed here.
+        """
         self._taken = set()
         outcomes = tuple(experiment.run() for experiment in experiments)
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """Spreads a comparison's branches at each seed over the workers of an engine.
 
-A worker runs every stage of its branch; afterwards the comparison takes all branches in order, as without workers, and
-their stages are finished. A request holds digests, a branch's name, the seed and the target: the settings are an
-artifact, as records are. A worker needs neither the records' file nor the ledger.
+A worker runs every stage of its branch; afterwards the comparison takes all branches in order, as
+without workers, and their stages are finished. A request holds digests, a branch's name, the seed
+and the target: the settings are an artifact, as records are. A worker needs neither the records'
+file nor the ledger.
 """
 
 import json
@@ -37,7 +38,9 @@ class _Settings(BaseModel, frozen=True, extra="forbid"):
 def finish(experiments: Sequence[Experiment]) -> None:
     """Runs these experiments of one study on workers, until all their stages are finished."""
     study = experiments[0].study
-    settings = run_step(study.context, _settings_step(study, [experiment.branch for experiment in experiments]))
+    settings = run_step(
+        study.context, _settings_step(study, [experiment.branch for experiment in experiments])
+    )
     fits = [Fit(branch=experiment.branch.name, seed=experiment.seed) for experiment in experiments]
     inputs = {**study.records, "settings": settings}
     run_parts(study.context, compute, fits, inputs, part_step, report=progress.reporter("branches"))

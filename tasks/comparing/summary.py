@@ -1,4 +1,6 @@
-"""Summarises a comparison over seeds and resamples of the test records, and records its claims in the ledger."""
+"""Summarises a comparison over seeds and resamples of the test records, and records its claims in
+the ledger.
+"""
 
 import math
 import statistics
@@ -32,7 +34,9 @@ class Difference(BaseModel, frozen=True):
 
 
 class BranchSummary(BaseModel, frozen=True):
-    """Aggregates one branch at one target over its seeds: means, and sample standard deviations (0 for one seed)."""
+    """Aggregates one branch at one target over its seeds: means, and sample standard deviations (0
+    for one seed).
+    """
 
     branch: str
     title: str
@@ -50,7 +54,9 @@ class BranchSummary(BaseModel, frozen=True):
     from_titles: bool
     unprotected: tuple[str, ...]
     seconds: float | None
-    """Of one seed's stages without what all branches share; None where not all ran in this workspace."""
+    """Of one seed's stages without what all branches share; None where not all ran in this
+    workspace.
+    """
     mean: dict[str, float]
     spread: dict[str, float]
     record_errors: dict[str, float]
@@ -78,7 +84,9 @@ def record_claims(study: Study, outcomes: Sequence[Outcome]) -> None:
 
 
 def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
-    """Summarises every group; differences are to the first branch without privacy, else to the first."""
+    """Summarises every group; differences are to the first branch without privacy, else to the
+    first.
+    """
     resampled = [_resampled(context, group.outcomes) for group in groups]
     kinds = [group.outcomes[0].claim.guarantee_kind for group in groups]
     first = kinds.index("none") if "none" in kinds else 0
@@ -87,7 +95,9 @@ def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
 
 
 Resampled = Mapping[str, np.ndarray]
-"""Mean over a branch's seeds of each score, float64 [resamples], on resamples that all branches share."""
+"""Mean over a branch's seeds of each score, float64 [resamples], on resamples that all branches
+share.
+"""
 
 
 def _resampled(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
@@ -95,8 +105,14 @@ def _resampled(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
     return {name: np.mean([scores[name] for scores in each], axis=0) for name in SCORES}
 
 
-def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampled]) -> BranchSummary:
-    first, claims, base = group.outcomes[0], [outcome.claim for outcome in group.outcomes], reference[1]
+def _summary(
+    group: Group, resampled: Resampled, reference: tuple[Group, Resampled]
+) -> BranchSummary:
+    first, claims, base = (
+        group.outcomes[0],
+        [outcome.claim for outcome in group.outcomes],
+        reference[1],
+    )
     mean, spread = _over_seeds(group.outcomes)
     base_mean, base_spread = _over_seeds(reference[0].outcomes)
     return BranchSummary(
@@ -105,7 +121,9 @@ def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampl
         guarantee_kind=first.claim.guarantee_kind,
         relation=first.claim.neighbouring_relation,
         epsilon=max((claim.epsilon for claim in claims if claim.epsilon is not None), default=None),
-        epsilon_replaced=max((c.epsilon_replaced for c in claims if c.epsilon_replaced is not None), default=None),
+        epsilon_replaced=max(
+            (c.epsilon_replaced for c in claims if c.epsilon_replaced is not None), default=None
+        ),
         delta=first.claim.delta,
         seeds=len(group.outcomes),
         settings_tried=first.branch.settings_tried,
@@ -130,7 +148,11 @@ def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampl
 
 def _over_seeds(outcomes: Sequence[Outcome]) -> tuple[dict[str, float], dict[str, float]]:
     # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
-    names = [n for n in outcomes[0].figures if all(isinstance(o.figures.get(n), int | float) for o in outcomes)]
+    names = [
+        n
+        for n in outcomes[0].figures
+        if all(isinstance(o.figures.get(n), int | float) for o in outcomes)
+    ]
     values = {n: [float(o.figures[n]) for o in outcomes] for n in names}
     spread = {n: statistics.stdev(v) if len(v) > 1 else 0.0 for n, v in values.items()}
     return {n: statistics.fmean(v) for n, v in values.items()}, spread

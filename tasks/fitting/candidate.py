@@ -1,4 +1,6 @@
-"""Holds the candidate of a release: a SWAG posterior, to be drawn from once, or one fit with noise in it."""
+"""Holds the candidate of a release: a SWAG posterior, to be drawn from once, or one fit with noise
+in it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,15 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
     prepared: ArtifactRef
     fitted: ArtifactRef = Field(description="a SWAG posterior, or the parameters of one fit")
     measured: ArtifactRef | None = Field(
-        default=None, description="risk weights and sensitivity of a SWAG posterior; None: the fit is released as it is"
+        default=None,
+        description=(
+            "risk weights and sensitivity of a SWAG posterior; None: the fit is released as it is"
+        ),
     )
     model: ModelConfig
-    seed: int = Field(description="of the head's initial weights, from which a frozen part is built again")
+    seed: int = Field(
+        description="of the head's initial weights, from which a frozen part is built again"
+    )
     std_scale: float = Field(default=1.0, description="of the standard deviation of SWAG's sample")
 
     @property
@@ -38,7 +45,8 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         return {name: ref.sha256 for name, ref in digests.items()}
 
     def take(self, context: Context) -> Tensor:
-        """Returns the parameters to release, flat: one draw with the operating system's entropy, or the fit's.
+        """Returns the parameters to release, flat: one draw with the operating system's entropy, or
+        the fit's.
 
         A release calls this once: a second call draws again.
         """
@@ -69,7 +77,8 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             possible = swag.within_reach(swag.load(folder, std_scale=self.std_scale), theta)
         if not possible:
             raise StorageError(
-                f"sample: its parameters are not of the planned stage {self.fitted.kind} ({self.fitted.sha256[:12]}…). "
+                f"sample: its parameters are not of the planned stage {self.fitted.kind} "
+                f"({self.fitted.sha256[:12]}…). "
                 "Run `autocoder ledger recover`"
             )
 
@@ -84,7 +93,9 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         return model
 
     def sensitivity_at(self, context: Context, theta: Tensor) -> float | None:
-        """Measures Delta at these parameters over the training records; None without such a guarantee."""
+        """Measures Delta at these parameters over the training records; None without such a
+        guarantee.
+        """
         from mechanisms.posterior import risks
         from tasks.fitting.model_inputs import load_inputs
         from tasks.fitting.train import load_weights

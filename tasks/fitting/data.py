@@ -44,18 +44,23 @@ class Texts(Part, frozen=True):
 
 
 def prepare(
-    model: ModelConfig, dataset: ArtifactRef | None, *, encoding: Mapping[str, ArtifactRef | None] | None = None
+    model: ModelConfig,
+    dataset: ArtifactRef | None,
+    *,
+    encoding: Mapping[str, ArtifactRef | None] | None = None,
 ) -> Step:
     """Prepares both splits: tokens, or the frozen encoder's features.
 
     Args:
-        encoding: the outputs of `distinct_texts` and `encoding_of` by the names `texts` and `encoding`, where the texts
-            are encoded already.
+        encoding: the outputs of `distinct_texts` and `encoding_of` by the names `texts` and
+            `encoding`, where the texts are encoded already.
     """
     head = model.trainable == "head"
     config = _encoder_of(model)
     if model.lexical != "none":
-        config |= model.model_dump(include={"lexical", "lexical_titles", "lexical_language", "prior_sentence"})
+        config |= model.model_dump(
+            include={"lexical", "lexical_titles", "lexical_language", "prior_sentence"}
+        )
     if model.lora_layers is not None:
         config |= model.model_dump(include={"lora_layers", "precision"})
     return Step(
@@ -78,10 +83,16 @@ def _encoder_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
-    """Collects the distinct texts of several data sets of the same records, whatever code each is there for."""
+    """Collects the distinct texts of several data sets of the same records, whatever code each is
+    there for.
+    """
 
     def body(work: Work) -> Mapping[str, Any]:
-        columns = [load_table(folder, split).column("text") for folder in work.inputs.values() for split in SPLITS]
+        columns = [
+            load_table(folder, split).column("text")
+            for folder in work.inputs.values()
+            for split in SPLITS
+        ]
         texts = sorted({text for column in columns for text in column.to_pylist()})
         pq.write_table(pa.table({"text": texts}), split_file(work.out, _ALL))
         return {"texts": len(texts)}
@@ -133,7 +144,10 @@ def _parts(
         ).cut(PART)
     ]
     paths = run_parts_of(work, encode, parts, part_step)
-    tensors = [(part.split, checkpoint.load(path / _FEATURES)[0]) for part, path in zip(parts, paths, strict=True)]
+    tensors = [
+        (part.split, checkpoint.load(path / _FEATURES)[0])
+        for part, path in zip(parts, paths, strict=True)
+    ]
     return [[features for name, features in tensors if name == split] for split in splits]
 
 
@@ -151,7 +165,10 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
     tokens_seen, done, place, parts = 0, 0, {}, []
     if model.trainable == "head" and "encoding" in work.inputs:
         place = {text: n for n, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
-        encoded = [checkpoint.load(part)[0] for part in sorted(work.inputs["encoding"].glob("*.safetensors"))]
+        encoded = [
+            checkpoint.load(part)[0]
+            for part in sorted(work.inputs["encoding"].glob("*.safetensors"))
+        ]
         parts = [encoded] * len(tables)
     elif model.trainable == "head":
         parts = _parts(work, model, encoder_digest, list(tables))
@@ -167,10 +184,16 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
             done += len(texts)
             work.progress(done, total)
         else:
-            places = torch.tensor([place[text] for text in texts]) if place else _distinct(dataset, name)[1]
+            places = (
+                torch.tensor([place[text] for text in texts])
+                if place
+                else _distinct(dataset, name)[1]
+            )
             tokens_seen += int(torch.cat([part["lengths"] for part in parts[number]])[places].sum())
             blocks = blocks_of(texts, places, [part["features"] for part in parts[number]], lexicon)
-            width = parts[number][0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
+            width = parts[number][0]["features"].shape[1] + (
+                0 if lexicon is None else lexicon.columns
+            )
             save_features(file, (len(texts), width), blocks)
         save_labels(work.out, name, load_labels(dataset, name))
     _encoder.cache_clear()
@@ -178,7 +201,10 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
     figures: dict[str, Any] = {"precision": model.precision} if model.trainable == "head" else {}
     if lexicon is not None:
         figures["words"] = lexicon.columns
-    figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
+    figures |= {
+        "tokens_per_record": round(tokens_seen / total, 1),
+        "encoder": Path(model.encoder).name,
+    }
     return {"records": total} | figures
 
 
@@ -188,11 +214,15 @@ def encode(request: str) -> str:
 
 
 def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Returns the stage that encodes texts: features float32 [m, width], and lengths in tokens, int64 [m]."""
+    """Returns the stage that encodes texts: features float32 [m, width], and lengths in tokens,
+    int64 [m].
+    """
 
     def body(work: Work) -> Mapping[str, Any]:
         if _digest_of(texts.model) != texts.encoder_digest:
-            raise StorageError(f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run")
+            raise StorageError(
+                f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"
+            )
         distinct, _ = _distinct(work.inputs["dataset"], texts.split)
         tokenizer, encoder = _encoder(texts.model, work.context.device)
         tokens = tokenizer(distinct[texts.first : texts.end])
@@ -201,7 +231,9 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
 
         def on_batch(number: int) -> None:
             nonlocal encoded
-            encoded += number  # the longest first: the time left follows from tokens, not from texts
+            encoded += (
+                number  # the longest first: the time left follows from tokens, not from texts
+            )
             work.progress(int(texts.size * work_done[encoded - 1]), texts.size)
 
         features = encoder.encode(tokens, on_batch=on_batch).features
@@ -219,7 +251,9 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
 
 
 @lru_cache(maxsize=1)
-def _encoder(model: ModelConfig, device: str) -> tuple[Callable[[Sequence[str]], TokenInputs], Classifier]:
+def _encoder(
+    model: ModelConfig, device: str
+) -> tuple[Callable[[Sequence[str]], TokenInputs], Classifier]:
     return classifier.tokenizer(model), classifier.build(
         model, num_labels=2, seed=0, device=classifier.device_of(device)
     )
@@ -234,19 +268,30 @@ def _distinct(dataset: Path, split: str) -> tuple[list[str], torch.Tensor]:
 
 
 def blocks_of(
-    texts: Sequence[str], places: torch.Tensor, parts: Sequence[torch.Tensor], lexicon: Lexicon | None
+    texts: Sequence[str],
+    places: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    lexicon: Lexicon | None,
 ) -> Iterator[torch.Tensor]:
-    """Yields the features of all records in order, `PART` records at a time, with their words where there are any."""
+    """Yields the features of all records in order, `PART` records at a time, with their words where
+    there are any.
+    """
     for start in range(0, len(texts), PART):
         wanted = places[start : start + PART]
         block = torch.empty(len(wanted), parts[0].shape[1])
         for part in torch.unique(wanted // PART).tolist():
             here = wanted // PART == part
             block[here] = parts[part][wanted[here] % PART]
-        yield block if lexicon is None else lexicon.join(block, lexicon.words(texts[start : start + PART]))
+        yield (
+            block
+            if lexicon is None
+            else lexicon.join(block, lexicon.words(texts[start : start + PART]))
+        )
 
 
-def _states(work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int, total: int) -> torch.Tensor | None:
+def _states(
+    work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int, total: int
+) -> torch.Tensor | None:
     done = 0
 
     def on_batch(count: int) -> None:
@@ -260,4 +305,7 @@ def _states(work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int,
 
 def save_labels(folder: Path, split: str, labels: Sequence[int] | NDArray[np.int64]) -> None:
     """Saves labels [n] of a split next to its inputs, for `load_inputs`."""
-    save_file({"labels": torch.as_tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")
+    save_file(
+        {"labels": torch.as_tensor(labels, dtype=torch.int64)},
+        folder / f"{split}_labels.safetensors",
+    )

@@ -39,7 +39,9 @@ def evaluate(
                 trained.flat.copy_(posterior.mean)
             else:
                 risks.load_draw(trained, posterior, seed=fit.seed, purpose="evaluate", draw=0)
-            figures |= {f"{name}_{key}": value for key, value in scores(trained, records, labels).items()}
+            figures |= {
+                f"{name}_{key}": value for key, value in scores(trained, records, labels).items()
+            }
             work.progress(done, len(posteriors))
         return figures
 
@@ -52,13 +54,16 @@ def evaluate(
             "std_scale": fit.swag.std_scale,
             "rounds": list(posteriors),
         },
-        inputs={"dataset": dataset, "prepared": prepared} | {f"posterior_{k}": ref for k, ref in posteriors.items()},
+        inputs={"dataset": dataset, "prepared": prepared}
+        | {f"posterior_{k}": ref for k, ref in posteriors.items()},
         body=body,
     )
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
-    """Returns weighted and macro F1, accuracy, and what it could code alone, at the current parameters."""
+    """Returns weighted and macro F1, accuracy, and what it could code alone, at the current
+    parameters.
+    """
     predicted = trained.predict(records)
     figures = asdict(metrics.classification(labels.numpy(), predicted.argmax(-1).numpy()))
     return figures | calibration.coded_alone(predicted, labels)

@@ -1,6 +1,8 @@
-"""Defines the stages of a mechanism that is one fit: plan its noise, fit at a seed, predict each record.
+"""Defines the stages of a mechanism that is one fit: plan its noise, fit at a seed, predict each
+record.
 
-Their keys include the mechanism's module: a change of another mechanism, a metric or a page leaves them finished.
+Their keys include the mechanism's module: a change of another mechanism, a metric or a page leaves
+them finished.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from typing import Any
 
 import torch
 
-from mechanisms.mechanism import AnyMechanism, Fitted, Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.mechanism import (
+    AnyMechanism,
+    Fitted,
+    Mechanism,
+    Plan,
+    Records,
+    Releasable,
+    Run,
+    Task,
+)
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
@@ -29,7 +40,8 @@ from tasks.running.stage import Step, Work
 _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
 """Records that are predicted at a time: through an encoder, and from features."""
 _BUILDING = threading.Lock()
-"""Initial weights come from torch's one generator a process; fits that run side by side take turns."""
+"""Initial weights come from torch's one generator a process; fits that run side by side take turns.
+"""
 
 
 def modules(mechanism: Mechanism) -> tuple[str, ...]:
@@ -50,7 +62,10 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
     return Step(
         name="plan",
         label=f"plan ({name})",
-        config={"mechanism": mechanism.model_dump(mode="json"), "task": task.model_dump(mode="json")},
+        config={
+            "mechanism": mechanism.model_dump(mode="json"),
+            "task": task.model_dump(mode="json"),
+        },
         inputs={},
         body=body,
         modules=modules(mechanism),
@@ -75,7 +90,9 @@ def fit(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws its own."""
+    """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws
+    its own.
+    """
 
     def body(work: Work) -> Mapping[str, Any]:
         fitted = _fit(work, model, seed)
@@ -87,7 +104,11 @@ def fit(
         name="branch-fit",
         label=f"{name}, seed {seed}",
         # the mechanism follows from the plan; a release reads the origin of its settings here
-        config={"model": model.model_dump(mode="json"), "seed": seed, "mechanism": mechanism.model_dump(mode="json")},
+        config={
+            "model": model.model_dump(mode="json"),
+            "seed": seed,
+            "mechanism": mechanism.model_dump(mode="json"),
+        },
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
         body=body,
         modules=modules(mechanism),
@@ -134,7 +155,9 @@ def predict(
     purpose: str = "evaluate",
     splits: tuple[str, ...] = ("test",),
 ) -> Step:
-    """Predicts log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
+    """Predicts log-probabilities at a fit, or at a posterior's repeatable draw of this purpose.
+    Private.
+    """
     config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
     def body(work: Work) -> Mapping[str, Any]:
@@ -142,11 +165,15 @@ def predict(
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
             whole = Predicted(end=max(len(inputs), 1), split=split, **config)
-            parts += whole.cut(_FEATURES_PART if isinstance(inputs, FeatureInputs) else _TOKENS_PART)
+            parts += whole.cut(
+                _FEATURES_PART if isinstance(inputs, FeatureInputs) else _TOKENS_PART
+            )
         folders = run_parts_of(work, compute, parts, part_step)
         for split in splits:
             tensors = [
-                predictions(file, split) for file, part in zip(folders, parts, strict=True) if part.split == split
+                predictions(file, split)
+                for file, part in zip(folders, parts, strict=True)
+                if part.split == split
             ]
             joined = {name: torch.cat([some[name] for some in tensors]) for name in tensors[0]}
             checkpoint.save(work.out / f"{split}.safetensors", joined, {})
@@ -163,7 +190,9 @@ def predict(
 
 
 class Predicted(Part, frozen=True):
-    """Selects records of a split to predict. Inputs are the data set, the prepared records and the fit."""
+    """Selects records of a split to predict. Inputs are the data set, the prepared records and the
+    fit.
+    """
 
     mechanism: AnyMechanism
     model: ModelConfig
@@ -182,7 +211,9 @@ def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) 
         run = run_of(work, part.model, part.seed)
         fitted = part.mechanism.load(work.inputs["fitted"], run, purpose=part.purpose)
         records, _ = load_inputs(work.inputs["prepared"], part.split)
-        scores = fitted.log_probabilities(records.take(torch.arange(part.first, min(part.end, len(records)))))
+        scores = fitted.log_probabilities(
+            records.take(torch.arange(part.first, min(part.end, len(records))))
+        )
         # in float32, with the most probable class as float64 has it: rounding makes ties
         tensors = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
         checkpoint.save(work.out / f"{part.split}.safetensors", tensors, {})

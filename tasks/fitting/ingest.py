@@ -18,7 +18,10 @@ def ingest_records(data: DataParameters) -> Step:
     for path in filter(None, (*sources, data.codelist_path)):
         if not path.is_file():
             raise InputError(f"file {path} does not exist. Check the path")
-    named = {"classification": data.classification, "classification_version": data.classification_version}
+    named = {
+        "classification": data.classification,
+        "classification_version": data.classification_version,
+    }
     config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
     if data.codelist_path is not None:
         config["codelist"] = file_digest(data.codelist_path)
@@ -31,7 +34,14 @@ def ingest_records(data: DataParameters) -> Step:
             data.codelist_path,
             progress=lambda done, total: work.progress(done, total or done),
         )
-        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
+        counted = (
+            "rows_read",
+            "train",
+            "test",
+            "codes_observed",
+            "label_space",
+            "label_space_source",
+        )
         figures = named | {name: getattr(result, name) for name in counted}
         figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}

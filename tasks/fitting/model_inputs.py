@@ -1,4 +1,5 @@
-"""Loads what preparation wrote: inputs and labels of a split, the label space, and the untrained model over both.
+"""Loads what preparation wrote: inputs and labels of a split, the label space, and the untrained
+model over both.
 
 Separate from ingest and from the parameters, so that a fit's key depends on neither.
 """
@@ -20,7 +21,9 @@ from tasks.running.stage import Context
 SPLITS = ("train", "test")
 
 
-def load_inputs(folder: Path, split: str) -> tuple[inputs.FeatureInputs | inputs.TokenInputs, torch.Tensor]:
+def load_inputs(
+    folder: Path, split: str
+) -> tuple[inputs.FeatureInputs | inputs.TokenInputs, torch.Tensor]:
     """Loads one split that `prepare` wrote: inputs, and labels int64 [n]."""
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
@@ -31,7 +34,9 @@ def label_count(dataset: Path) -> int:
 
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
-    """Builds the untrained classifier over the data set's label space, on the run's device: random, or at its prior."""
+    """Builds the untrained classifier over the data set's label space, on the run's device: random,
+    or at its prior.
+    """
     device = classifier.device_of(context.device)
     words = lexicon_of(context, model, dataset)
     built = classifier.build(

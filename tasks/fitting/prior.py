@@ -1,6 +1,8 @@
-"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, synthetic narratives.
+"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, synthetic
+narratives.
 
-No record is read. The titles start the head (`start`), and scale the words next to the encoder (`lexicon_of`).
+No record is read. The titles start the head (`start`), and scale the words next to the encoder
+(`lexicon_of`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexicon
 from storage import demo_data
 from storage.artifacts import digest, files_digest
-from storage.codelist import Code, describe, describe_in_sentence, describe_with_levels, read_codelist
+from storage.codelist import (
+    Code,
+    describe,
+    describe_in_sentence,
+    describe_with_levels,
+    read_codelist,
+)
 from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
@@ -28,11 +36,13 @@ _FILE = "titles.safetensors"
 
 
 def stages(model: ModelConfig, codelist: Path | None, columns: Sequence[str] = ()) -> list[Step]:
-    """Returns the stages that a run needs before its fits: one for the code list, where its titles are read.
+    """Returns the stages that a run needs before its fits: one for the code list, where its titles
+    are read.
 
     Args:
         columns: those of code and title in the list, where they have other names.
-        codelist: one whose every code is a class. For observed codes, which ingest counts, `start` embeds them.
+        codelist: one whose every code is a class. For observed codes, which ingest counts, `start`
+            embeds them.
     """
     public = [narratives(model)] if model.lexical == "hashed" else []
     if "titles" not in (model.prior, model.lexical) or codelist is None:
@@ -45,22 +55,29 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
     texts = texts_of(model, codes)
     if not any(texts[0]):
         setting = "prior" if model.prior == "titles" else "lexical"
-        instead = "--set model.prior=none" if model.prior == "titles" else "--set model.lexical=hashed"
+        instead = (
+            "--set model.prior=none" if model.prior == "titles" else "--set model.lexical=hashed"
+        )
         raise InputError(
-            f"model.{setting}: the code list has no titles. Give --codelist a list with titles, or {instead}"
+            f"model.{setting}: the code list has no titles. Give --codelist a list with titles, "
+            f"or {instead}"
         )
     return _step("titles", model, texts)
 
 
 def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
-    """Returns the kinds of text of each code: its title, that with the levels above, and that in the sentence.
+    """Returns the kinds of text of each code: its title, that with the levels above, and that in
+    the sentence.
 
-    The last kind exists where there is a sentence. A code without title or description has empty texts.
+    The last kind exists where there is a sentence. A code without title or description has empty
+    texts.
     """
     texts = [describe(codes), describe_with_levels(codes)]
     if model.prior_sentence:
         in_sentence = describe_in_sentence(codes, model.prior_sentence)
-        texts.append([sentence or title for sentence, title in zip(in_sentence, texts[0], strict=True)])
+        texts.append(
+            [sentence or title for sentence, title in zip(in_sentence, texts[0], strict=True)]
+        )
     return texts
 
 
@@ -85,7 +102,9 @@ def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
         label=label,
         config={
             "texts": digest(texts),
-            "encoder_digest": files_digest(files) if files else encoder_files.revision(model.encoder),
+            "encoder_digest": files_digest(files)
+            if files
+            else encoder_files.revision(model.encoder),
             "max_length": model.max_length,
         },
         inputs={},
@@ -111,7 +130,9 @@ def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping
 
 
 def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loads the embeddings [kinds, texts, width] of a step, and which texts are not empty. Computes them if needed."""
+    """Loads the embeddings [kinds, texts, width] of a step, and which texts are not empty. Computes
+    them if needed.
+    """
     folder = context.store.open(step.find(context.store) or run_step(context, step))
     tensors, header = checkpoint.load(folder / _FILE)
     return tensors["embeddings"], torch.tensor(header["with_title"])
@@ -130,15 +151,17 @@ def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon |
 def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon | None:
     """Makes the lexicon of a data set's code list; None where the model reads no words.
 
-    The scales come from the titles, in the sentence where there is one. `hashed` needs no code list: its
-    scales come from synthetic narratives.
+    The scales come from the titles, in the sentence where there is one. `hashed` needs no code
+    list: its scales come from synthetic narratives.
     """
     if model.lexical == "none":
         return None
     language = model.lexical_language
     if model.lexical == "hashed":
         embedded, _ = embeddings(context, narratives(model))
-        return words.build("hashed", texts=invented_narratives(), features=embedded[0], language=language)
+        return words.build(
+            "hashed", texts=invented_narratives(), features=embedded[0], language=language
+        )
 
     of_words = model.model_copy(update={"encoder": packaged.for_words(model.encoder)})
 

@@ -1,8 +1,9 @@
-"""Defines the stages over posterior draws: risks, sensitivity, and the weights that follow from them.
+"""Defines the stages over posterior draws: risks, sensitivity, and the weights that follow from
+them.
 
-They measure nats per record. The accountant derives the claim for a unit of several records. Draw number s depends on
-(seed, purpose, s) alone, so that a part of the draws is the same wherever it is run, and maxima over parts are the
-maxima over all draws.
+They measure nats per record. The accountant derives the claim for a unit of several records. Draw
+number s depends on (seed, purpose, s) alone, so that a part of the draws is the same wherever it is
+run, and maxima over parts are the maxima over all draws.
 """
 
 from __future__ import annotations
@@ -36,13 +37,20 @@ _PARTS, _MOST = 16, 64
 
 
 class Draws(Part, frozen=True, title="Draws"):
-    """Holds the settings of a pass. Its inputs are the records, the posterior and, if any, the weights."""
+    """Holds the settings of a pass. Its inputs are the records, the posterior and, if any, the
+    weights.
+    """
 
     model: ModelConfig = Field(title="Model")
     seed: int = Field(
-        ge=0, lt=2**53, title="Seed", description="Of the training; sample s depends on it, the purpose and s."
+        ge=0,
+        lt=2**53,
+        title="Seed",
+        description="Of the training; sample s depends on it, the purpose and s.",
     )
-    std_scale: float = Field(gt=0, allow_inf_nan=False, title="Standard deviation scale", description="Of SWAG.")
+    std_scale: float = Field(
+        gt=0, allow_inf_nan=False, title="Standard deviation scale", description="Of SWAG."
+    )
     purpose: Purpose = Field(title="Purpose", description="What the samples are for.")
 
     @property
@@ -57,11 +65,23 @@ def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRe
 
     def body(work: Work) -> Mapping[str, Any]:
         done = run_risk_pass(work, Draws(model=this.model, purpose=purpose, end=draws, **settings))
-        alpha = load_weights(work.inputs["weights"]) if "weights" in work.inputs else torch.ones_like(done.risk)
-        checkpoint.save(work.out / _FILE, {"alpha": alpha, "risk": done.risk, "draw_maxima": done.draw_maxima}, {})
+        alpha = (
+            load_weights(work.inputs["weights"])
+            if "weights" in work.inputs
+            else torch.ones_like(done.risk)
+        )
+        checkpoint.save(
+            work.out / _FILE,
+            {"alpha": alpha, "risk": done.risk, "draw_maxima": done.draw_maxima},
+            {},
+        )
         if purpose == "risk":
             return {"draws": draws, "largest_risk": done.sensitivity}
-        return {"sensitivity": done.sensitivity, "draws": draws, "mc_failure_prob": failure_probability(draws)}
+        return {
+            "sensitivity": done.sensitivity,
+            "draws": draws,
+            "mc_failure_prob": failure_probability(draws),
+        }
 
     return Step(
         name="risks" if purpose == "risk" else "sensitivity",
@@ -73,7 +93,9 @@ def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRe
 
 
 def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactRef | None) -> Step:
-    """Weighs records for a round, in a stage after the pass before it, so that another c, g or k costs no draws."""
+    """Weighs records for a round, in a stage after the pass before it, so that another c, g or k
+    costs no draws.
+    """
     reweighted = TABLE[name].reweighted
     settings = {"k": config.k} if reweighted else {"c": config.c, "g": config.g}
 
@@ -82,7 +104,10 @@ def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactR
         alpha = risks.weights_of(config, name, tensors["alpha"], tensors["risk"])
         checkpoint.save(work.out / _FILE, {"alpha": alpha}, {})
         shown = settings if reweighted else {}
-        return shown | {"mean_weight": float(alpha.mean()), "share_at_one": float((alpha >= 1).float().mean())}
+        return shown | {
+            "mean_weight": float(alpha.mean()),
+            "share_at_one": float((alpha >= 1).float().mean()),
+        }
 
     return Step(
         name="reweight" if reweighted else "risk-weights",

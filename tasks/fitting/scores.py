@@ -23,8 +23,12 @@ _RESAMPLED = "resampled.safetensors"
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
-def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, predictions: ArtifactRef) -> Step:
-    """Computes metrics on the test half: aggregates as figures; F1 by code, and on resamples, as private files."""
+def score(
+    name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, predictions: ArtifactRef
+) -> Step:
+    """Computes metrics on the test half: aggregates as figures; F1 by code, and on resamples, as
+    private files.
+    """
     return Step(
         name="scores",
         label=f"scores of {name}, seed {seed}",
@@ -38,10 +42,15 @@ def _score(work: Work) -> Mapping[str, Any]:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
     scored = read(work.inputs["predictions"], "test")
-    predicted, probabilities = scored["predicted"].numpy(), scored["log_probabilities"].double().exp().numpy()
+    predicted, probabilities = (
+        scored["predicted"].numpy(),
+        scored["log_probabilities"].double().exp().numpy(),
+    )
     resampled = {name: torch.from_numpy(f1) for name, f1 in resampled_f1(labels, predicted).items()}
     checkpoint.save(work.out / _RESAMPLED, resampled, {})
-    figures, rows = _figures(labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"]))
+    figures, rows = _figures(
+        labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"])
+    )
     (work.out / "codes.json").write_text(json.dumps(rows))
     return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
 
@@ -66,10 +75,18 @@ def _figures(
         **asdict(metrics.classification(labels, predicted)),
         "balanced_accuracy": codes.balanced_accuracy,
         "ece": metrics.expected_calibration_error(labels, probabilities),
-        **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},
+        **{
+            f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k)
+            for k in (3, 5)
+            if k < classes
+        },
         **{f"top_quartile_{name}": value for name, value in asdict(top).items()},
         **{f"bottom_quartile_{name}": value for name, value in asdict(bottom).items()},
-        **{f"support_{b}_{name}": value for b, counts in support.items() for name, value in asdict(counts).items()},
+        **{
+            f"support_{b}_{name}": value
+            for b, counts in support.items()
+            for name, value in asdict(counts).items()
+        },
         **{f"coverage_{threshold}": share for threshold, (share, _) in coverage.items()},
         **{f"accuracy_at_{threshold}": accuracy for threshold, (_, accuracy) in coverage.items()},
     }
@@ -82,6 +99,8 @@ def codes_of(context: Context, measured: ArtifactRef) -> list[dict[str, Any]]:
 
 
 def resampled_of(context: Context, measured: ArtifactRef) -> dict[str, np.ndarray]:
-    """Loads weighted and macro F1 of a scored branch on resamples of the test half, the same for every branch."""
+    """Loads weighted and macro F1 of a scored branch on resamples of the test half, the same for
+    every branch.
+    """
     tensors = checkpoint.load(context.store.open(measured) / _RESAMPLED)[0]
     return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -1,4 +1,6 @@
-"""Defines the stages that fit: fine-tuning with AdamW, then constant-rate SGD whose iterates SWAG collects."""
+"""Defines the stages that fit: fine-tuning with AdamW, then constant-rate SGD whose iterates SWAG
+collects.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tasks.running.stage import Step, Work
 
 @dataclass(frozen=True)
 class Round:
-    """Holds what all stages of one round depend on. A reference of None does not exist yet, in a dry run."""
+    """Holds what all stages of one round depend on. A reference of None does not exist yet, in a
+    dry run.
+    """
 
     name: RoundName
     model: ModelConfig
@@ -54,7 +58,9 @@ def fine_tune(this: Round) -> Step:
 
 
 def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
-    """Continues with SGD at a constant rate and collects the SWAG posterior, one snapshot per epoch."""
+    """Continues with SGD at a constant rate and collects the SWAG posterior, one snapshot per
+    epoch.
+    """
     phase, rank = this.fit.sgd, this.fit.swag.rank
 
     def body(work: Work) -> Mapping[str, Any]:
@@ -62,7 +68,11 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
         state = swag.init(tuned.numel(), rank=rank, folder=work.out)
         trained, losses = _train(work, this, phase, purpose="swag", start=tuned, state=state)
         swag.save(state)
-        return {"snapshots": state.count, "rank": min(state.count, rank), **_figures(losses, trained)}
+        return {
+            "snapshots": state.count,
+            "rank": min(state.count, rank),
+            **_figures(losses, trained),
+        }
 
     config = _config(this, phase) | {"rank": rank}
     return Step("swag", f"SWAG ({this.name})", config, {**this.inputs, "tuned": tuned}, body)
@@ -70,7 +80,9 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
 
 def _config(this: Round, phase: OptimiserPhase) -> dict[str, Any]:
     settings = {"model": this.model, "phase": phase}
-    return {name: setting.model_dump(mode="json") for name, setting in settings.items()} | {"seed": this.fit.seed}
+    return {name: setting.model_dump(mode="json") for name, setting in settings.items()} | {
+        "seed": this.fit.seed
+    }
 
 
 def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
@@ -89,8 +101,15 @@ def _train(
     records, labels = load_inputs(work.inputs["prepared"], "train")
     work.sized(len(labels) * phase.epochs)
     settings = {"name": this.name, "purpose": purpose}
-    settings |= {"model": this.model.model_dump(mode="json"), "fit": this.fit.model_dump(mode="json")}
-    shared = nullcontext() if isinstance(records, FeatureInputs) else ranks.shared(work, f"{__name__}:follow", settings)
+    settings |= {
+        "model": this.model.model_dump(mode="json"),
+        "fit": this.fit.model_dump(mode="json"),
+    }
+    shared = (
+        nullcontext()
+        if isinstance(records, FeatureInputs)
+        else ranks.shared(work, f"{__name__}:follow", settings)
+    )
     with shared:
         trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
         if start is not None:
@@ -113,10 +132,22 @@ def _train(
 def follow(work: Work, settings: Mapping[str, Any]) -> None:
     """Takes part in the fit of a round's stage as another rank than the first."""
     fit = FitParameters.model_validate(settings["fit"])
-    this = Round(settings["name"], ModelConfig.model_validate(settings["model"]), fit, dataset=None, prepared=None)
+    this = Round(
+        settings["name"],
+        ModelConfig.model_validate(settings["model"]),
+        fit,
+        dataset=None,
+        prepared=None,
+    )
     tuned = work.inputs.get("tuned")
     start = None if tuned is None else checkpoint.load(tuned / "theta.safetensors")[0]["theta"]
-    _train(work, this, fit.adamw if tuned is None else fit.sgd, purpose=settings["purpose"], start=start)
+    _train(
+        work,
+        this,
+        fit.adamw if tuned is None else fit.sgd,
+        purpose=settings["purpose"],
+        start=start,
+    )
 
 
 def load_weights(folder: Path) -> torch.Tensor:

@@ -1,6 +1,8 @@
-"""Renders the template of every page. The text of a page is in `templates/`; Python supplies the figures.
+"""Renders the template of every page. The text of a page is in `templates/`; Python supplies the
+figures.
 
-HTML is escaped automatically; Markdown needs the filter `text`. An undefined name in a template is an error.
+HTML is escaped automatically; Markdown needs the filter `text`. An undefined name in a template is
+an error.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def _inline_code(text: str) -> Markup:
     if len(parts) % 2 == 0:  # an unpaired backtick: leave the text as it is
         return Markup.escape(text)
     return Markup("").join(
-        Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part) for i, part in enumerate(parts)
+        Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part)
+        for i, part in enumerate(parts)
     )
 
 
@@ -82,4 +85,6 @@ def _text_and_code(text: str) -> str:
     # inside code, a table's cell ends at a bar all the same
     codes = [one_line(part).replace("|", "\\|") for part in parts[1::2]]
     texts = [escape(part) for part in parts[::2]]
-    return texts[0] + "".join(f"`{code}`{after}" for code, after in zip(codes, texts[1:], strict=True))
+    return texts[0] + "".join(
+        f"`{code}`{after}" for code, after in zip(codes, texts[1:], strict=True)
+    )

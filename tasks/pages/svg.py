@@ -26,6 +26,8 @@ def svg(figure: Any) -> str:
 
     out = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "autocoder", "svg.fonttype": "path"}):
-        figure.savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None}
+        )
     text = out.getvalue()
     return text[text.index("<svg") :]

@@ -1,7 +1,7 @@
 """Saves the signed decisions on a planned release and evaluates them under the policy in force.
 
-A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again when it reserves, so
-nothing depends on who may write there.
+A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again
+when it reserves, so nothing depends on who may write there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def save_decision(context: Context, planned: PlannedRelease, decision: Decision)
     folder = decisions_folder(context, planned)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{decision.key_id[:16]}.json"
-    content = json.dumps(decision.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
+    content = json.dumps(
+        decision.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False
+    )
     write_atomically(file, content.encode() + b"\n")
     return file
 
@@ -66,9 +68,12 @@ def accept_decision(context: Context, plan: CheckedPlan, decision: Decision) -> 
     """Saves a valid decision, a refusal in the ledger too; returns who signed it."""
     name = signer(decision, plan.policy.approvals, plan.matter)
     if decision.decision == "refuse":
-        plan.ledger.refuse(plan.plan, decision)  # before the file, and again after a death: it records only the first
+        plan.ledger.refuse(
+            plan.plan, decision
+        )  # before the file, and again after a death: it records only the first
     elif any(
-        (earlier.key_id, earlier.digest, earlier.decision) == (decision.key_id, decision.digest, decision.decision)
+        (earlier.key_id, earlier.digest, earlier.decision)
+        == (decision.key_id, decision.digest, decision.decision)
         for earlier in saved_decisions(context, plan.planned)
     ):
         raise InputError(f"approval by {name}: already given. Each person counts once")
@@ -88,40 +93,51 @@ def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
         plan.ledger.refuse(plan.plan, status.refusal)
     row = plan.ledger.refusal(plan.plan)
     if row is not None:
-        raise StorageError(f"{row.reason} (ledger row {row.sequence}). Nothing was released or charged")
+        raise StorageError(
+            f"{row.reason} (ledger row {row.sequence}). Nothing was released or charged"
+        )
     return status
 
 
 def require_read(plan: CheckedPlan, accepted: str | None) -> None:
-    """Refuses texts of no published list, unless the policy asks for signatures or someone states their digest."""
+    """Refuses texts of no published list, unless the policy asks for signatures or someone states
+    their digest.
+    """
     output = plan.planned.output
     # guard: test_texts_that_nobody_read
     if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:
         raise StorageError(
-            f"plan {plan.plan.release_label}: the bundle would contain {len(output.texts)} texts of no published "
-            "list. `autocoder plan PLAN` prints them. If all may be released, give --accept-texts with the digest that "
+            f"plan {plan.plan.release_label}: the bundle would contain {len(output.texts)} texts "
+            "of no published "
+            "list. `autocoder plan PLAN` prints them. If all may be released, give "
+            "--accept-texts with the digest that "
             "it prints, or have an officer sign (`approvals` of the policy)"
         )
 
 
 def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deployed: bool) -> bool:
-    """Checks whether the plan may be released now. No one is asked to sign a plan that the gate would stop.
+    """Checks whether the plan may be released now. No one is asked to sign a plan that the gate
+    would stop.
 
     Args:
-        deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.
+        deployed: a deployment releases it, which can wait for approvals and needs a policy of the
+            agency.
     """
     if plan.released is not None:
         return True
     if deployed and plan.policy.digest == DEFAULT_POLICY.digest:
         raise StorageError(
-            f"plan {file}: there is no budget policy, and without one a deployment releases nothing. Record a "
+            f"plan {file}: there is no budget policy, and without one a deployment releases "
+            "nothing. Record a "
             "policy (`autocoder ledger change-policy`), then retry"
         )
     if status.missing:
         gate.check(plan)
     if status.missing and not deployed:
         missing = f"{status.missing} of {status.policy.approvals.signatures_required} missing"
-        raise StorageError("; ".join((f"plan {file}: {missing} (`autocoder approve`)", *status.problems)))
+        raise StorageError(
+            "; ".join((f"plan {file}: {missing} (`autocoder approve`)", *status.problems))
+        )
     return not status.missing
 
 
@@ -146,7 +162,9 @@ def weigh(plan: CheckedPlan, decisions: Sequence[Decision]) -> ApprovalStatus:
 
 
 def pinned_key(given: Path | None) -> Path | None:
-    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one given where none is."""
+    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one
+    given where none is.
+    """
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     pinned = base / "autocoder" / "agency-key"
     if given is None:
@@ -157,17 +175,26 @@ def pinned_key(given: Path | None) -> Path | None:
         pinned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(pinned, content)
     elif pinned.read_bytes() != content:
-        raise InputError(f"--agency-key {given}: another key is pinned. Remove {pinned} to pin this one")
+        raise InputError(
+            f"--agency-key {given}: another key is pinned. Remove {pinned} to pin this one"
+        )
     return pinned
 
 
 def require_agencys(ledger: Ledger, pinned: Path) -> None:
-    """Refuses a ledger whose releases another key than the agency's signed: its budget would be anyone's word."""
+    """Refuses a ledger whose releases another key than the agency's signed: its budget would be
+    anyone's word.
+    """
     root = Trust(pinned).load()
-    keys = root.sealing_keys("") + [key for earlier in root.earlier for key in root.sealing_keys(earlier.release_id)]
+    keys = root.sealing_keys("") + [
+        key for earlier in root.earlier for key in root.sealing_keys(earlier.release_id)
+    ]
     # guard: test_a_ledger_of_the_operators_own
-    if {row.signer for row in ledger.rows() if row.signer is not None} - {encoded_key(key) for key in keys}:
+    if {row.signer for row in ledger.rows() if row.signer is not None} - {
+        encoded_key(key) for key in keys
+    }:
         raise StorageError(
-            f"ledger {ledger.database.name}: another key than the agency's pinned one signed releases in it. Nothing "
+            f"ledger {ledger.database.name}: another key than the agency's pinned one signed "
+            "releases in it. Nothing "
             "was signed. Ask the agency which ledger and key are its own"
         )

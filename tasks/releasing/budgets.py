@@ -1,4 +1,6 @@
-"""Shows budgets: what a release would be charged, what accounts have left, and which plans wait for them."""
+"""Shows budgets: what a release would be charged, what accounts have left, and which plans wait for
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class AccountBalance(BudgetLine):
     """What an account has left for a release; without a cap it allows nothing."""
 
     releases: int | None
-    """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon is unknown."""
+    """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon
+    is unknown.
+    """
 
     @property
     def fits(self) -> bool:
@@ -43,8 +47,14 @@ class AccountBalance(BudgetLine):
     def text(self, policy: str) -> str:
         if self.cap is None:
             return f"policy {policy} grants nothing of this kind"
-        delta = "" if self.delta_left is None else f", and δ {delta_text(self.delta_left, rounding=ROUND_FLOOR)}"
-        more = f"\n  after this one, {describe_successors(self.releases - 1)}" if self.releases else ""
+        delta = (
+            ""
+            if self.delta_left is None
+            else f", and δ {delta_text(self.delta_left, rounding=ROUND_FLOOR)}"
+        )
+        more = (
+            f"\n  after this one, {describe_successors(self.releases - 1)}" if self.releases else ""
+        )
         return f"ε {left_text(self.epsilon_left)} of {short(self.cap.epsilon)} left{delta}{more}"
 
 
@@ -62,9 +72,12 @@ class ExpectedCharge:
     others: tuple[str, ...] = ()
     """Populations of another name that the same records were released under."""
     by_name_alone: bool = False
-    """The ledger has releases, but the records are not available, so overlaps are not counted yet."""
+    """The ledger has releases, but the records are not available, so overlaps are not counted yet.
+    """
     other_unit: str | None = None
-    """What earlier releases of the population protect, where that is something else: it would be refused."""
+    """What earlier releases of the population protect, where that is something else: it would be
+    refused.
+    """
     warning: str = ""
     """That delta is large for the number of records; empty where it is not."""
 
@@ -85,13 +98,20 @@ class ExpectedCharge:
         """Returns the balances in lines; accounts with equal balances share one."""
         states: dict[tuple[str, str], list[str]] = {}
         for line in self.accounts:
-            states.setdefault((line.account.population, line.text(self.policy)), []).append(line.account.cohort)
+            states.setdefault((line.account.population, line.text(self.policy)), []).append(
+                line.account.cohort
+            )
         lines = []
         for (population, text), cohorts in states.items():
-            named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
+            named = ", ".join(cohorts[:6]) + (
+                f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else ""
+            )
             lines += f"{population}/{named}: {text}".split("\n")
         if self.other_unit is not None:
-            lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
+            lines.append(
+                f"{self.population}: earlier releases protect a {self.other_unit}; these can't "
+                "be added"
+            )
         return lines
 
     @staticmethod
@@ -111,12 +131,17 @@ class ExpectedCharge:
         Args:
             train: about how many records train, which the default delta follows.
             claim: the claim, once it is measured.
-            dataset: the records, where they were ingested already: releases of them under other names count, too.
+            dataset: the records, where they were ingested already: releases of them under other
+                names count, too.
         """
         epsilon = delta = None
         kind: GuaranteeKind = "asymptotic-local"
         if parameters.formal is not None:
-            kind, epsilon, delta = "formal", parameters.formal.target_epsilon, parameters.formal.delta
+            kind, epsilon, delta = (
+                "formal",
+                parameters.formal.target_epsilon,
+                parameters.formal.delta,
+            )
             delta = default_delta(context, parameters, records=train) if delta is None else delta
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
@@ -137,15 +162,23 @@ class ExpectedCharge:
             if dataset is not None and records is not None:
                 fingerprint = context.store.figures(dataset)["fingerprint"]
                 sought = ReleasePlan.model_construct(
-                    idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
+                    idempotency_key="",
+                    population=population,
+                    cohorts=tuple(cohorts),
+                    data_fingerprint=fingerprint,
                 )
-                overlapping = overlapping_releases(ledger, sought, records=records)  # of every kind of guarantee
+                overlapping = overlapping_releases(
+                    ledger, sought, records=records
+                )  # of every kind of guarantee
                 names = other_population_names(sought, overlapping)
             # guard: test_what_is_shown_before_is_what_is_charged
             projected, other_unit = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )
-        size, stated = None if epsilon is None else amounts.epsilon(epsilon), amounts.delta(delta) if delta else None
+        size, stated = (
+            None if epsilon is None else amounts.epsilon(epsilon),
+            amounts.delta(delta) if delta else None,
+        )
         accounts = []
         for account in projected:
             cap = policy.cap(account.population, account.cohort, kind)
@@ -153,7 +186,16 @@ class ExpectedCharge:
             accounts.append(AccountBalance(account, cap, releases))
         warning = describe_large_delta(train, delta)
         return ExpectedCharge(
-            population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name, other_unit, warning
+            population,
+            kind,
+            epsilon,
+            delta,
+            policy.name,
+            tuple(accounts),
+            names,
+            by_name,
+            other_unit,
+            warning,
         )
 
 
@@ -163,7 +205,9 @@ def describe_successors(more: int) -> str:
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
-    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages."""
+    """Returns the ledger's head, budgets in use, open releases, plans without release, and running
+    stages.
+    """
     stages = running_stages(context.workspace.private)
     ledger = ledger_access.existing_ledger(context, settings)
     if ledger is None:
@@ -173,7 +217,8 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
         "ledger": {"row": sequence, "hash": row_hash, "policy": ledger.policy().name},
         "budget": budget_json([line for line in ledger.budget() if line.used]),
         "open_releases": [
-            {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
+            {"release": row.release_id, "state": row.state, "since": row.recorded_at}
+            for row in ledger.open_releases()
         ],
         "plans": _plans(context, ledger),
         "stages": stages,

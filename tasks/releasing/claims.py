@@ -16,23 +16,35 @@ from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
 
 TRUST_MODEL = (
-    "central: the operator of this pipeline sees the records; the claim is against anyone who holds the released sample"
+    "central: the operator of this pipeline sees the records; the claim is against "
+    "anyone who holds the released sample"
 )
-RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
+RANDOMNESS = (
+    "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
+)
 NOISE_OF_THE_FIT = (
-    "generated once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the "
+    "generated once while training, from a secret AES-256 stream keyed by operating system "
+    "entropy (os.urandom); the "
     "key is kept only with the checkpoints and is deleted with them when training ends"
 )
-EXACT_ARITHMETIC = "none: sums are of integers, and the noise is a normal number rounded without error"
+EXACT_ARITHMETIC = (
+    "none: sums are of integers, and the noise is a normal number rounded without error"
+)
 FLOATING_POINT = (
-    "the sample is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
+    "the sample is a float32 rounding of a Gaussian sampled in floating point; attacks on the "
+    "low-order bits of such "
     "samples are not covered by the claim"
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
 NUMBER = "the number of records n"
-SETTINGS = "settings (rates, epochs, encoder, c, g, k) that someone chose by looking at these records"
+SETTINGS = (
+    "settings (rates, epochs, encoder, c, g, k) that someone chose by looking at these records"
+)
 LABELS = "the label set: the codes observed in the records"
-COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
+COHORTS = (
+    "the names of the cohorts: the periods that the records are dated in; one record of "
+    "another would add a name"
+)
 
 _INJURIES = "titles of OIICS 2.01, nature of injury, which come with this program"
 
@@ -41,7 +53,9 @@ SEARCHED = "c: searched for a target epsilon by fits on these records, each a ro
 
 NOT_METHOD: Any = {
     "release": True,
-    "data": dict.fromkeys(("source", "codelist", "labels", "classification", "classification_version", "public"), True),
+    "data": dict.fromkeys(
+        ("source", "codelist", "labels", "classification", "classification_version", "public"), True
+    ),
 }
 """Parameters about paths and requester, which do not affect the training."""
 
@@ -50,12 +64,16 @@ _claim_of = lru_cache(maxsize=64)(claim_of)
 
 
 def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
-    """Returns the parameters that a fit depends on, as JSON. The fingerprint of the records covers the code list."""
+    """Returns the parameters that a fit depends on, as JSON. The fingerprint of the records covers
+    the code list.
+    """
     return parameters.model_dump(mode="json", exclude=left_out)
 
 
 def release_method(parameters: RetrainParameters) -> dict[str, Any]:
-    """Returns the method of a retrain, without paths, requester, or c and g where a search sets them."""
+    """Returns the method of a retrain, without paths, requester, or c and g where a search sets
+    them.
+    """
     if parameters.formal is not None:
         return method_of(parameters, NOT_METHOD | {"pseudo_posterior": True})
     searched = {"pseudo_posterior": {"c": True, "g": True}} if parameters.needs_search else {}
@@ -65,7 +83,8 @@ def release_method(parameters: RetrainParameters) -> dict[str, Any]:
 def unprotected_inputs(
     dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
-    """Returns what reached the release from the records without protection, by figures of their ingest.
+    """Returns what reached the release from the records without protection, by figures of their
+    ingest.
 
     Args:
         weights: risk weights were computed.
@@ -76,8 +95,10 @@ def unprotected_inputs(
         SETTINGS: True,
         COUPLED: dataset["sampling"] != "per-record",
         LABELS: dataset["label_space_source"] != "codelist",
-        COHORTS: dataset.get("cohorts_source", "records") == "records" and list(dataset["cohorts"]) != [ALL],
-        "" if model is None else _prior_settings(model): model is not None and model.prior == "titles",
+        COHORTS: dataset.get("cohorts_source", "records") == "records"
+        and list(dataset["cohorts"]) != [ALL],
+        "" if model is None else _prior_settings(model): model is not None
+        and model.prior == "titles",
     }
     return tuple(line for line, holds in listed.items() if holds)
 
@@ -86,28 +107,49 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     """Returns what reached the model from public sources, apart from the encoder."""
     lines: list[str] = []
     if model.prior == "titles":
-        lines.append("the titles of the codes, with the levels above, through the encoder: where the head starts")
-    if model.lexical == "titles":
-        whose = "codes' titles and descriptions" if model.lexical_titles == "codelist" else _INJURIES
         lines.append(
-            f"the words of the {whose}: the vocabulary that the model reads next to the encoder, and the scales of both"
+            "the titles of the codes, with the levels above, through the encoder: where the head "
+            "starts"
+        )
+    if model.lexical == "titles":
+        whose = (
+            "codes' titles and descriptions" if model.lexical_titles == "codelist" else _INJURIES
+        )
+        lines.append(
+            f"the words of the {whose}: the vocabulary that the model reads next to the encoder, "
+            "and the scales of both"
         )
     if model.lexical == "hashed":
-        lines.append("synthetic narratives: the scales of the encoder's features and of the hashed words next to them")
+        lines.append(
+            "synthetic narratives: the scales of the encoder's features and of the hashed words "
+            "next to them"
+        )
     return tuple(lines)
 
 
 def _prior_settings(model: ModelConfig) -> str:
     sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{sentence}`" for sentence in sentences)
-    words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
-    return f"{words} ({model.prior_scale:g}): hyperparameters that someone chose by looking at these records"
+    words = (
+        f"the sentence that titles are read in ({quoted}) and their scale"
+        if quoted
+        else "the scale of the titles"
+    )
+    return (
+        f"{words} ({model.prior_scale:g}): hyperparameters that someone chose by looking at "
+        "these records"
+    )
 
 
 def swag_event(
-    parameters: RetrainParameters, round_name: str, moments: Mapping[str, Any], figures: Mapping[str, Any]
+    parameters: RetrainParameters,
+    round_name: str,
+    moments: Mapping[str, Any],
+    figures: Mapping[str, Any],
 ) -> SwagPpmEvent:
-    """Returns the event of one round, from the figures of its posterior and its sensitivity (the base round: risks)."""
+    """Returns the event of one round, from the figures of its posterior and its sensitivity (the
+    base round: risks).
+    """
     return event_of(
         round_name,
         snapshots=moments["snapshots"],
@@ -127,7 +169,14 @@ def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
 def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
     """Returns the claim of a retrain's event on these records."""
     searched = (SEARCHED,) if parameters.needs_search else ()
-    return claim_on(dataset, parameters.data.ingest, parameters.model, event, delta=None, also_unprotected=searched)
+    return claim_on(
+        dataset,
+        parameters.data.ingest,
+        parameters.model,
+        event,
+        delta=None,
+        also_unprotected=searched,
+    )
 
 
 def claim_on(
@@ -139,7 +188,8 @@ def claim_on(
     delta: float | None,
     also_unprotected: tuple[str, ...],
 ) -> Claim:
-    """Returns the claim of an event on records, with all that reached the model outside the mechanism.
+    """Returns the claim of an event on records, with all that reached the model outside the
+    mechanism.
 
     Args:
         dataset: figures of the ingest.
@@ -158,7 +208,9 @@ def claim_on(
 
 
 def claim_like(claim: Claim, event: Event) -> Claim:
-    """Returns the claim of another event for the same unit, at the same delta and with the same unprotected inputs."""
+    """Returns the claim of another event for the same unit, at the same delta and with the same
+    unprotected inputs.
+    """
     return claim_of(
         event,
         delta=claim.delta,

@@ -1,4 +1,6 @@
-"""Says of a run's code lists, before a release exists, whether their entries are published or will be texts to sign."""
+"""Says of a run's code lists, before a release exists, whether their entries are published or will
+be texts to sign.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class CodeListVerdict:
         return {
             "published": f"recognised as published ({self.published_name})",
             "numbers": "the list has numbers and no titles",
-            "to be signed": f"not a published list: the plan lists its {self.texts} entries, and anyone who approves "
+            "to be signed": f"not a published list: the plan lists its {self.texts} entries, and "
+            "anyone who approves "
             f"the plan signs them. {self.advice}",
         }[self.verdict]
 
@@ -49,7 +52,8 @@ class CodeListVerdict:
 
 
 def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeListVerdict | None:
-    """Assesses a retrain's list: that of its records where an earlier run ingested them, otherwise the file.
+    """Assesses a retrain's list: that of its records where an earlier run ingested them, otherwise
+    the file.
 
     Before there are records, none of codes without a list.
     """
@@ -60,7 +64,11 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeLi
     file = given.codelist_path
     if file is None:
         return None
-    return assess(read_codelist(file, option="--codelist (data.codelist)", columns=given.ingest.codelist_columns))
+    return assess(
+        read_codelist(
+            file, option="--codelist (data.codelist)", columns=given.ingest.codelist_columns
+        )
+    )
 
 
 def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:

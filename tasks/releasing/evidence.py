@@ -1,7 +1,8 @@
 """Reads the audits of a candidate from the ledger, and what they measured against its claim.
 
-A lower bound above the claim for one record more or less contradicts the claim, and so does a check of the noisy sums
-that fails. An audit is inconclusive where perfect guesses could not have shown the claimed epsilon.
+A lower bound above the claim for one record more or less contradicts the claim, and so does a check
+of the noisy sums that fails. An audit is inconclusive where perfect guesses could not have shown
+the claimed epsilon.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ CONTRADICTED, NOT_CONTRADICTED, INCONCLUSIVE = "contradicted", "not contradicted
 
 
 class Evidence(BaseModel, frozen=True, extra="ignore"):
-    """Holds the result of one audit, from its row of the ledger; fields that a row lacks have defaults."""
+    """Holds the result of one audit, from its row of the ledger; fields that a row lacks have
+    defaults.
+    """
 
     epsilon_lower_bound: float
     """For one unit more or less."""
@@ -46,9 +49,11 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         return cls.model_validate(details)
 
     def judge(self, claim: Claim, *, minimum: float = 1.0) -> str:
-        """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted it.
+        """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted
+        it.
 
-        Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
+        Like is held against like: bounds are for one unit more or less, and so is the number
+        claimed for that.
 
         Args:
             minimum: the least share of the claim that perfect guesses must have been able to show.
@@ -62,7 +67,9 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
 
 
 def has_reruns(audit: Evidence) -> bool:
-    """Checks that an audit reran the mechanism at a usual confidence; without reruns it contradicts next to nothing."""
+    """Checks that an audit reran the mechanism at a usual confidence; without reruns it contradicts
+    next to nothing.
+    """
     # guard: test_an_audit_that_could_not_have_failed_opens_nothing
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
@@ -80,27 +87,40 @@ class Measurement(Evidence):
     def line(self) -> str:
         tests = [f"{self.trials} training runs"] * bool(self.trials)
         tests += ["a training run with gradient canaries"] * bool(self.gradient_runs)
-        outcome = f"{self.verdict}: not as stated: {', '.join(self.faults)}" if self.faults else self.verdict
+        outcome = (
+            f"{self.verdict}: not as stated: {', '.join(self.faults)}"
+            if self.faults
+            else self.verdict
+        )
         if self.verdict == INCONCLUSIVE:
             outcome = f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "
-            f"({100 * self.confidence:.6g} % confidence, {' and '.join(tests) or 'no tests'}): {outcome}"
+            f"({100 * self.confidence:.6g} % confidence, {' and '.join(tests) or 'no tests'}): "
+            f"{outcome}"
         )
 
 
 def describe_reach(reach: float, claimed: float | None) -> str:
     """Words how much an audit could have shown at most."""
-    return f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of {claimed or 0:.3g}"
+    return (
+        f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of "
+        f"{claimed or 0:.3g}"
+    )
 
 
-def describe_bound(epsilon: float, noise_at_most: float | None, epsilon_of_any: float | None) -> str:
-    """Words a lower bound. One on the noise is a bound on epsilon if the noise is Gaussian, and names both."""
+def describe_bound(
+    epsilon: float, noise_at_most: float | None, epsilon_of_any: float | None
+) -> str:
+    """Words a lower bound. One on the noise is a bound on epsilon if the noise is Gaussian, and
+    names both.
+    """
     if noise_at_most is None or epsilon_of_any is None:
         return f"at least ε {epsilon:.3g}"
     return (
-        f"noise of at most {noise_at_most:.3g} times the stated; at least ε {epsilon:.3g} if the noise is Gaussian; at "
+        f"noise of at most {noise_at_most:.3g} times the stated; at least ε {epsilon:.3g} if the "
+        "noise is Gaussian; at "
         f"least ε {epsilon_of_any:.3g} of any (ε, δ)"
     )
 
@@ -108,7 +128,11 @@ def describe_bound(epsilon: float, noise_at_most: float | None, epsilon_of_any: 
 def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     if epsilon is None:
         return "nothing"
-    other = "" if add_remove in (None, epsilon) else f" (ε {add_remove:.4g} for one record more or less)"
+    other = (
+        ""
+        if add_remove in (None, epsilon)
+        else f" (ε {add_remove:.4g} for one record more or less)"
+    )
     return f"ε {epsilon:.4g}{other}"
 
 
@@ -118,7 +142,9 @@ def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
 
 
 def _audits(ledger: Ledger) -> Iterator[Row]:
-    return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
+    return (
+        row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details
+    )
 
 
 def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
@@ -137,32 +163,50 @@ def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
 
 
 def method_identity(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
-    """Returns the digest that a contradiction belongs to: the records, and the mechanism as its event describes it.
+    """Returns the digest that a contradiction belongs to: the records, and the mechanism as its
+    event describes it.
 
-    Seed, label, population, draws and what they measured are no part of it: fitted again, it is the same method.
+    Seed, label, population, draws and what they measured are no part of it: fitted again, it is the
+    same method.
     """
-    done = {name: value for name, value in (event or {}).items() if name not in ("sensitivity", "sensitivity_draws")}
+    done = {
+        name: value
+        for name, value in (event or {}).items()
+        if name not in ("sensitivity", "sensitivity_draws")
+    }
     return digest({"records": fingerprint, "method": done})
 
 
 def measurement_of(
-    ledger: Ledger, *, fitted: str, fingerprint: str, event: Event, claim: Claim, minimum: float | None = None
+    ledger: Ledger,
+    *,
+    fitted: str,
+    fingerprint: str,
+    event: Event,
+    claim: Claim,
+    minimum: float | None = None,
 ) -> Measurement | None:
-    """Returns the audit that speaks most against a claim, or the best one for it; None without any audit.
+    """Returns the audit that speaks most against a claim, or the best one for it; None without any
+    audit.
 
-    A contradiction by another fit of the same method counts as one by the candidate itself. A smaller bound takes
-    nothing back: each of them holds with its own confidence.
+    A contradiction by another fit of the same method counts as one by the candidate itself. A
+    smaller bound takes nothing back: each of them holds with its own confidence.
 
     Args:
         fitted: digest of the fit or posterior.
         fingerprint: of its records.
-        minimum: the least share of the claim that perfect guesses must have been able to show; by default the policy's.
+        minimum: the least share of the claim that perfect guesses must have been able to show; by
+            default the policy's.
     """
     minimum = ledger.policy().audit_reach if minimum is None else minimum
     stated = event.model_dump(mode="json")
     subjects = {method_identity(row, stated) for row in _overlapping(ledger, fingerprint)}
     candidate_rows = audits_of(ledger, fitted)
-    others = [row for row in _audits(ledger) if method_identity(row.data_fingerprint, row.event) in subjects]
+    others = [
+        row
+        for row in _audits(ledger)
+        if method_identity(row.data_fingerprint, row.event) in subjects
+    ]
     evidence = {row.sequence: Evidence.of(row.details) for row in [*others, *candidate_rows]}
 
     def against(rows: Sequence[Row]) -> list[int]:
@@ -176,7 +220,9 @@ def measurement_of(
     if refuting:
         number = max(refuting, key=lambda n: evidence[n].epsilon_lower_bound)
     else:
-        best = {n: (has_reruns(row), row.reach, row.epsilon_lower_bound) for n, row in evidence.items()}
+        best = {
+            n: (has_reruns(row), row.reach, row.epsilon_lower_bound) for n, row in evidence.items()
+        }
         number = max((row.sequence for row in candidate_rows), key=best.__getitem__)
     strongest = evidence[number]
     return Measurement(

@@ -1,9 +1,10 @@
-"""Checks a plan against its ledger and policy, and the audits of its candidate against its claim, before a reservation.
+"""Checks a plan against its ledger and policy, and the audits of its candidate against its claim,
+before a reservation.
 
-The gate refuses a release whose claim an audit contradicts and records that in the ledger. Only a signed override with
-a reason lets it pass: by a person whose key the policy lists, other than the requester, over the plan and the
-measurement. Where the policy requires a conclusive audit, an inconclusive one is refused and overridden in the same
-way.
+The gate refuses a release whose claim an audit contradicts and records that in the ledger. Only a
+signed override with a reason lets it pass: by a person whose key the policy lists, other than the
+requester, over the plan and the measurement. Where the policy requires a conclusive audit, an
+inconclusive one is refused and overridden in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from tasks.running.stage import Context
 
 @dataclass(frozen=True)
 class CheckedPlan:
-    """Holds a plan that could be released, the policy in force, its release if it has one, and what is signed of it."""
+    """Holds a plan that could be released, the policy in force, its release if it has one, and what
+    is signed of it.
+    """
 
     planned: PlannedRelease
     ledger: Ledger
@@ -59,7 +62,9 @@ class CheckedPlan:
 
     @cached_property
     def measurement(self) -> Measurement | None:
-        """Returns the audit that speaks most against the claim, or the best one for it; None without any audit."""
+        """Returns the audit that speaks most against the claim, or the best one for it; None
+        without any audit.
+        """
         return measurement_of(
             self.ledger,
             fitted=self.planned.candidate.fitted.sha256,
@@ -70,7 +75,9 @@ class CheckedPlan:
         )
 
     def require_current(self, context: Context) -> None:
-        """Requires, of a plan without a release, that it is this ledger's and states how its fit was chosen."""
+        """Requires, of a plan without a release, that it is this ledger's and states how its fit
+        was chosen.
+        """
         if self.released is not None:
             return
         self.ledger.require_here(self.plan)
@@ -78,17 +85,24 @@ class CheckedPlan:
         # guard: test_the_number_left_out_or_another
         if now != self.planned.selection:
             raise MechanismError(
-                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are told this, so the plan "
-                "must state it. Nothing was charged. State it again, which takes seconds and needs approvals again: "
-                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then release it"
+                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are "
+                "told this, so the plan "
+                "must state it. Nothing was charged. State it again, which takes seconds and "
+                "needs approvals again: "
+                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then "
+                "release it"
             )
 
     @staticmethod
     def of(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None) -> CheckedPlan:
-        """Returns a plan with what the ledger knows of it now; the policy is by default the one in force."""
+        """Returns a plan with what the ledger knows of it now; the policy is by default the one in
+        force.
+        """
         plan = planned.plan
         matter = Matter("release", planned.digest, release_terms(plan), plan.requester)
-        return CheckedPlan(planned, ledger, policy or ledger.policy(), ledger.find(plan.idempotency_key), matter)
+        return CheckedPlan(
+            planned, ledger, policy or ledger.policy(), ledger.find(plan.idempotency_key), matter
+        )
 
 
 def check(plan: CheckedPlan) -> dict[str, Any] | None:
@@ -109,10 +123,15 @@ def check(plan: CheckedPlan) -> dict[str, Any] | None:
         plan,
         label="release blocked: contradicted by an audit",
         key=f"blocked-{plan.digest}-{measurement.ledger_sequence}",
-        details={"verdict": "blocked", "audit_row": measurement.ledger_sequence, "line": measurement.line},
+        details={
+            "verdict": "blocked",
+            "audit_row": measurement.ledger_sequence,
+            "line": measurement.line,
+        },
     )
     raise BudgetRefused(
-        f"the audit of row {measurement.ledger_sequence} contradicts the claim: {measurement.line}. Blocked (ledger "
+        f"the audit of row {measurement.ledger_sequence} contradicts the claim: "
+        f"{measurement.line}. Blocked (ledger "
         f"row {row.sequence}). Nothing was released or charged. {_remedy(plan)}"
     )
 
@@ -120,9 +139,13 @@ def check(plan: CheckedPlan) -> dict[str, Any] | None:
 def _remedy(plan: CheckedPlan) -> str:
     signed = "`autocoder approve --despite-audit` with a reason and an approver's key"
     if plan.plan.claim.guarantee_kind == "formal":
-        return f"A formal claim that is contradicted is a fault of the program: report it. Only {signed} lets it pass"
+        return (
+            "A formal claim that is contradicted is a fault of the program: report it. Only "
+            f"{signed} lets it pass"
+        )
     return (
-        f"Plan a release of a formal method (`autocoder train --profile formal`), or accept the measurement: {signed}"
+        "Plan a release of a formal method (`autocoder train --profile formal`), or accept "
+        f"the measurement: {signed}"
     )
 
 
@@ -138,7 +161,10 @@ def obstacle(plan: CheckedPlan) -> str | None:
 
 def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
     policy, claim = plan.policy, plan.plan.claim
-    rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
+    rows = [
+        Evidence.of(row.details)
+        for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)
+    ]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
     reran = [bound for bound in rows if has_reruns(bound)]
     if any(bound.judge(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
@@ -152,15 +178,24 @@ def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | No
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
     accepted = measurement is not None and bool(reran)
     return (
-        f"policy {policy.name} requires an audit that could have contradicted the claim. This plan {why}. "
+        f"policy {policy.name} requires an audit that could have contradicted the claim. This "
+        f"plan {why}. "
         f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
-        + (f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve --despite-audit`"
-           if accepted and measurement is not None else "")
-    )  # fmt: skip
+        + (
+            (
+                f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder "
+                "approve --despite-audit`"
+            )
+            if accepted and measurement is not None
+            else ""
+        )
+    )
 
 
 def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str]:
-    """Returns the terms that an override signs, with the plan's digest. A larger bound makes it stale."""
+    """Returns the terms that an override signs, with the plan's digest. A larger bound makes it
+    stale.
+    """
     named = {
         "epsilon_lower_bound": f"{measurement.epsilon_lower_bound:.6f}",
         "audit_row": str(measurement.ledger_sequence),
@@ -174,11 +209,15 @@ def override(plan: CheckedPlan, decision: Decision) -> Row:
     """Records a signed override."""
     measurement = plan.measurement
     if measurement is None or not _blocks(plan, measurement):
-        raise InputError("override: no audit contradicts this plan's claim. There is nothing to override")
+        raise InputError(
+            "override: no audit contradicts this plan's claim. There is nothing to override"
+        )
     if measurement.verdict != CONTRADICTED and not has_reruns(measurement):
         raise InputError(
-            f"override: the audit of row {measurement.ledger_sequence} did not rerun the mechanism, or has a "
-            f"confidence above {USUAL_CONFIDENCE:g}. Run `autocoder audit` with --trials, then sign its result"
+            f"override: the audit of row {measurement.ledger_sequence} did not rerun the "
+            "mechanism, or has a "
+            f"confidence above {USUAL_CONFIDENCE:g}. Run `autocoder audit` with --trials, then "
+            "sign its result"
         )
     by = _signer(plan, measurement, decision)
     return _record(
@@ -196,11 +235,15 @@ def override(plan: CheckedPlan, decision: Decision) -> Row:
 
 
 def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
-    return measurement.verdict == CONTRADICTED or (plan.policy.require_audit and measurement.verdict == INCONCLUSIVE)
+    return measurement.verdict == CONTRADICTED or (
+        plan.policy.require_audit and measurement.verdict == INCONCLUSIVE
+    )
 
 
 def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
-    """Returns who overrode this measurement of this plan. Checks the signature again; a row alone is not enough."""
+    """Returns who overrode this measurement of this plan. Checks the signature again; a row alone
+    is not enough.
+    """
     if not _blocks(plan, measurement):
         return None
     for row in plan.ledger.rows():
@@ -208,11 +251,19 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
             continue
         for decision in from_row(row.details):
             with suppress(InputError):
-                return _signer(plan, measurement, decision, moment=datetime.fromisoformat(row.recorded_at))
+                return _signer(
+                    plan, measurement, decision, moment=datetime.fromisoformat(row.recorded_at)
+                )
     return None
 
 
-def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, moment: datetime | None = None) -> str:
+def _signer(
+    plan: CheckedPlan,
+    measurement: Measurement,
+    decision: Decision,
+    *,
+    moment: datetime | None = None,
+) -> str:
     if decision.decision != "approve" or not decision.reason.strip():
         raise InputError("override: the reason is missing. Give --reason")
     matter = replace(plan.matter, subject="override", terms=override_terms(plan, measurement))
@@ -220,6 +271,17 @@ def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, 
 
 
 def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, Any]) -> Row:
-    copied = ("population", "cohorts", "data_fingerprint", "event", "claim", "code_commit", "code_dirty", "requester")
+    copied = (
+        "population",
+        "cohorts",
+        "data_fingerprint",
+        "event",
+        "claim",
+        "code_commit",
+        "code_dirty",
+        "requester",
+    )
     fields = {name: getattr(checked.plan, name) for name in copied}
-    return checked.ledger.record(Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields))
+    return checked.ledger.record(
+        Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields)
+    )

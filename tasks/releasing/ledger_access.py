@@ -22,7 +22,8 @@ DEFAULT_DELTA = 1e-5
 
 
 def delta_for(records: int) -> float:
-    """Returns the default delta for so many training records: a tenth over their number, as a power of ten.
+    """Returns the default delta for so many training records: a tenth over their number, as a power
+    of ten.
 
     Delta counts for each record, so that records x delta of them may lose the protection outright.
     """
@@ -35,7 +36,8 @@ def describe_large_delta(records: int, delta: float | None) -> str:
     if expected <= _FEW:
         return ""
     return (
-        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them may, on average, lose the "
+        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them may, "
+        "on average, lose the "
         f"protection outright. Set δ to {delta_text(delta_for(records))} or less"
     )
 
@@ -45,22 +47,39 @@ _FEW = 0.5
 
 
 def allowed_delta(policy: Policy, population: str, *, records: int = 1) -> float:
-    """Returns the smallest formal cap on delta of any cohort of a population, at most the default for its records."""
+    """Returns the smallest formal cap on delta of any cohort of a population, at most the default
+    for its records.
+    """
     budget = policy.populations.get(population, policy.default)
-    caps = () if budget is None else (budget.formal, *(cohort.formal for cohort in budget.cohorts.values()))
-    return min([delta_for(records), *(float(cap.delta) for cap in caps if cap is not None and cap.delta is not None)])
+    caps = (
+        ()
+        if budget is None
+        else (budget.formal, *(cohort.formal for cohort in budget.cohorts.values()))
+    )
+    return min(
+        [
+            delta_for(records),
+            *(float(cap.delta) for cap in caps if cap is not None and cap.delta is not None),
+        ]
+    )
 
 
 def default_delta(context: Context, parameters: RetrainParameters, *, records: int) -> float:
-    """Returns the delta of a formal claim without a given one, so that one release fits under the policy's caps.
+    """Returns the delta of a formal claim without a given one, so that one release fits under the
+    policy's caps.
 
-    It depends on the policy and not on what is spent: the same command plans the same release, however often it is run.
+    It depends on the policy and not on what is spent: the same command plans the same release,
+    however often it is run.
     """
-    return allowed_delta(current_policy(context, parameters.release), parameters.data.population, records=records)
+    return allowed_delta(
+        current_policy(context, parameters.release), parameters.data.population, records=records
+    )
 
 
 def current_policy(context: Context, settings: LedgerParameters) -> Policy:
-    """Returns the policy in force, or the one that a first release would put in force. Creates no ledger."""
+    """Returns the policy in force, or the one that a first release would put in force. Creates no
+    ledger.
+    """
     ledger = existing_ledger(context, settings)
     return given_policy(settings) if ledger is None else ledger.policy()
 
@@ -78,7 +97,9 @@ def ledger_url(context: Context) -> str:
     return os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
 
 
-def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCurvePrivateKey | None = None) -> Ledger:
+def open_ledger(
+    context: Context, settings: LedgerParameters, *, key: EllipticCurvePrivateKey | None = None
+) -> Ledger:
     """Opens the ledger of this run, under the policy of this run.
 
     Args:
@@ -88,7 +109,8 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
     ledger = Ledger.open(ledger_url(context), policy=policy, journals=journals, key=key)
     if draws(context.workspace) and ledger.state().mark is None:
         raise StorageError(
-            f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the ledger that "
+            f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the "
+            "ledger that "
             "charged them"
         )
     return ledger

@@ -1,4 +1,6 @@
-"""Writes and reads the rows of the ledger about fits on the same records: evaluations, comparisons, audits."""
+"""Writes and reads the rows of the ledger about fits on the same records: evaluations, comparisons,
+audits.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ _SPLITS = ("train", "test", "holdout")
 def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
     """Returns the marks of all sampled records in every split, and saves them in the workspace.
 
-    Neither code, cohort, template nor another column is part of a mark: it is the same record with any. Where
-    the claim is about units, there are marks of theirs as well.
+    Neither code, cohort, template nor another column is part of a mark: it is the same record with
+    any. Where the claim is about units, there are marks of theirs as well.
     """
     records = _marked(context, dataset, registry_key(context.workspace.private))
     save_marks(context.workspace, records)
@@ -59,8 +61,8 @@ def _units(context: Context, dataset: ArtifactRef) -> set[str]:
 def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
     """Yields what marks the records: each id, and each text cell.
 
-    Two releases share records where one of these is in both. An id that may be a running number marks no record, since
-    every file has such a one.
+    Two releases share records where one of these is in both. An id that may be a running number
+    marks no record, since every file has such a one.
     """
     folder, read = context.store.open(dataset), context.store.figures(dataset)["rows_read"]
     tables = [load_table(folder, split) for split in _SPLITS if split_file(folder, split).is_file()]
@@ -90,7 +92,8 @@ def record_evaluation(
     settings: str | None = None,
     prefect_run_id: str | None,
 ) -> Row:
-    """Writes one internal row, or returns the one that these artifacts have under this label. Charges nothing.
+    """Writes one internal row, or returns the one that these artifacts have under this label.
+    Charges nothing.
 
     Args:
         label: for people; by default the subject's.
@@ -118,7 +121,8 @@ def record_evaluation(
             artifact_digests=artifacts,
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,
-            idempotency_key=key or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
+            idempotency_key=key
+            or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
             details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()}
             | {SAMPLE: sample_of(context, dataset)},
         )
@@ -131,9 +135,18 @@ def sample_of(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
 
 
 _COPIED = {
-    "population", "cohorts", "data_fingerprint", "records_rounded", "trust_model", "code_commit", "code_dirty",
-    "lock_digest", "parameters_digest", "requester", "prefect_run_id",
-}  # fmt: skip
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "records_rounded",
+    "trust_model",
+    "code_commit",
+    "code_dirty",
+    "lock_digest",
+    "parameters_digest",
+    "requester",
+    "prefect_run_id",
+}
 
 
 def record_retrain(
@@ -145,7 +158,9 @@ def record_retrain(
     evaluated: ArtifactRef,
     measured: Mapping[str, ArtifactRef],
 ) -> None:
-    """Records the internal figures of a retrain: scores on the test half, and each round's epsilon and Delta."""
+    """Records the internal figures of a retrain: scores on the test half, and each round's epsilon
+    and Delta.
+    """
     copied = plan.model_dump(include=_COPIED)
     ledger, store = open_ledger(context, parameters.release), context.store
     sample = {SAMPLE: sample_of(context, dataset)}
@@ -157,13 +172,20 @@ def record_retrain(
                 **copied,
                 subject=Sensitivity(round=name),
                 idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
-                artifact_digests={"posterior": store.recipe(ref)["inputs"]["posterior"], "sensitivity": ref.sha256},
+                artifact_digests={
+                    "posterior": store.recipe(ref)["inputs"]["posterior"],
+                    "sensitivity": ref.sha256,
+                },
                 details=sample,
                 event=event,
                 claim=claim,
             )
         )
-        shown = {"epsilon": claim.epsilon, "guarantee": claim.guarantee_kind, "unit": claim.privacy_unit}
+        shown = {
+            "epsilon": claim.epsilon,
+            "guarantee": claim.guarantee_kind,
+            "unit": claim.privacy_unit,
+        }
         progress.finished(f"claim ({name})", shown, reused=False, seconds=0.0)
     scores = store.figures(evaluated)
     ledger.record(
@@ -173,6 +195,7 @@ def record_retrain(
             idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
             artifact_digests={"evaluation": evaluated.sha256},
             # a share of 0 comes back from a manifest as an integer
-            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)} | sample,
+            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)}
+            | sample,
         )
     )

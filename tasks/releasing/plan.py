@@ -1,9 +1,9 @@
-"""Defines the planned release, the file that an officer approves: what is released, on what claim, made from which
-artifacts.
+"""Defines the planned release, the file that an officer approves: what is released, on what claim,
+made from which artifacts.
 
-A plan is a function of its artifacts, of the settings of its method and of what was requested (`build_plan`). A release
-builds it again and compares the whole. It is in the private workspace, since it holds the references of private
-artifacts.
+A plan is a function of its artifacts, of the settings of its method and of what was requested
+(`build_plan`). A release builds it again and compares the whole. It is in the private workspace,
+since it holds the references of private artifacts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ _DIGEST = "^[0-9a-f]{64}$"
 
 
 class Request(BaseModel, frozen=True):
-    """Holds what a plan takes at someone's word; the officer's signature is over it. None of it is free text."""
+    """Holds what a plan takes at someone's word; the officer's signature is over it. None of it is
+    free text.
+    """
 
     population: Name
     release_label: Name
@@ -94,15 +96,23 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """Digest of the encoder in the released model."""
     texts: tuple[str, ...] = ()
-    """Every text of the bundle that no published list has and that is no name or number in a narrow form."""
+    """Every text of the bundle that no published list has and that is no name or number in a narrow
+    form.
+    """
 
     @staticmethod
     def from_settings(settings: BundleParameters) -> Output:
         """Takes the output settings from those of the planning run."""
-        return Output(precision=settings.precision, int8=settings.int8, licence=licence.resolve(settings.licence))
+        return Output(
+            precision=settings.precision,
+            int8=settings.int8,
+            licence=licence.resolve(settings.licence),
+        )
 
     def with_contents(self, context: Context, candidate: Candidate) -> Output:
-        """Returns the settings with the encoder and the texts that a bundle of this candidate contains."""
+        """Returns the settings with the encoder and the texts that a bundle of this candidate
+        contains.
+        """
         encoder, store = candidate.model.encoder, context.store
         codes = load_codes(store.open(candidate.dataset))
         texts = own_texts(codes, store.figures(candidate.dataset), encoder)
@@ -114,25 +124,34 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:
-        """Applies the planned output to the settings of the releasing run; refuses settings that ask for another."""
+        """Applies the planned output to the settings of the releasing run; refuses settings that
+        ask for another.
+        """
         if settings.precision not in ("float32", self.precision):
-            raise InputError(f"precision: the approved plan has {self.precision}. Plan again to change it")
+            raise InputError(
+                f"precision: the approved plan has {self.precision}. Plan again to change it"
+            )
         if settings.int8 and not self.int8:
             raise InputError("int8: the approved plan has none. Plan again with release.int8=true")
         # guard: test_a_licence_other_than_the_one_signed
         if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
             raise InputError(
-                f"licence: the approved plan has {self.licence}. Plan again with release.licence={settings.licence}"
+                f"licence: the approved plan has {self.licence}. Plan again with "
+                f"release.licence={settings.licence}"
             )
-        return settings.model_copy(update={"precision": self.precision, "int8": self.int8, "licence": self.licence})
+        return settings.model_copy(
+            update={"precision": self.precision, "int8": self.int8, "licence": self.licence}
+        )
 
 
 class Selection(BaseModel, frozen=True, extra="forbid"):
-    """Holds how a fit was chosen, by what the ledger knows; `lines` says it in words, among what is not protected.
+    """Holds how a fit was chosen, by what the ledger knows; `lines` says it in words, among what is
+    not protected.
 
-    A fit may have been chosen among several on the same records: by seed, sample, settings or mechanism. Each fit whose
-    scores anyone saw is in the ledger. Records count as the same under one fingerprint, or where their samples of marks
-    overlap: another seed, another population name or an added record does not make them different.
+    A fit may have been chosen among several on the same records: by seed, sample, settings or
+    mechanism. Each fit whose scores anyone saw is in the ledger. Records count as the same under
+    one fingerprint, or where their samples of marks overlap: another seed, another population name
+    or an added record does not make them different.
     """
 
     fits: int = 1
@@ -150,7 +169,8 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             *([SEARCHED] if self.searched else []),
             *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
             *([COMPARED] if self.compared else []),
-            f"how this model was chosen: the ledger has {self.fits} training run{'s' * (self.fits != 1)} on these "
+            f"how this model was chosen: the ledger has {self.fits} training "
+            f"run{'s' * (self.fits != 1)} on these "
             "records, whose figures may have decided seed, sample, settings or mechanism",
         )
 
@@ -159,12 +179,20 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         fits = f" (the ledger has {self.fits} training runs on them, the plan {earlier.fits})"
         also = [
             *(["settings were searched on them"] if self.searched and not earlier.searched else []),
-            *(["mechanisms were compared on them"] if self.compared and not earlier.compared else []),
+            *(
+                ["mechanisms were compared on them"]
+                if self.compared and not earlier.compared
+                else []
+            ),
         ]
-        return "; ".join(["the same records were used again since" + fits * (self.fits != earlier.fits), *also])
+        return "; ".join(
+            ["the same records were used again since" + fits * (self.fits != earlier.fits), *also]
+        )
 
     @staticmethod
-    def of(ledger: Ledger, context: Context, planned: Candidate, *, fingerprint: str, weighted: bool) -> Selection:
+    def of(
+        ledger: Ledger, context: Context, planned: Candidate, *, fingerprint: str, weighted: bool
+    ) -> Selection:
         """Returns how a candidate was chosen, by the ledger's rows on its records.
 
         Args:
@@ -179,11 +207,15 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             # guard: test_the_scores_of_another_sample_of_the_same_records
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
-        candidate = {planned.fitted.sha256} | ({planned.measured.sha256} if planned.measured is not None else set())
+        candidate = {planned.fitted.sha256} | (
+            {planned.measured.sha256} if planned.measured is not None else set()
+        )
         branches = {_branch(row) for row in same if candidate & set(row.artifact_digests.values())}
         settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
         return Selection(
-            fits=len({planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
+            fits=len(
+                {planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}
+            ),
             searched=weighted
             and planned.measured is not None
             and any(isinstance(row.subject, SearchFit) for row in same),
@@ -211,7 +243,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     @field_validator("plan", mode="before")
     @classmethod
     def _typed_event(cls, plan: Any) -> Any:
-        return {**plan, "event": decode_event(plan.get("event"))} if isinstance(plan, dict) else plan
+        return (
+            {**plan, "event": decode_event(plan.get("event"))} if isinstance(plan, dict) else plan
+        )
 
     @staticmethod
     def of_posterior(
@@ -234,7 +268,11 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             std_scale=parameters.fit.swag.std_scale,
         )
         return PlannedRelease.of_candidate(
-            context, candidate, parameters, method=release_method(parameters), prefect_run_id=prefect_run_id
+            context,
+            candidate,
+            parameters,
+            method=release_method(parameters),
+            prefect_run_id=prefect_run_id,
         )
 
     @staticmethod
@@ -249,8 +287,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     ) -> PlannedRelease:
         """Plans the release of a candidate.
 
-        The same records, method and label always give the same key, so that running again, also after a change of code
-        that gave another fit, never releases and spends twice unless the operator asks by another label.
+        The same records, method and label always give the same key, so that running again, also
+        after a change of code that gave another fit, never releases and spends twice unless the
+        operator asks by another label.
 
         Args:
             method: the settings, whose digest is part of the key under which the release is found.
@@ -258,7 +297,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         """
         request = Request.of(parameters, prefect_run_id=prefect_run_id)
         output = Output.from_settings(parameters.release)
-        return build_plan(context, candidate, request=request, method=method, output=output, delta=delta)
+        return build_plan(
+            context, candidate, request=request, method=method, output=output, delta=delta
+        )
 
     @property
     def digest(self) -> str:
@@ -270,7 +311,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
     def bind(self, ledger: Ledger, context: Context) -> PlannedRelease:
-        """Binds the plan to this ledger at its newest row, and states how its fit was chosen by the ledger's rows.
+        """Binds the plan to this ledger at its newest row, and states how its fit was chosen by the
+        ledger's rows.
 
         An equal saved plan stays, with its approvals.
         """
@@ -283,7 +325,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         except (InputError, BudgetRefused):
             pass  # no saved plan, or one that no longer counts
         return bound.with_selection(
-            context, bound.selection, ledger=ledger.ensure_genesis_row(requester=self.plan.requester)
+            context,
+            bound.selection,
+            ledger=ledger.ensure_genesis_row(requester=self.plan.requester),
         )
 
     def selection_now(self, ledger: Ledger, context: Context) -> Selection:
@@ -296,9 +340,13 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             weighted=self.plan.event.risk_weights,
         )
 
-    def with_selection(self, context: Context, selection: Selection, *, ledger: Mark | None) -> PlannedRelease:
+    def with_selection(
+        self, context: Context, selection: Selection, *, ledger: Mark | None
+    ) -> PlannedRelease:
         facts, claim = context.store.figures(self.candidate.dataset), self.plan.claim
-        inputs = unprotected_inputs(facts, weights=self.plan.event.risk_weights, model=self.candidate.model)
+        inputs = unprotected_inputs(
+            facts, weights=self.plan.event.risk_weights, model=self.candidate.model
+        )
         claim = claim.model_copy(update={"unprotected_inputs": (*inputs, *selection.lines)})
         plan = self.plan.model_copy(update={"claim": claim, "ledger": ledger})
         return self.model_copy(update={"plan": plan, "selection": selection})
@@ -316,25 +364,30 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             if not ref.path.resolve().is_relative_to(store.private):
                 if store.shared is None:
                     raise StorageError(
-                        f"release plan: its artifact {ref.kind} is in another workspace than {context.home}. "
+                        f"release plan: its artifact {ref.kind} is in another workspace than "
+                        f"{context.home}. "
                         "Release it there, where the ledger charges its records"
                     )
                 store.adopt(ref)
             store.open(ref)
         if not self.has_bundle(store):
             raise MechanismError(
-                f"release plan: this model (event `{self.plan.event.mechanism}`) has no bundle, so it cannot be "
+                f"release plan: this model (event `{self.plan.event.mechanism}`) has no bundle, "
+                "so it cannot be "
                 "released. Compare it and audit it"
             )
         _require_equal(self, self._again(context))
 
     def require_consistent(self) -> None:
-        """Refuses a plan whose claim, key or digests do not follow from its event, method and candidate.
+        """Refuses a plan whose claim, key or digests do not follow from its event, method and
+        candidate.
 
         Needs no artifact; a release checks those too.
         """
         stated, claim = self.plan, self.plan.claim
-        inputs = claim.unprotected_inputs[: len(claim.unprotected_inputs) - len(self.selection.lines)]
+        inputs = claim.unprotected_inputs[
+            : len(claim.unprotected_inputs) - len(self.selection.lines)
+        ]
         again = claim_of(
             stated.event,
             delta=claim.delta,
@@ -356,7 +409,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             return build_plan(
                 context,
                 self.candidate,
-                request=Request.model_validate(self.plan.model_dump(include=set(Request.model_fields))),
+                request=Request.model_validate(
+                    self.plan.model_dump(include=set(Request.model_fields))
+                ),
                 method=self.method,
                 output=self.output,
                 delta=self.plan.claim.delta,
@@ -364,8 +419,12 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
                 ledger=self.plan.ledger,
             )
         except ValidationError as error:
-            fields = {str(part["loc"][0]) for part in error.errors(include_input=False, include_url=False)}
-            raise MechanismError(f"release plan: {', '.join(sorted(fields))} has another form. Plan again") from None
+            fields = {
+                str(part["loc"][0]) for part in error.errors(include_input=False, include_url=False)
+            }
+            raise MechanismError(
+                f"release plan: {', '.join(sorted(fields))} has another form. Plan again"
+            ) from None
         except (KeyError, FileNotFoundError):
             raise MechanismError(
                 "release plan: its artifacts are of other stages than a training run's. Plan again"
@@ -378,7 +437,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         """Writes the plan into the private workspace; returns the file."""
         file = self.file(context)
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
+        content = json.dumps(
+            self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False
+        )
         write_atomically(file, content.encode() + b"\n")
         return file
 
@@ -397,7 +458,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         planned = PlannedRelease.load(file)
         if planned.digest != sha256:
             raise StorageError(
-                f"plan {file} is not the one that release {row.release_id} was reserved for. Restore it from a copy"
+                f"plan {file} is not the one that release {row.release_id} was reserved for. "
+                "Restore it from a copy"
             )
         return planned
 
@@ -408,7 +470,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "file"
-            raise InputError(f"plan {file} is not a release plan: {field}: {first['msg']}") from None
+            raise InputError(
+                f"plan {file} is not a release plan: {field}: {first['msg']}"
+            ) from None
 
 
 def build_plan(
@@ -422,7 +486,8 @@ def build_plan(
     selection: Selection = Selection(),
     ledger: Mark | None = None,
 ) -> PlannedRelease:
-    """Returns the plan that artifacts give; everything but the request and delta follows from them and the ledger.
+    """Returns the plan that artifacts give; everything but the request and delta follows from them
+    and the ledger.
 
     Args:
         candidate: names the artifacts; its other fields are read from the stages that made them.
@@ -472,7 +537,8 @@ def _as_recorded(store: Store, candidate: Candidate) -> Candidate:
     recipe = store.recipe(candidate.measured or candidate.fitted)
     config, inputs = recipe["config"], recipe["inputs"]
     recorded: dict[str, Any] = {
-        name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]}) for name in ("dataset", "prepared")
+        name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]})
+        for name in ("dataset", "prepared")
     }
     if candidate.measured is not None:
         fitted = candidate.fitted.model_copy(update={"sha256": inputs["posterior"]})
@@ -536,13 +602,17 @@ def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
     different = sorted(_differences(stated.model_dump(mode="json"), built.model_dump(mode="json")))
     # guard: test_a_word_written_by_hand
     if different:
-        raise MechanismError(f"release plan: {', '.join(different)}: not what ran and was measured. Plan again")
+        raise MechanismError(
+            f"release plan: {', '.join(different)}: not what ran and was measured. Plan again"
+        )
 
 
 def _differences(stated: Any, built: Any, name: str = "") -> Iterator[str]:
     if isinstance(stated, dict) and isinstance(built, dict):
         for key in stated.keys() | built.keys():
-            yield from _differences(stated.get(key), built.get(key), f"{name}.{key}" if name else key)
+            yield from _differences(
+                stated.get(key), built.get(key), f"{name}.{key}" if name else key
+            )
     elif stated != built:
         yield name
 
@@ -557,7 +627,11 @@ def _lines_of(branch: str) -> list[str]:
 
 def _fit(row: Row) -> str:
     artifacts = row.artifact_digests
-    return artifacts.get("fit") or artifacts.get("posterior") or str(row.idempotency_key or row.sequence)
+    return (
+        artifacts.get("fit")
+        or artifacts.get("posterior")
+        or str(row.idempotency_key or row.sequence)
+    )
 
 
 def _branch(row: Row) -> str:
@@ -565,7 +639,9 @@ def _branch(row: Row) -> str:
 
 
 def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
-    """Anyone who fits with a branch's settings, on features or on tokens, has them from there, under whatever name."""
+    """Anyone who fits with a branch's settings, on features or on tokens, has them from there,
+    under whatever name.
+    """
     mechanism = branch["mechanism"]
     return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
 

@@ -1,7 +1,8 @@
-"""Builds the page that an officer reads before the decision: a question, a verdict and an answer for each matter.
+"""Builds the page that an officer reads before the decision: a question, a verdict and an answer
+for each matter.
 
-The terminal, the HTML page and the Markdown page of the run have the same answers. Templates hold the words; this file
-computes figures and verdicts.
+The terminal, the HTML page and the Markdown page of the run have the same answers. Templates hold
+the words; this file computes figures and verdicts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 NOTICE = (
-    "Private. This page holds figures that were computed from the records without protection, among them how well the "
+    "Private. This page holds figures that were computed from the records without protection, "
+    "among them how well the "
     "model codes. It is for anyone who decides on the release; do not publish it or pass it on."
 )
 Verdict = Literal["fine", "investigate", "warning"]
@@ -72,7 +74,9 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return " ".join(render("plan_words.txt", part="answer", key=self.key, f=self.figures).split())
+        return " ".join(
+            render("plan_words.txt", part="answer", key=self.key, f=self.figures).split()
+        )
 
 
 @dataclass(frozen=True)
@@ -93,18 +97,29 @@ class PlanPage:
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the worst verdict of the answers; of a release nothing is left to decide, unless it was revoked."""
+        """Returns the worst verdict of the answers; of a release nothing is left to decide, unless
+        it was revoked.
+        """
         if self.released is not None:
             return "warning" if self.revoked else "fine"
         verdicts = {answer.verdict for answer in self.answers}
-        return "warning" if "warning" in verdicts else "investigate" if "investigate" in verdicts else "fine"
+        return (
+            "warning"
+            if "warning" in verdicts
+            else "investigate"
+            if "investigate" in verdicts
+            else "fine"
+        )
 
     @property
     def summary(self) -> str:
         if self.released is not None and self.revoked:
             return f"release {self.released.release_id}: {self.revoked}"
         if self.released is not None:
-            subject = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
+            subject = (
+                f"{self.released.release_id}, {self.released.state} "
+                f"{self.released.recorded_at[:10]}"
+            )
             return f"released already ({subject}); nothing has to be decided"
         verdicts = [answer.verdict for answer in self.answers]
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
@@ -113,7 +128,9 @@ class PlanPage:
         return "no objections" + (f"; {open_} of {len(verdicts)} to review" if open_ else "")
 
 
-def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:
+def page_of(
+    plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None
+) -> PlanPage:
     """Answers what an officer would ask about a plan, the measured leakage first.
 
     Args:
@@ -130,7 +147,9 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             # of a method that does not say it, the weaker promise
-            "sampling": planned.method.get("data", {}).get("ingest", {}).get("sampling", "stratified"),
+            "sampling": planned.method.get("data", {})
+            .get("ingest", {})
+            .get("sampling", "stratified"),
             "exact_arithmetic": is_exact(planned.plan.event),
         }
     )
@@ -142,12 +161,18 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _accuracy(scores, ledger, planned),
         _alone(scores),
         *([] if context.lists is None else [_lists(context.lists)]),
-        *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
+        *(
+            []
+            if context.outdated is None
+            else [Answer("outdated", "warning", {"why": context.outdated})]
+        ),
         _siblings(planned, ledger, records),
         _decision(status, file),
     ]
     assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
-    revoked = "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
+    revoked = (
+        "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
+    )
     return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked)
 
 
@@ -197,7 +222,12 @@ def _leakage(plan: CheckedPlan, file: str) -> Answer:
     measurement, formal = plan.measurement, plan.plan.claim.guarantee_kind == "formal"
     if measurement is None:
         required = plan.policy.require_audit
-        figures = {"audited": False, "formal": formal, "file": shlex.quote(file), "required": required}
+        figures = {
+            "audited": False,
+            "formal": formal,
+            "file": shlex.quote(file),
+            "required": required,
+        }
         return Answer("leakage", "note" if formal and not required else "warning", figures)
     verdicts: dict[str, PlanVerdict] = {CONTRADICTED: "warning", INCONCLUSIVE: "investigate"}
     verdict, row = measurement.verdict, measurement.ledger_sequence
@@ -208,7 +238,11 @@ def _leakage(plan: CheckedPlan, file: str) -> Answer:
 def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
     large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
-    figures: dict[str, Any] = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
+    figures: dict[str, Any] = {
+        "claim": claim,
+        "mechanism": planned.plan.event.mechanism,
+        "formal": formal,
+    }
     figures |= {"large_delta": large_delta}
     proven = "note" if claim.unprotected_inputs else "fine"
     return Answer("promise", proven if formal and not large_delta else "investigate", figures)
@@ -237,8 +271,10 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     tightest = min(charges, key=lambda line: line.left)
     figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
     figures["budget"] = _releases(tightest)
-    lines = [BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))
-             for after in (charge.after for charge in charges)]  # fmt: skip
+    lines = [
+        BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))
+        for after in (charge.after for charge in charges)
+    ]
     more = min(line.further or 0 for line in lines)
     figures["further"] = f"ε {down(tightest.left)} is left, with {describe_successors(more)}"
     figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
@@ -249,12 +285,17 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
         and charge.after.delta_cap is not None
         and charge.after.delta >= charge.after.delta_cap
     ]
-    verdict: PlanVerdict = "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
+    verdict: PlanVerdict = (
+        "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
+    )
     return Answer("cost", verdict, figures, table=_charges(charges, plan))
 
 
 def _releases(charge: Charge) -> list[tuple[int, float]]:
-    after, points = charge.after, [(0, float(charge.before.epsilon)), (1, float(charge.after.epsilon))]
+    after, points = (
+        charge.after,
+        [(0, float(charge.before.epsilon)), (1, float(charge.after.epsilon))],
+    )
     while after.rule == "gaussian" and len(points) < 8 and points[-1][1] < charge.epsilon_cap:
         after = replace(after, spent=after.spent.plus(charge.loss))
         points.append((len(points), float(after.epsilon)))
@@ -278,7 +319,10 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
             down(due.left),
         ]
         if with_delta:
-            row += [f"{float(after.delta):.3g}", "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}"]
+            row += [
+                f"{float(after.delta):.3g}",
+                "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}",
+            ]
         rows.append(row)
     return head, rows
 
@@ -289,14 +333,23 @@ def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelea
     curve = accuracy_by_epsilon(ledger, planned)
     if scores and planned.plan.claim.epsilon is not None:
         curve |= {float(f"{planned.plan.claim.epsilon:.3g}"): scores["weighted_f1"]}
-    figures = {"scores": scores, "reference": reference, "loss": loss, "curve": sorted(curve.items())}
+    figures = {
+        "scores": scores,
+        "reference": reference,
+        "loss": loss,
+        "curve": sorted(curve.items()),
+    }
     if loss is None or reference is None:
         return Answer("accuracy", "note", figures)
     return Answer("accuracy", "investigate" if loss > LARGE * reference else "fine", figures)
 
 
 def _alone(scores: Mapping[str, float]) -> Answer:
-    alone = {name.removeprefix("alone_at_"): share for name, share in scores.items() if name.startswith("alone_at_")}
+    alone = {
+        name.removeprefix("alone_at_"): share
+        for name, share in scores.items()
+        if name.startswith("alone_at_")
+    }
     figures = {
         "alone": alone,
         "missing": [target for target, share in alone.items() if not share],
@@ -314,13 +367,26 @@ def _lists(words: Sequence[CodeListVerdict]) -> Answer:
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
     others = overlapping_releases(ledger, planned.plan, records=records)
     names = other_population_names(planned.plan, others)
-    figures = {"others": others, "names": names, "population": planned.plan.population, "marked": records is not None}
+    figures = {
+        "others": others,
+        "names": names,
+        "population": planned.plan.population,
+        "marked": records is not None,
+    }
     head = ["release", "population", "cohorts", "mechanism", "guarantee", "ε", "state", "shares"]
     rows = [
-        [str(row.release_id), str(row.population), ", ".join(row.cohorts), str(row.mechanism), row.guarantee_kind,
-         "–" if row.epsilon is None else up(row.epsilon), row.state, shares]
+        [
+            str(row.release_id),
+            str(row.population),
+            ", ".join(row.cohorts),
+            str(row.mechanism),
+            row.guarantee_kind,
+            "–" if row.epsilon is None else up(row.epsilon),
+            row.state,
+            shares,
+        ]
         for row, shares in others
-    ]  # fmt: skip
+    ]
     verdict: Verdict = "warning" if names else "investigate" if others else "fine"
     return Answer("siblings", verdict, figures, table=(head, rows) if rows else None)
 
@@ -339,11 +405,16 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
         "file": shlex.quote(file),
     }
     open_ = status.missing or status.problems
-    return Answer("decision", "warning" if status.refusal is not None else "investigate" if open_ else "fine", figures)
+    return Answer(
+        "decision",
+        "warning" if status.refusal is not None else "investigate" if open_ else "fine",
+        figures,
+    )
 
 
 def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
-    """Returns the newest release of the plan's very fit under whatever plan, None where it has none.
+    """Returns the newest release of the plan's very fit under whatever plan, None where it has
+    none.
 
     A posterior has none: each draw of it is another model.
     """
@@ -355,12 +426,14 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
 
 
 def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
-    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that it codes alone
-    (`calibration.coded_alone`) where measured; empty without scores.
+    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that
+    it codes alone (`calibration.coded_alone`) where measured; empty without scores.
     """
     fitted = planned.candidate.fitted.sha256
     for row in reversed(ledger.rows()):
-        compared = isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
+        compared = (
+            isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
+        )
         if compared and "weighted_f1" in row.details:
             return _scores(row.details, "")
         if _is_of(planned.plan, row, Scores):
@@ -371,20 +444,26 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
 
 
 def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
-    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk weights, or a
-    comparison's; None where neither was scored.
+    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk
+    weights, or a comparison's; None where neither was scored.
     """
     scores = [
         row.details["base_weighted_f1"]
         for row in ledger.rows()
         if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
     ]
-    scores += [row.details["weighted_f1"] for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
+    scores += [
+        row.details["weighted_f1"]
+        for row in _compared(ledger, planned)
+        if row.guarantee_kind == "none"
+    ]
     return max(scores, default=None)
 
 
 def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
-    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a comparison's seeds."""
+    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a
+    comparison's seeds.
+    """
     scores: dict[float, list[float]] = {}
     for row in _compared(ledger, planned):
         if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
@@ -393,12 +472,19 @@ def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, 
 
 
 def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
-    rows = [row for row in ledger.rows() if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details]
+    rows = [
+        row
+        for row in ledger.rows()
+        if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details
+    ]
     return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
 
 
 def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
-    same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
+    same = (
+        row.data_fingerprint == plan.data_fingerprint
+        and row.parameters_digest == plan.parameters_digest
+    )
     return same and isinstance(row.subject, subject)
 
 
@@ -411,17 +497,28 @@ def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
 @dataclass(frozen=True)
 class PlanContext:
     records: RecordSet | None = None
-    """Marks of its records: earlier releases of them, by whatever name, are charged and named with it."""
+    """Marks of its records: earlier releases of them, by whatever name, are charged and named with
+    it.
+    """
     lists: Sequence[CodeListVerdict] | None = ()
-    """The gate's verdicts on its code lists; empty without the records, None where no bundle can hold the model."""
+    """The gate's verdicts on its code lists; empty without the records, None where no bundle can
+    hold the model.
+    """
     outdated: str | None = None
-    """Why it would be refused as it is: other fits of its records were recorded since, or its fit is gone."""
+    """Why it would be refused as it is: other fits of its records were recorded since, or its fit
+    is gone.
+    """
 
     @staticmethod
     def of(context: Context, plan: CheckedPlan) -> PlanContext:
-        """Reads the context; returns defaults where the records are elsewhere, as on an officer's machine."""
+        """Reads the context; returns defaults where the records are elsewhere, as on an officer's
+        machine.
+        """
         planned = plan.planned
-        folder, private = Path(planned.candidate.dataset.path), Workspace(Path(context.home)).private
+        folder, private = (
+            Path(planned.candidate.dataset.path),
+            Workspace(Path(context.home)).private,
+        )
         if not folder.is_dir() or not folder.resolve().is_relative_to(private.resolve()):
             return PlanContext()
         try:
@@ -429,7 +526,9 @@ class PlanContext:
         except StorageError:
             return PlanContext()
         bundled = planned.has_bundle(context.store)
-        lists = (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
+        lists = (
+            (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
+        )
         return PlanContext(records, lists, _outdated(context, plan))
 
 
@@ -444,11 +543,14 @@ def _outdated(context: Context, plan: CheckedPlan) -> str | None:
 
 
 def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> PlanPage:
-    """Loads the page of a plan from its workspace and ledger, by default the workspace's own. Changes nothing."""
+    """Loads the page of a plan from its workspace and ledger, by default the workspace's own.
+    Changes nothing.
+    """
     ledger = existing_ledger(context, LedgerParameters())
     if ledger is None:
         raise InputError(
-            f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
+            f"{context.home} has no ledger with budget and audits. Give the plan's workspace "
+            "(--home), "
             "or AUTOCODER_LEDGER_URL"
         )
     plan = CheckedPlan.of(planned, ledger)
@@ -460,10 +562,14 @@ def require_releasable(context: Context, checked: CheckedPlan) -> None:
     """Refuses to sign what a release would refuse now."""
     plan, ledger = checked.plan, checked.ledger
     if checked.released is not None:
-        raise InputError(f"plan {plan.release_label}: it is release {checked.released.release_id} already")
+        raise InputError(
+            f"plan {plan.release_label}: it is release {checked.released.release_id} already"
+        )
     refusal = ledger.refusal(plan)
     if refusal is not None:
-        raise InputError(f"plan {plan.release_label}: {refusal.reason} (ledger row {refusal.sequence})")
+        raise InputError(
+            f"plan {plan.release_label}: {refusal.reason} (ledger row {refusal.sequence})"
+        )
     ledger.require_here(plan)
     here = PlanContext.of(context, checked)
     if here.outdated is not None:

@@ -20,7 +20,9 @@ from tasks.running.stage import Context
 
 
 def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
-    """Draws Delta's running maximum over draws as PNG: still rising at the right means too few draws."""
+    """Draws Delta's running maximum over draws as PNG: still rising at the right means too few
+    draws.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -32,7 +34,9 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
     claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
-    axes.set_title(f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
+    axes.set_title(
+        f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9
+    )
     axes.grid(alpha=0.3)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
@@ -61,10 +65,16 @@ def publish_artifacts(
         context.run.publish_markdown(
             key="sensitivity",
             markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
-            description="Sensitivity: the running maximum over samples. Still rising at the right: too few samples.",
+            description=(
+                "Sensitivity: the running maximum over samples. Still rising at the "
+                "right: too few samples."
+            ),
         )
     measures = ("weighted_f1", "macro_f1", "accuracy")
-    rows = [[name, *(f"{figures[measure]:.3f}" for measure in measures)] for name, figures in scores.items()]
+    rows = [
+        [name, *(f"{figures[measure]:.3f}" for measure in measures)]
+        for name, figures in scores.items()
+    ]
     context.run.publish_markdown(
         key="internal-figures",
         markdown=markdown_table(["model", "weighted F1", "macro F1", "accuracy"], rows),
@@ -89,13 +99,17 @@ def publish_artifacts(
 
 
 def publish_plan(run: Run, text: str) -> None:
-    run.publish_markdown(key="release-plan", markdown=text, description="What would be released, and at what cost.")
+    run.publish_markdown(
+        key="release-plan", markdown=text, description="What would be released, and at what cost."
+    )
 
 
 def publish_audit(run: Run, lines: Sequence[str]) -> None:
     """Publishes claim and measurement next to each other; indented lines belong to the line above."""
     items = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines]
-    run.publish_markdown(key="audit", markdown="\n".join(items), description="Claim and measurement.")
+    run.publish_markdown(
+        key="audit", markdown="\n".join(items), description="Claim and measurement."
+    )
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:
@@ -106,6 +120,8 @@ def publish_budget(context: Context, settings: LedgerParameters) -> None:
         ]
         context.run.publish_markdown(
             key="budget",
-            markdown=markdown_table([name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows]),
+            markdown=markdown_table(
+                [name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows]
+            ),
             description="What each cohort has spent, and what is left.",
         )

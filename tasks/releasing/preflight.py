@@ -24,7 +24,8 @@ from tasks.running.stage import Context
 DEVICES = ("cpu", "cuda")
 _ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
 _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
-"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
+"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such.
+"""
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _SIDE_BY_SIDE = 5.0
@@ -33,7 +34,9 @@ _WITNESSED = 3.0
 """Times as long as a fit takes one whose every noisy sum is examined."""
 _LABELS, _BATCH = 100, 8
 _OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
-"""Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
+"""Kinds whose times tell something of others; encoding, at another rate by threads and load, does
+not.
+"""
 _START = 15.0
 """Seconds of imports and of Prefect."""
 
@@ -63,16 +66,22 @@ class Estimate:
         return bool(set(self.timed) & set(self.stages))
 
     def of_kind(self, kind: str) -> float:
-        """Returns the seconds of one stage; a kind without timings is scaled like the kinds with timings."""
+        """Returns the seconds of one stage; a kind without timings is scaled like the kinds with
+        timings.
+        """
         usual = sorted(self.timed[name] for name in _OF_HEADS if name in self.timed)
         return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
 
     def of_labels(self, labels: Iterable[str]) -> float:
         """Returns the seconds of these stages together, by their labels."""
-        return _START + sum(self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages)
+        return _START + sum(
+            self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages
+        )
 
     def with_fits(self, epochs: Mapping[str, float]) -> Estimate:
-        """Adds the fits of branches that consist of one fit; `epochs` has the passes over the records by branch."""
+        """Adds the fits of branches that consist of one fit; `epochs` has the passes over the
+        records by branch.
+        """
         fits = {name: passes * self.stages["epoch"] for name, passes in epochs.items()}
         return replace(self, stages=dict(self.stages) | fits)
 
@@ -82,20 +91,29 @@ class Estimate:
         """Adds the stages of an audit's reruns, each with `draws` draws for risks and for Delta.
 
         Args:
-            labels: with the branch that each reruns: one fit, where `with_fits` has it, else all rounds.
+            labels: with the branch that each reruns: one fit, where `with_fits` has it, else all
+                rounds.
             batched: branches whose reruns are made side by side.
         """
         rounds = max(self.counts["fine-tune"], 1)
-        fits = rounds * (self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws)
+        fits = rounds * (
+            self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws
+        )
         reruns = {
-            label: trials * self.stages.get(branch, fits) / (_SIDE_BY_SIDE if branch in batched else 1)
+            label: trials
+            * self.stages.get(branch, fits)
+            / (_SIDE_BY_SIDE if branch in batched else 1)
             for label, branch in labels.items()
         }
         return replace(self, stages=dict(self.stages) | reruns)
 
     def with_witness(self, kind: str, branch: str) -> Estimate:
-        """Adds the stage of an audit that examines the sums of one more fit; none where the branch is not one fit."""
-        return replace(self, stages=dict(self.stages) | {kind: _WITNESSED * self.stages.get(branch, 0.0)})
+        """Adds the stage of an audit that examines the sums of one more fit; none where the branch
+        is not one fit.
+        """
+        return replace(
+            self, stages=dict(self.stages) | {kind: _WITNESSED * self.stages.get(branch, 0.0)}
+        )
 
     @staticmethod
     def of(
@@ -109,11 +127,14 @@ class Estimate:
         """Estimates a training run of `rows` rows.
 
         Args:
-            sampled: records by split, once every row was read; a holdout is neither encoded nor trained on.
+            sampled: records by split, once every row was read; a holdout is neither encoded nor
+                trained on.
         """
         ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
         if sampled is None:
-            records = rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
+            records = (
+                rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
+            )
             train = max(int(records * (1 - ingest.test_share)), 1)
         else:
             records, train = sampled["train"] + sampled["test"], sampled["train"]
@@ -161,15 +182,21 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     """Refuses a run that cannot succeed; returns its estimate.
 
     Args:
-        to_release: the run plans a release, or makes one. What only measures needs neither budget nor approval.
+        to_release: the run plans a release, or makes one. What only measures needs neither budget
+            nor approval.
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
     if not parameters.data.has_titles:
         if parameters.model.prior == "titles":
-            raise InputError("model.prior: `titles` need a code list. Give --codelist, or --set model.prior=none")
+            raise InputError(
+                "model.prior: `titles` need a code list. Give --codelist, or --set model.prior=none"
+            )
         if parameters.model.lexical == "titles" and parameters.model.lexical_titles == "codelist":
-            raise InputError("model.lexical: `titles` need a code list. Give --codelist, or set model.lexical=hashed")
+            raise InputError(
+                "model.lexical: `titles` need a code list. Give --codelist, or set "
+                "model.lexical=hashed"
+            )
     device = check_device(context)
     context.store.check()
     engine.check(context.engine)
@@ -177,24 +204,31 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
         _check_release(context, parameters)
-    existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
+    existing = next(
+        p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists()
+    )
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
         raise StorageError(
-            f"disk: {existing} has {free / 1e9:.1f} GB free; this run writes about {estimate.disk_bytes / 1e9:.1f} GB. "
+            f"disk: {existing} has {free / 1e9:.1f} GB free; this run writes about "
+            f"{estimate.disk_bytes / 1e9:.1f} GB. "
             "To free space, remove files; or lower swag.rank, or choose another --home"
         )
     return estimate
 
 
 def estimate_retrain(
-    context: Context, parameters: RetrainParameters, *, device: str, sampled: Mapping[str, int] | None = None
+    context: Context,
+    parameters: RetrainParameters,
+    *,
+    device: str,
+    sampled: Mapping[str, int] | None = None,
 ) -> Estimate:
     """Estimates a retrain.
 
     Args:
-        sampled: records by split, once every row was read; otherwise the figures of an earlier ingest of the file, or a
-            guess from the first megabyte.
+        sampled: records by split, once every row was read; otherwise the figures of an earlier
+            ingest of the file, or a guess from the first megabyte.
     """
     rows = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
@@ -232,29 +266,38 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
             ledger.release(settings.supersedes)
         if settings.policy and policy.digest != ledger.policy().digest:
             raise InputError(
-                f"release.policy: {settings.policy} is not the current policy ({ledger.policy().name}). "
+                f"release.policy: {settings.policy} is not the current policy "
+                f"({ledger.policy().name}). "
                 "Record it with `autocoder ledger change-policy`, or leave release.policy empty"
             )
         policy = ledger.policy()
     elif settings.supersedes is not None:
-        raise InputError(f"release.supersedes: {settings.supersedes} is not in this ledger, which does not exist yet")
+        raise InputError(
+            f"release.supersedes: {settings.supersedes} is not in this ledger, which does not "
+            "exist yet"
+        )
     if not to_release:
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
         raise InputError(
-            f"data.population: policy {policy.name} has no budget for {parameters.data.population}. "
+            f"data.population: policy {policy.name} has no budget for "
+            f"{parameters.data.population}. "
             f"It has budgets for: {', '.join(sorted(policy.populations)) or 'none'}"
         )
     required = [policy.approvals.signatures_required] if policy.approvals.minimum else []
     required += ["an audit"] if policy.require_audit else []
     if settings.enabled and settings.deployment is None and required:
         raise InputError(
-            f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the plan, which exists "
-            "only after training. Leave --release out (or give --plan-only), and continue with `autocoder audit PLAN`, "
+            f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the "
+            "plan, which exists "
+            "only after training. Leave --release out (or give --plan-only), and continue with "
+            "`autocoder audit PLAN`, "
             "`autocoder approve PLAN` and `autocoder release PLAN`"
         )
     if policy.require_clean_code and provenance().code_dirty:
-        raise InputError(f"policy {policy.name} releases only from committed code. Commit the changes first")
+        raise InputError(
+            f"policy {policy.name} releases only from committed code. Commit the changes first"
+        )
 
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
@@ -263,7 +306,8 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
         return
     if settings.enabled and context.run.deployment:
         raise InputError(
-            "release.deployment: a deployment that trains signs nothing. Name the deployment that waits for approvals "
+            "release.deployment: a deployment that trains signs nothing. Name the deployment "
+            "that waits for approvals "
             "and signs (release/release), or switch release.enabled off"
         )
     publish.check_signing(context, settings)

@@ -1,8 +1,8 @@
 """Releases a plan: reserves, draws once, builds the bundle, commits, seals.
 
-A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file, the bundle by its
-folder. A draw exists once its file is in place, and nothing depends on it earlier. A link puts the file there and fails
-if one exists, so that there is never a second.
+A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file,
+the bundle by its folder. A draw exists once its file is in place, and nothing depends on it
+earlier. A link puts the file there and fails if one exists, so that there is never a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
-from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
+from storage.ledger.registry import (
+    other_population_names,
+    overlapping_releases,
+    population_name_warning,
+)
 from tasks.bundle import fill, licence, thresholds
 from tasks.bundle.deployment import Deployment
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
@@ -55,11 +59,16 @@ class Released(BaseModel, frozen=True):
     sensitivity: str
     guarantee_kind: str
     warnings: tuple[str, ...] = ()
-    """In sentences: other names that the records were released under, and what partners will miss in the bundle."""
+    """In sentences: other names that the records were released under, and what partners will miss
+    in the bundle.
+    """
 
 
-def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """Binds a plan to the ledger of this run, adds its selection disclosures and saves it; returns plan and file.
+def save_plan(
+    context: Context, planned: PlannedRelease, settings: LedgerParameters
+) -> tuple[PlannedRelease, Path]:
+    """Binds a plan to the ledger of this run, adds its selection disclosures and saves it; returns
+    plan and file.
 
     A policy given to this run is put in force, for audit, approval and release too.
     """
@@ -68,7 +77,9 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
     row = ledger.find(planned.plan.idempotency_key)
-    if row is not None:  # the reservation has its plan, whatever another run of the same method would plan now
+    if (
+        row is not None
+    ):  # the reservation has its plan, whatever another run of the same method would plan now
         reserved = PlannedRelease.reserved(context, row)
         return reserved, reserved.save(context)
     planned = planned.bind(ledger, context)
@@ -76,7 +87,9 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
 
 
 def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
-    """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no ledger."""
+    """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no
+    ledger.
+    """
     ledger = existing_ledger(context, settings)
     if ledger is not None:
         checked = CheckedPlan.of(planned, ledger)
@@ -85,26 +98,38 @@ def require_current(context: Context, planned: PlannedRelease, settings: LedgerP
             approval.require_read(checked, getattr(settings, "accept_texts", None))
 
 
-def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and file."""
+def renew_plan(
+    context: Context, file: Path, settings: LedgerParameters
+) -> tuple[PlannedRelease, Path]:
+    """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and
+    file.
+    """
     planned = PlannedRelease.load(file)
     ledger = open_ledger(context, settings)
     released = ledger.find(planned.plan.idempotency_key)
     if released is not None:
-        raise InputError(f"plan {file}: it is release {released.release_id} already. There is nothing to renew")
+        raise InputError(
+            f"plan {file}: it is release {released.release_id} already. There is nothing to renew"
+        )
     planned.check(context)
     return save_plan(context, planned, settings)
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:
-    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts."""
+    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before
+    training starts.
+    """
     licence.resolve(settings.licence)
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
         _release_key(context, settings)  # without one, the workspace's key is made when needed
 
 
-def existing_release(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
-    """Returns the ledger's row of the release that these parameters request, None without one. Creates nothing."""
+def existing_release(
+    context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None
+) -> Row | None:
+    """Returns the ledger's row of the release that these parameters request, None without one.
+    Creates nothing.
+    """
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
     if dataset is None or ledger is None:
         return None
@@ -142,19 +167,28 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             status = approval.approval_status(context, checked)
             records = save_record_set(context, candidate.dataset)
             audit = gate.check(checked)
-            charges = ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
+            charges = ledger.quote(
+                plan, records=records
+            )  # what the budget refuses need not be rehearsed
             expected, stated = anticipated(plan, audit=audit), checked.policy.registry
-            deployment = None if stated is None else Deployment(expected, charges, stated, repeated=False)
+            deployment = (
+                None if stated is None else Deployment(expected, charges, stated, repeated=False)
+            )
             # guard: test_a_title_that_nobody_signed
             fill.rehearse(context, expected, candidate, settings, planned.output.texts, deployment)
             planned.keep(context)
             row = ledger.reserve(
-                plan, plan_digest=planned.digest, decisions=status.decisions, audit=audit, records=records
+                plan,
+                plan_digest=planned.digest,
+                decisions=status.decisions,
+                audit=audit,
+                records=records,
             )
         release_id = _require(row.release_id)
         if row.state == "burned":
             raise StorageError(
-                f"release {release_id} of this plan was burned ({row.reason}). Choose another release.label"
+                f"release {release_id} of this plan was burned ({row.reason}). Choose another "
+                "release.label"
             )
         reused = row.state == "committed"
         if row.state == "reserved":
@@ -173,7 +207,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
         elif row.bundle_digest != digest:
             raise StorageError(
-                f"bundle {folder} is not the committed one: ledger row {row.sequence} has another digest"
+                f"bundle {folder} is not the committed one: ledger row {row.sequence} has "
+                "another digest"
             )
         seal(folder, row, None if settings.unsigned else key)
         figures = {
@@ -181,12 +216,17 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "state": row.state,
             "guarantee": row.guarantee_kind,
             "epsilon": str(row.epsilon.normalize()) if row.epsilon is not None else "none",
-            "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
+            "sensitivity": str(row.sensitivity.normalize())
+            if row.sensitivity is not None
+            else "none",
             "bundle": str(folder),
         }
         records = save_record_set(context, candidate.dataset)
         named = other_population_names(plan, overlapping_releases(ledger, plan, records=records))
-        warnings = [*([population_name_warning(named, plan.population)] if named else []), *_threshold_warnings(folder)]
+        warnings = [
+            *([population_name_warning(named, plan.population)] if named else []),
+            *_threshold_warnings(folder),
+        ]
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,
@@ -209,7 +249,8 @@ def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
-                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this ledger has no release of "
+                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this "
+                "ledger has no release of "
                 "it. Give the ledger that charged it, or choose another release.label"
             )
 
@@ -217,12 +258,14 @@ def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
 def _draw_once(context: Context, row: Row, planned: PlannedRelease) -> Path:
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
-    # One name for all: a process that died between writing and linking it has drawn, and this is the draw.
+    # One name for all: a process that died between writing and linking it has drawn, and this is
+    # the draw.
     fresh = file.with_name("draw.new")
     if not file.is_file():
         if row.state == "drawn":
             raise StorageError(
-                f"release {release_id}: its sample is gone from {file}. Restore it, or run `autocoder ledger recover`"
+                f"release {release_id}: its sample is gone from {file}. Restore it, or run "
+                "`autocoder ledger recover`"
             )
         file.parent.mkdir(parents=True, exist_ok=True)
         if not fresh.is_file():
@@ -236,19 +279,26 @@ def _draw_once(context: Context, row: Row, planned: PlannedRelease) -> Path:
     return file
 
 
-def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned: PlannedRelease) -> Row:
+def _mark_drawn(
+    context: Context, ledger: Ledger, row: Row, draw: Path, planned: PlannedRelease
+) -> Row:
     release_id, digest = _require(row.release_id), file_digest(draw)
     if row.state == "drawn":
         if row.draw_digest != digest:
             raise StorageError(
-                f"release {release_id}: the sample on the disk is not the recorded one. Run `autocoder ledger recover`"
+                f"release {release_id}: the sample on the disk is not the recorded one. Run "
+                "`autocoder ledger recover`"
             )
         return row
     theta = _drawn(context, draw, row, planned)
     sensitivity, plan = planned.candidate.sensitivity_at(context, theta), planned.plan
     epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
-        release_id, draw_digest=digest, plan_digest=planned.digest, sensitivity=sensitivity, epsilon=epsilon
+        release_id,
+        draw_digest=digest,
+        plan_digest=planned.digest,
+        sensitivity=sensitivity,
+        epsilon=epsilon,
     )
 
 
@@ -256,9 +306,12 @@ def _release_key(context: Context, settings: BundleParameters) -> EllipticCurveP
     machine_key = os.environ.get("AUTOCODER_SIGNING_KEY")
     if machine_key and settings.signing_key not in (None, machine_key):
         raise InputError(
-            "signing_key: the key of this machine is set by AUTOCODER_SIGNING_KEY. Leave the setting empty"
+            "signing_key: the key of this machine is set by AUTOCODER_SIGNING_KEY. Leave the "
+            "setting empty"
         )
-    return release_key(context.workspace, None if settings.signing_key is None else Path(settings.signing_key))
+    return release_key(
+        context.workspace, None if settings.signing_key is None else Path(settings.signing_key)
+    )
 
 
 def _bundle(
@@ -272,23 +325,35 @@ def _bundle(
 
     def build(folder: Path) -> None:
         theta = _drawn(context, draw_path(context.workspace, release_id), row, planned)
-        fill.fill(folder, context, row, candidate, theta, settings, planned.output.texts, deployment)
+        fill.fill(
+            folder, context, row, candidate, theta, settings, planned.output.texts, deployment
+        )
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     earlier = context.workspace.bundles / release_id
     left = row.state == "drawn" and earlier.is_dir()
     if left and bundle.bundle_digest(earlier) != announced_bundle(context.workspace, release_id):
-        raise StorageError(f"bundle {earlier} is not what was built for this release. Remove it and run again")
+        raise StorageError(
+            f"bundle {earlier} is not what was built for this release. Remove it and run again"
+        )
     return bundle.publish(
-        context.workspace.bundles, release_id, allowed=CONTENT, build=build, expected=row.bundle_digest
+        context.workspace.bundles,
+        release_id,
+        allowed=CONTENT,
+        build=build,
+        expected=row.bundle_digest,
     )
 
 
 def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> Tensor:
     tensors, described = checkpoint.load(draw)
-    if (described.get("release_id"), described.get("plan_digest")) != (row.release_id, planned.digest):
+    if (described.get("release_id"), described.get("plan_digest")) != (
+        row.release_id,
+        planned.digest,
+    ):
         raise StorageError(
-            f"release {row.release_id}: {draw} is not a sample of the reserved plan. Run `autocoder ledger recover`"
+            f"release {row.release_id}: {draw} is not a sample of the reserved plan. Run "
+            "`autocoder ledger recover`"
         )
     # guard: test_weights_of_another_fit_where_the_draw_lies
     planned.candidate.require_draw(context, tensors["theta"])

@@ -65,14 +65,20 @@ def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> I
         )
     if train < max(100, _FEWEST * codes):
         yield (
-            f"{train:,} training records for {codes:,} codes: the model will be useless, and ε protects little at this "
+            f"{train:,} training records for {codes:,} codes: the model will be useless, and ε "
+            "protects little at this "
             "size. Give more records"
         )
     if data.population == "default":
-        yield "no population is named. Name whose records these are by --population: budgets belong to it"
+        yield (
+            "no population is named. Name whose records these are by --population: budgets "
+            "belong to it"
+        )
 
 
-def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> RetrainResult:
+def run(
+    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
+) -> RetrainResult:
     """Runs every unfinished stage, plans the release, and writes the scores to the ledger."""
     do = _with_code_list_check(context, parameters, do)
     if parameters.formal is not None:
@@ -122,7 +128,9 @@ def _with_code_list_check(
     return do_and_check
 
 
-def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: ArtifactRef) -> None:
+def _check_code_lists(
+    context: Context, parameters: RetrainParameters, dataset: ArtifactRef
+) -> None:
     label, started = "code list", time.monotonic()
     with progress.report_failures(label):
         progress.started(label)
@@ -133,8 +141,10 @@ def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: 
         signed = ledger_access.current_policy(context, settings).approvals.minimum > 0
         if settings.enabled and texts and not (signed or settings.accept_texts):
             raise InputError(
-                f"--codelist: the bundle would contain {texts} titles of no published list that no one has reviewed. "
-                "Train without --release. `autocoder plan PLAN` then prints them with their digest, and "
+                f"--codelist: the bundle would contain {texts} titles of no published list that "
+                "no one has reviewed. "
+                "Train without --release. `autocoder plan PLAN` then prints them with their "
+                "digest, and "
                 "`autocoder release PLAN --accept-texts DIGEST` releases"
             )
 
@@ -171,8 +181,8 @@ class Preview:
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
     """Reads the records against the code list, and reports the stages and the charge of a retrain.
 
-    It computes and writes nothing but the gate's filter of ingested records, which a release needs too. If c is
-    still to be searched for a target epsilon, the steps end with the risks.
+    It computes and writes nothing but the gate's filter of ingested records, which a release needs
+    too. If c is still to be searched for a target epsilon, the steps end with the risks.
     """
     steps: list[tuple[Step, bool]] = []
 
@@ -185,13 +195,17 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         refuse_early(context, parameters)
         source = preview(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
-        estimate = preflight.estimate_retrain(context, parameters, device=device, sampled=source.sampled)
+        estimate = preflight.estimate_retrain(
+            context, parameters, device=device, sampled=source.sampled
+        )
         estimate = _with_its_fit(estimate, parameters)
         planned = None
         if parameters.formal is not None:
             dataset = formal.find_stages(context, parameters, find_step)
         else:
-            outputs = run_chain(parameters, find_step, rounds=("base",) if parameters.needs_search else None)
+            outputs = run_chain(
+                parameters, find_step, rounds=("base",) if parameters.needs_search else None
+            )
             dataset, planned = outputs.dataset, _plan_if_measured(context, parameters, outputs)
         row = publish.existing_release(context, parameters, dataset)
         claim = None if planned is None else planned.plan.claim
@@ -207,7 +221,14 @@ def _plan_if_measured(
 ) -> PlannedRelease | None:
     last = parameters.rounds[-1]
     posterior, measured = outputs.posteriors.get(last), outputs.measured.get(last)
-    if parameters.needs_search or not (outputs.dataset and outputs.prepared and posterior and measured):
+    if parameters.needs_search or not (
+        outputs.dataset and outputs.prepared and posterior and measured
+    ):
         return None
-    refs = {"dataset": outputs.dataset, "prepared": outputs.prepared, "posterior": posterior, "measured": measured}
+    refs = {
+        "dataset": outputs.dataset,
+        "prepared": outputs.prepared,
+        "posterior": posterior,
+        "measured": measured,
+    }
     return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)

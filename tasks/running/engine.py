@@ -1,13 +1,16 @@
-"""Maps a function over parts of a computation: in this process, in processes of this machine, or on a Dask cluster.
+"""Maps a function over parts of a computation: in this process, in processes of this machine, or on
+a Dask cluster.
 
     ""                     this process, part by part
     "4"                    four processes of this machine, which end with it
-    "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
+    "tls://host:8786"      the workers of a cluster; certificates from the folder
+    $AUTOCODER_ENGINE_CERTIFICATES
 
-A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends functions by pickle among
-holders of the cluster's certificates, so that anyone who holds them can run code there, as on any worker; nothing that
-is stored is read that way. A worker that dies loses the parts that it was at, and others take them up. A scheduler that
-restarts is asked again for what is missing.
+A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends
+functions by pickle among holders of the cluster's certificates, so that anyone who holds them can
+run code there, as on any worker; nothing that is stored is read that way. A worker that dies loses
+the parts that it was at, and others take them up. A scheduler that restarts is asked again for what
+is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
 
 VARIABLE, CERTIFICATES = "AUTOCODER_ENGINE", "AUTOCODER_ENGINE_CERTIFICATES"
 CERTIFICATE, KEY = "engine.pem", "engine-key.pem"
-"""Files of the folder: one certificate, which is its own authority, and its key. All machines hold both."""
+"""Files of the folder: one certificate, which is its own authority, and its key. All machines hold
+both.
+"""
 
 _OUTAGE_SECONDS = 600.0
 """Longest time without a scheduler that a computation survives."""
@@ -43,7 +48,10 @@ _LOOK_SECONDS, _WORKERS_SECONDS = 0.01, 20.0
 """Between two looks at finished parts, and at whether any worker is left."""
 _LOCAL = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
 _ADDRESS = re.compile(r"(tcp|tls)://[^/\s]+:\d+")
-SILENT: dict[str, object] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+SILENT: dict[str, object] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+}
 """Dask's own pages show tasks, logs and stacks to anyone who finds their port: none is served."""
 _STARTING = {"distributed.comm.timeouts.connect": "120s", "distributed.comm.timeouts.tcp": "120s"}
 """A process that imports the libraries on a busy machine answers late."""
@@ -63,18 +71,23 @@ def check(engine: str) -> None:
     if not is_cluster(engine):
         if not re.fullmatch(r"[1-9]\d{0,2}", engine):
             raise InputError(
-                f"--engine {engine}: give a number of processes (1 to 999), or an address such as tls://host:8786."
+                f"--engine {engine}: give a number of processes (1 to 999), or an address such "
+                "as tls://host:8786."
             )
         return
     try:
         workers = connect(engine).scheduler_info(n_workers=-1)["workers"]
     except (OSError, TimeoutError) as error:
         raise InputError(
-            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with `autocoder engine`, "
+            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with "
+            "`autocoder engine`, "
             f"and give all machines the certificates of one folder ({CERTIFICATES})."
         ) from None
     if not workers:
-        raise InputError(f"--engine {engine}: it has no worker. Start one with `autocoder engine --join {engine}`.")
+        raise InputError(
+            f"--engine {engine}: it has no worker. Start one with `autocoder engine --join "
+            f"{engine}`."
+        )
 
 
 def map_parts(
@@ -88,8 +101,8 @@ def map_parts(
     """Returns the answers of `body` to the parts, in their order.
 
     Args:
-        body: a function of a module. It stores what it computes and finds again what is stored, since a part may be
-            given to a second worker.
+        body: a function of a module. It stores what it computes and finds again what is stored,
+            since a part may be given to a second worker.
         done: is called with the number of each part that is finished, as soon as it is.
         at_once: parts at once in this process; a cluster has one per worker.
     """
@@ -126,7 +139,8 @@ def _on_workers(
                 done(number)
         except KilledWorker:
             raise StorageError(
-                f"engine {engine}: workers died at one part several times. Give them more memory, and run again."
+                f"engine {engine}: workers died at one part several times. Give them more "
+                "memory, and run again."
             ) from None
         except (CancelledError, CommClosedError, TimeoutError, OSError) as error:
             disconnect(engine)
@@ -143,7 +157,9 @@ def _answers(
 ) -> Iterator[tuple[int, str]]:
     from distributed import as_completed
 
-    futures = {client.submit(_guarded, body, parts[number], pure=False): number for number in missing}
+    futures = {
+        client.submit(_guarded, body, parts[number], pure=False): number for number in missing
+    }
     try:
         finished, checked_at = as_completed(list(futures), loop=client.loop), time.monotonic()
         while not finished.is_empty():
@@ -163,11 +179,17 @@ def _answers(
         raise
 
 
-_ERRORS: dict[str, type[Exception]] = {"input": InputError, "storage": StorageError, "stage": StageError}
+_ERRORS: dict[str, type[Exception]] = {
+    "input": InputError,
+    "storage": StorageError,
+    "stage": StageError,
+}
 
 
 def _guarded(body: Callable[[str], str], part: str) -> tuple[str, str]:
-    """Returns the kind of an error, or "", and its text or the answer: no exception of a library leaves a worker."""
+    """Returns the kind of an error, or "", and its text or the answer: no exception of a library
+    leaves a worker.
+    """
     try:
         with private_errors("part"):
             return "", body(part)
@@ -194,7 +216,10 @@ def connect(engine: str) -> Client:
     processes = int(engine)
     dask.config.set(_STARTING)
     dask.config.set(
-        {f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in worker_variables(processes).items()}
+        {
+            f"distributed.nanny.pre-spawn-environ.{name}": value
+            for name, value in worker_variables(processes).items()
+        }
     )
     cluster = LocalCluster(
         n_workers=processes,
@@ -203,9 +228,12 @@ def connect(engine: str) -> Client:
         processes=True,
         host="127.0.0.1",
         protocol="tls://",
-        security=Security.temporary(),  # another user of this machine could run code by an open port
+        # another user of this machine could run code by an open port
+        security=Security.temporary(),
         dashboard_address=None,
-        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # else each takes port 8787, and the second one warns
+        scheduler_kwargs={
+            "dashboard_address": "127.0.0.1:0"
+        },  # else each takes port 8787, and the second one warns
         silence_logs=logging.CRITICAL,
     )
     client = Client(cluster, set_as_default=False)
@@ -215,9 +243,11 @@ def connect(engine: str) -> Client:
 
 
 def worker_variables(processes: int) -> dict[str, str]:
-    """Returns the environment of one of so many workers here: its share of the cores, and memory that it keeps.
+    """Returns the environment of one of so many workers here: its share of the cores, and memory
+    that it keeps.
 
-    With Dask's own setting memory goes back to the system at once, and encoding takes a fifth more time.
+    With Dask's own setting memory goes back to the system at once, and encoding takes a fifth more
+    time.
     """
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     return {f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")} | {
@@ -226,7 +256,9 @@ def worker_variables(processes: int) -> dict[str, str]:
 
 
 def disconnect(engine: str) -> None:
-    """Closes this process's connection, and ends processes that it started; the next call makes new ones."""
+    """Closes this process's connection, and ends processes that it started; the next call makes new
+    ones.
+    """
     if connect.cache_info().currsize:
         client = connect(engine)
         connect.cache_clear()
@@ -245,7 +277,8 @@ def security_of(engine: str) -> Security | None:
     if engine.startswith("tcp://"):
         if not _LOCAL.fullmatch(engine):
             raise InputError(
-                f"--engine {engine}: anyone who is on the network could run code there. Use tls://, with certificates "
+                f"--engine {engine}: anyone who is on the network could run code there. Use "
+                "tls://, with certificates "
                 "from `autocoder engine --new-certificates`."
             )
         return None
@@ -263,7 +296,8 @@ def certificates() -> tuple[Path, Path]:
     files = None if folder is None else (Path(folder) / CERTIFICATE, Path(folder) / KEY)
     if files is None or not all(file.is_file() for file in files):
         raise InputError(
-            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder engine "
+            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder "
+            "engine "
             "--new-certificates FOLDER`, copy the folder to each machine, and name it there."
         )
     return files

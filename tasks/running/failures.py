@@ -1,7 +1,7 @@
 """Keeps records out of exceptions: Prefect stores the text of every one that leaves a task.
 
-Errors of our own carry text made to be shown. For any other exception only its type and the location in our code are
-shown: the text of a library's error may quote the value that caused it.
+Errors of our own carry text made to be shown. For any other exception only its type and the
+location in our code are shown: the text of a library's error may quote the value that caused it.
 """
 
 import errno
@@ -28,7 +28,9 @@ _DISK = {
 
 
 class StageError(RuntimeError):
-    """Reports an unforeseen failure of a stage; the text names the location in the code, never a value."""
+    """Reports an unforeseen failure of a stage; the text names the location in the code, never a
+    value.
+    """
 
 
 SAFE = (MechanismError, StorageError, StageError)
@@ -37,7 +39,9 @@ SAFE = (MechanismError, StorageError, StageError)
 
 @contextmanager
 def private_errors(stage: str) -> Iterator[None]:
-    """Turns what is raised inside into an error that is safe to store; a process that dies leaves no dump either."""
+    """Turns what is raised inside into an error that is safe to store; a process that dies leaves
+    no dump either.
+    """
     core_dumps.forbid()
     try:
         yield
@@ -55,7 +59,9 @@ def private_errors(stage: str) -> Iterator[None]:
             raise StageError(
                 f"{stage}: {_kind(error)} at {_place(error)}. Run again to resume, or report it."
             ) from None
-        raise StorageError(f"{stage}: {disk}. Free space or repair the disk, then run again.") from None
+        raise StorageError(
+            f"{stage}: {disk}. Free space or repair the disk, then run again."
+        ) from None
 
 
 def _is_away(error: Exception) -> bool:
@@ -70,7 +76,8 @@ def _is_away(error: Exception) -> bool:
 
 
 def _disk_failure(error: Exception) -> str | None:
-    """Returns the system's message, with the file if there is one; None for an error of another kind.
+    """Returns the system's message, with the file if there is one; None for an error of another
+    kind.
 
     Safetensors and Arrow give the system's error only as text, Safetensors in a separate type.
     """
@@ -92,12 +99,20 @@ def _kind(error: Exception) -> str:
     """Returns the type; for a validation error also the fields, only by our names."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
-    fields = {str(entry["loc"][0]) for entry in error.errors() if entry["loc"] and entry["type"] != "extra_forbidden"}
+    fields = {
+        str(entry["loc"][0])
+        for entry in error.errors()
+        if entry["loc"] and entry["type"] != "extra_forbidden"
+    }
     return f"ValidationError ({error.title}: {', '.join(sorted(fields)) or 'fields'})"
 
 
 def _place(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_ROOT)]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if Path(f.filename).is_relative_to(_ROOT)
+    ]
     ours = [f for f in frames if ".venv" not in Path(f.filename).parts]
     frame = (ours or frames or traceback.extract_tb(error.__traceback__))[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

@@ -10,8 +10,27 @@ EXTRA = f"pip install '{_SOURCE}[train]'"
 PARTNER = frozenset({"fastapi", "scipy", "starlette", "uvicorn"})
 """Modules that the extra `partner` brings, and `train` with it."""
 TRAINING = frozenset(
-    {"absl", "datasets", "distributed", "docket", "dp_accounting", "matplotlib", "mpmath", "onnx", "opacus", "pandas"}
-    | {"peft", "prefect", "prometheus_client", "safetensors", "sentence_transformers", "sklearn", "snowballstemmer"}
+    {
+        "absl",
+        "datasets",
+        "distributed",
+        "docket",
+        "dp_accounting",
+        "matplotlib",
+        "mpmath",
+        "onnx",
+        "opacus",
+        "pandas",
+    }
+    | {
+        "peft",
+        "prefect",
+        "prometheus_client",
+        "safetensors",
+        "sentence_transformers",
+        "sklearn",
+        "snowballstemmer",
+    }
     | {"sqlalchemy", "torch", "transformers"}
 )
 """Modules that `train` brings: one for each of its packages; absl and docket come with them."""
@@ -27,7 +46,10 @@ def missing() -> list[str]:
 
 def refusal(modules: list[str]) -> str:
     extra = "partner" if PARTNER.issuperset(modules) else "train"
-    return f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: pip install '{_SOURCE}[{extra}]'"
+    return (
+        f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: pip install "
+        f"'{_SOURCE}[{extra}]'"
+    )
 
 
 def refusal_of(error: Exception) -> str | None:

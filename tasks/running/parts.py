@@ -1,8 +1,10 @@
-"""Computes a stage by parts, each a stage of its own: a part that exists is not computed again, here or on a worker.
+"""Computes a stage by parts, each a stage of its own: a part that exists is not computed again,
+here or on a worker.
 
-The parts of a computation are the same in every engine, and so are dtype, batches and the order of sums: on equal
-hardware the bytes are equal. A part is asked for by its settings and the digests of its inputs, which a worker takes
-from the workspace or from the store that machines share; its output goes there too.
+The parts of a computation are the same in every engine, and so are dtype, batches and the order of
+sums: on equal hardware the bytes are equal. A part is asked for by its settings and the digests of
+its inputs, which a worker takes from the workspace or from the store that machines share; its
+output goes there too.
 """
 
 import os
@@ -19,7 +21,9 @@ from tasks.running.stage import Context, Step, Work, run_step
 
 
 class Part(BaseModel, frozen=True, extra="forbid"):
-    """Selects consecutive units of one computation: draws of a pass, reruns of an audit, texts to encode."""
+    """Selects consecutive units of one computation: draws of a pass, reruns of an audit, texts to
+    encode.
+    """
 
     first: int = Field(default=0, ge=0)
     end: int = Field(ge=1)
@@ -105,14 +109,19 @@ def run_parts(
     for label, ref in outputs:
         if ref is None:  # a maximum over fewer draws would understate Delta
             place = "AUTOCODER_STORAGE" if own else "this workspace"
-            raise StorageError(f"{label}: its output is not in {place}. Give all workers the same one, and run again")
+            raise StorageError(
+                f"{label}: its output is not in {place}. Give all workers the same one, and run "
+                "again"
+            )
     return [ref for _, ref in outputs if ref is not None]
 
 
 def run_parts_of(
     work: Work, body: Callable[[str], str], parts: Sequence[S], step_of: StepOf, *, at_once: int = 1
 ) -> list[Path]:
-    refs = run_parts(work.context, body, parts, work.refs, step_of, report=work.progress, at_once=at_once)
+    refs = run_parts(
+        work.context, body, parts, work.refs, step_of, report=work.progress, at_once=at_once
+    )
     work.parts.extend(refs)
     return [work.context.store.open(ref) for ref in refs]
 
@@ -120,12 +129,18 @@ def run_parts_of(
 def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
     """Computes a part that was asked for, or finds it; returns the digest of its output."""
     request = PartRequest[settings].model_validate_json(text)
-    home = request.home or str(Path(os.environ.get("AUTOCODER_HOME", "workspace")).expanduser().resolve())
+    home = request.home or str(
+        Path(os.environ.get("AUTOCODER_HOME", "workspace")).expanduser().resolve()
+    )
     context = Context(home=home, device=request.device, engine="")
     store = context.store
-    step = step_of(store, request.settings, {name: store.adopt(ref) for name, ref in request.inputs.items()})
+    step = step_of(
+        store, request.settings, {name: store.adopt(ref) for name, ref in request.inputs.items()}
+    )
     if step.key(store) != request.key:
-        raise StorageError("engine: a worker's code or libraries differ from this machine's. Upgrade the worker.")
+        raise StorageError(
+            "engine: a worker's code or libraries differ from this machine's. Upgrade the worker."
+        )
     return run_step(context, step).sha256
 
 

@@ -12,21 +12,29 @@ from storage.figures import delta_text, epsilon_text
 
 
 class Listener:
-    """Receives the events of every stage; its methods must be cheap, since training loops call them."""
+    """Receives the events of every stage; its methods must be cheap, since training loops call
+    them.
+    """
 
     def named(self, label: str, name: str) -> None:
-        """Takes the name of the stage whose start comes next; a label tells also of a branch, a round, a seed."""
+        """Takes the name of the stage whose start comes next; a label tells also of a branch, a
+        round, a seed.
+        """
 
     def started(self, label: str) -> None:
         """Handles the start of a stage."""
 
     def sized(self, label: str, records: int) -> None:
-        """Takes the number of records that pass through the model in the whole stage, repetitions included."""
+        """Takes the number of records that pass through the model in the whole stage, repetitions
+        included.
+        """
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Handles `done` of `total` steps; None if the total is unknown."""
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
         """Handles the end of a stage, computed or reused."""
 
     def failed(self, label: str) -> None:
@@ -38,8 +46,9 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=(
 
 @contextmanager
 def listening(*listeners: Listener, others: bool = True) -> Iterator[None]:
-    """Adds listeners to all stages run inside the block, also in concurrent task runs; or, without others, only they
-    listen."""
+    """Adds listeners to all stages run inside the block, also in concurrent task runs; or, without
+    others, only they listen.
+    """
     token = _listeners.set((*(_listeners.get() if others else ()), *listeners))
     try:
         yield
@@ -93,7 +102,10 @@ _HELD_OUT = "on held-out records (internal)"
 _WORDS: dict[str, tuple[str, str]] = {
     "ingest": (
         "read",
-        "{records:,} records: {train:,} to train on, {test:,} held out; {codes_observed:,} of {label_space:,} codes",
+        (
+            "{records:,} records: {train:,} to train on, {test:,} held out; {codes_observed:,} of "
+            "{label_space:,} codes"
+        ),
     ),
     "features": ("encode", "{records:,} records"),
     "tokens": ("encode", "{records:,} records"),
@@ -108,14 +120,19 @@ _WORDS: dict[str, tuple[str, str]] = {
     "risk-weights": ("weigh", "records by their risk, mean weight {mean_weight:.3f}"),
     "reweight": ("weigh", "records again, mean weight {mean_weight:.3f}"),
     "sensitivity": ("measure", "{label}: Δ {sensitivity:.4f}"),
-    "evaluate": ("score", "weighted F1 {weighted_weighted_f1:.3f} of the weighted posterior " + _HELD_OUT),
+    "evaluate": (
+        "score",
+        "weighted F1 {weighted_weighted_f1:.3f} of the weighted posterior " + _HELD_OUT,
+    ),
     "audit-pool": ("prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
     "audit-trials": ("repeat", "{label}, {trials:,} times on records chosen at random"),
     "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} guesses right"),
     "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}"),
     "release": ("release", "{release}, {state}"),
 }
-"""Verb and words of a finished stage by its name. A stage without these figures is shown by all that it has."""
+"""Verb and words of a finished stage by its name. A stage without these figures is shown by all
+that it has.
+"""
 
 
 def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
@@ -133,17 +150,27 @@ def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, st
 
 
 _MAX_FIGURES = 12
-"""Most figures on a line; beyond that, figures whose name holds a number (a bin, a level) are left out."""
+"""Most figures on a line; beyond that, figures whose name holds a number (a bin, a level) are left
+out.
+"""
 
 
 def line_of(figures: Mapping[str, Any]) -> str:
-    """Formats figures as one line: `records 2,354, loss 0.61`. Counts the figures that it leaves out."""
+    """Formats figures as one line: `records 2,354, loss 0.61`. Counts the figures that it leaves
+    out.
+    """
     scalars = {name: value for name, value in figures.items() if _is_scalar(value)}
     shown = scalars
     if len(scalars) > _MAX_FIGURES:
-        shown = {name: value for name, value in scalars.items() if not any(w[:1].isdigit() for w in name.split("_"))}
+        shown = {
+            name: value
+            for name, value in scalars.items()
+            if not any(w[:1].isdigit() for w in name.split("_"))
+        }
     more = [f"and {len(scalars) - len(shown)} more"] if len(shown) < len(scalars) else []
-    return ", ".join([*(f"{name.replace('_', ' ')} {_format(value)}" for name, value in shown.items()), *more])
+    return ", ".join(
+        [*(f"{name.replace('_', ' ')} {_format(value)}" for name, value in shown.items()), *more]
+    )
 
 
 def _is_scalar(value: Any) -> bool:

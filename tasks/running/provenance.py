@@ -9,7 +9,16 @@ from pathlib import Path
 from storage.artifacts import file_digest
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("autocoder", "flows", "service", "tasks", "mechanisms", "storage", "deployments", "requirements.lock")
+_CODE = (
+    "autocoder",
+    "flows",
+    "service",
+    "tasks",
+    "mechanisms",
+    "storage",
+    "deployments",
+    "requirements.lock",
+)
 """What a release is made by: data or a bundle in the checkout changes no code."""
 
 
@@ -22,14 +31,20 @@ class Provenance:
 
 @cache
 def provenance() -> Provenance:
-    """Returns that of the running code; `unknown` and dirty outside of a git checkout or an image built from one."""
+    """Returns that of the running code; `unknown` and dirty outside of a git checkout or an image
+    built from one.
+    """
     lock = _ROOT / "requirements.lock"
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         commit, dirty = _image_commit(_ROOT / "COMMIT")
     else:
         dirty = _git("status", "--porcelain", "--", *_CODE) != ""
-    return Provenance(code_commit=commit, code_dirty=dirty, lock_digest=file_digest(lock) if lock.is_file() else None)
+    return Provenance(
+        code_commit=commit,
+        code_dirty=dirty,
+        lock_digest=file_digest(lock) if lock.is_file() else None,
+    )
 
 
 def _image_commit(file: Path) -> tuple[str, bool]:
@@ -39,11 +54,17 @@ def _image_commit(file: Path) -> tuple[str, bool]:
 
 
 def _git(*arguments: str) -> str | None:
-    if not (_ROOT / ".git").exists():  # an installed wheel: a repository further up is someone else's
+    if not (
+        _ROOT / ".git"
+    ).exists():  # an installed wheel: a repository further up is someone else's
         return None
     try:
         process = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True
+            ["git", "-C", str(_ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

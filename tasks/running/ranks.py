@@ -1,7 +1,9 @@
-"""Shares the fit of a stage among processes of this machine: rank 0 is the stage's own, the others follow it.
+"""Shares the fit of a stage among processes of this machine: rank 0 is the stage's own, the others
+follow it.
 
-A follower is told by its standard input what to fit: settings and paths, never a key or a record. It ends with that
-pipe, so that none outlives the stage. Locks, checkpoints, progress and what is stored remain in the stage's process.
+A follower is told by its standard input what to fit: settings and paths, never a key or a record.
+It ends with that pipe, so that none outlives the stage. Locks, checkpoints, progress and what is
+stored remain in the stage's process.
 """
 
 import importlib
@@ -31,7 +33,9 @@ _READY = "ready"
 
 class Following(BaseModel, frozen=True, extra="forbid"):
     follow: str
-    """Function of a module, `module:function`, that fits from a `Work` and settings and stores nothing."""
+    """Function of a module, `module:function`, that fits from a `Work` and settings and stores
+    nothing.
+    """
     settings: dict[str, Any]
     inputs: dict[str, Path]
     scratch: Path
@@ -44,14 +48,19 @@ class Following(BaseModel, frozen=True, extra="forbid"):
 
 @contextmanager
 def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Makes fits inside the block those of rank 0, beside as many followers as the context's processes ask for."""
+    """Makes fits inside the block those of rank 0, beside as many followers as the context's
+    processes ask for.
+    """
     number = work.context.processes
     if number == 1:
         yield
         return
     device = classifier.device_of(work.context.device)
     if device.type == "cuda" and torch.cuda.device_count() < number:
-        raise InputError(f"--processes {number}: this machine has {torch.cuda.device_count()} cards. Give as many.")
+        raise InputError(
+            f"--processes {number}: this machine has {torch.cuda.device_count()} cards. Give as "
+            "many."
+        )
     with _TURN, tempfile.TemporaryDirectory(prefix="ranks-") as folder, ExitStack() as stack:
         order = Following(
             follow=follow,
@@ -64,17 +73,25 @@ def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[Non
             rank=0,
             ranks=number,
         )
-        followers = [stack.enter_context(_follower(order.model_copy(update={"rank": r}))) for r in range(1, number)]
+        followers = [
+            stack.enter_context(_follower(order.model_copy(update={"rank": r})))
+            for r in range(1, number)
+        ]
         for answers in followers:
             if (answer := answers.readline().strip()) != _READY:
-                raise StageError(f"{work.label}: a process of the training did not start. {answer}".strip())
+                raise StageError(
+                    f"{work.label}: a process of the training did not start. {answer}".strip()
+                )
         with _joined(order):
             yield
 
 
 @contextmanager
 def _joined(order: Following) -> Iterator[None]:
-    device, threads_each = classifier.device_of(order.device), max(1, (os.cpu_count() or 1) // order.ranks)
+    device, threads_each = (
+        classifier.device_of(order.device),
+        max(1, (os.cpu_count() or 1) // order.ranks),
+    )
     joined = ranks.joined(order.meeting, rank=order.rank, ranks=order.ranks, device=device)
     with threads.using(threads_each), joined:
         yield

@@ -1,7 +1,7 @@
 """What surrounds a run: nothing here, a flow run of Prefect in `flows.server.prefect_run`.
 
-Prefect records runs and shows them. What a result depends on (locks, keys, resumption, ledger) is in the workspace, so
-that a command alone on one machine needs no server.
+Prefect records runs and shows them. What a result depends on (locks, keys, resumption, ledger) is
+in the workspace, so that a command alone on one machine needs no server.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,12 @@ class Run:
     shows = False
     """Whether someone can look at what is published."""
 
-    def call(self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a function as a unit of the run. It is never retried and never cached: stages and the ledger resume."""
+    def call(
+        self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Calls a function as a unit of the run. It is never retried and never cached: stages and
+        the ledger resume.
+        """
         return function(*args, **kwargs)
 
     def listeners(self) -> tuple[Listener, ...]:

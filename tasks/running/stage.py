@@ -1,6 +1,7 @@
 """Runs a stage, or reuses its finished output: under a lock, resumable, with private errors.
 
-A `Step` declares what a stage depends on, so that a dry run can list the stages that would be reused.
+A `Step` declares what a stage depends on, so that a dry run can list the stages that would be
+reused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
-    """Holds workspace and device of a run, and what surrounds it. Not part of any key: no result depends on it."""
+    """Holds workspace and device of a run, and what surrounds it. Not part of any key: no result
+    depends on it.
+    """
 
     home: str
     device: str = "auto"
@@ -46,7 +49,9 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
     @property
     def store(self) -> Store:
-        """Returns the private store of stage outputs, shared between machines if AUTOCODER_STORAGE is set."""
+        """Returns the private store of stage outputs, shared between machines if AUTOCODER_STORAGE
+        is set.
+        """
         url = os.environ.get(VARIABLE)
         return Store(self.workspace.private, SharedStore(url) if url else None)
 
@@ -71,7 +76,9 @@ class Work:
 
     @property
     def scratch(self) -> Path:
-        """Returns the folder for checkpoints, which survives a kill and is removed when the stage ends."""
+        """Returns the folder for checkpoints, which survives a kill and is removed when the stage
+        ends.
+        """
         return self.stage.work
 
 
@@ -100,7 +107,10 @@ class Step:
 
     def full_config(self, store: Store) -> dict[str, Any]:
         """Returns the configuration with the digests of records, under the workspace's key."""
-        return {**self.config, **{name: store.keyed(value) for name, value in self.record_digests.items()}}
+        return {
+            **self.config,
+            **{name: store.keyed(value) for name, value in self.record_digests.items()},
+        }
 
     @property
     def code(self) -> str:
@@ -125,7 +135,9 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         if missing := step.inputs.keys() - refs:
             raise ValueError(f"step {step.name} has no input {', '.join(missing)}")
         digests = {name: ref.sha256 for name, ref in refs.items()}
-        with store.stage(step.name, config=step.full_config(store), inputs=digests, code=step.code) as stage:
+        with store.stage(
+            step.name, config=step.full_config(store), inputs=digests, code=step.code
+        ) as stage:
             reused = stage.ref is not None
             if stage.ref is None:
                 work = Work(
@@ -141,7 +153,9 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
                     store.discard(part)
             ref = stage.ref
         assert ref is not None
-        progress.finished(step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started)
+        progress.finished(
+            step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started
+        )
         return ref
 
 

@@ -1,6 +1,7 @@
 """Records the time of stages as a multiple of the rough estimate, to correct the next estimate.
 
-One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed as a whole.
+One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed as
+a whole.
 """
 
 import json
@@ -20,13 +21,21 @@ _BRIEF = 0.2
 def read(private: Path) -> dict[str, float]:
     with suppress(OSError, ValueError):
         content = json.loads((private / _FILE).read_text(encoding="utf-8"))
-        return {str(kind): float(value) for kind, value in content.items() if 0 < float(value) < 1e6}
+        return {
+            str(kind): float(value) for kind, value in content.items() if 0 < float(value) < 1e6
+        }
     return {}
 
 
 def kind_of(label: str) -> str:
-    """Returns the kind of stage of a label: without round or seed, but with the branch that an audit reruns."""
-    return label if label.startswith("audit trials") else label.partition(" (")[0].partition(", seed")[0]
+    """Returns the kind of stage of a label: without round or seed, but with the branch that an
+    audit reruns.
+    """
+    return (
+        label
+        if label.startswith("audit trials")
+        else label.partition(" (")[0].partition(", seed")[0]
+    )
 
 
 class TimingsListener(Listener):
@@ -36,13 +45,17 @@ class TimingsListener(Listener):
         self._reported: set[str] = set()
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Marks a stage as resumed if its first report is past the beginning: its time is not that of a whole."""
+        """Marks a stage as resumed if its first report is past the beginning: its time is not that
+        of a whole.
+        """
         if label not in self._reported:
             self._reported.add(label)
             if total and done > 0.2 * total:
                 self._resumed.add(label)
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
         kind = kind_of(label)
         rough = self._rough.get(kind, 0.0)
         if reused or label in self._resumed or rough < _BRIEF:

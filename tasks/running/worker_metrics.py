@@ -1,9 +1,9 @@
 """Measures workers for Prometheus: duration of stages, records per second, GPU memory.
 
-A run may end before it is scraped, so it serves nothing itself: it keeps a text file in Prometheus' format in the
-private workspace, which `autocoder status --serve` reads with those of all runs of a week. A figure that cannot be
-written never fails a run. No count of records is stored: the rate is rounded to two digits, so that rate and time do
-not give one.
+A run may end before it is scraped, so it serves nothing itself: it keeps a text file in Prometheus'
+format in the private workspace, which `autocoder status --serve` reads with those of all runs of a
+week. A figure that cannot be written never fails a run. No count of records is stored: the rate is
+rounded to two digits, so that rate and time do not give one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ GAUGES = {
     "autocoder_stage_updated_timestamp_seconds": "time of the last report, seconds since 1970",
 }
 _SECONDS_BETWEEN_WRITES, _SAME_RUN_SECONDS, _RETENTION_SECONDS = 5.0, 120.0, 7 * 86_400
-"""Of stages whose last report is more than the second older than their flow's newest, the run is another one."""
+"""Of stages whose last report is more than the second older than their flow's newest, the run is
+another one.
+"""
 
 
 def folder(private: Path) -> Path:
@@ -44,7 +46,9 @@ def folder(private: Path) -> Path:
 
 
 def families(private: Path) -> list[Metric]:
-    """Returns the families of all runs of a week: counters are added, of gauges the newest run's stay."""
+    """Returns the families of all runs of a week: counters are added, of gauges the newest run's
+    stay.
+    """
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -55,7 +59,9 @@ def families(private: Path) -> list[Metric]:
                 known = values.setdefault(family.name, {})
                 for sample in family.samples:
                     key = tuple(sorted(sample.labels.items()))
-                    known[key] = sample.value + (known.get(key, 0.0) if family.name in COUNTERS else 0.0)
+                    known[key] = sample.value + (
+                        known.get(key, 0.0) if family.name in COUNTERS else 0.0
+                    )
     metrics: list[Metric] = []
     for name, text in (COUNTERS | GAUGES).items():
         merged = (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(name, text)
@@ -83,10 +89,17 @@ def running_stages(private: Path) -> list[dict[str, Any]]:
     for family in families(private):
         for name, labels, value, *_ in family.samples:
             samples.setdefault((labels["flow"], labels["host"], labels["stage"]), {})[name] = value
-    updated = {key: values.get("autocoder_stage_updated_timestamp_seconds", 0.0) for key, values in samples.items()}
-    newest = {key[:2]: max(when for other, when in updated.items() if other[:2] == key[:2]) for key in updated}
+    updated = {
+        key: values.get("autocoder_stage_updated_timestamp_seconds", 0.0)
+        for key, values in samples.items()
+    }
+    newest = {
+        key[:2]: max(when for other, when in updated.items() if other[:2] == key[:2])
+        for key in updated
+    }
     return [
-        dict(zip(_LABELS, key, strict=True)) | {"share": share, "seconds_since": max(0.0, time.time() - when)}
+        dict(zip(_LABELS, key, strict=True))
+        | {"share": share, "seconds_since": max(0.0, time.time() - when)}
         for key, when in sorted(updated.items(), key=lambda item: item[1])
         if (share := samples[key].get("autocoder_stage_progress_ratio", 1.0)) < 1
         and newest[key[:2]] - when < _SAME_RUN_SECONDS
@@ -106,7 +119,11 @@ class _Stage:
         if self.records is None or self.first is None or self.last is None:
             return None
         seconds, steps = self.last[0] - self.first[0], self.last[1] - self.first[1]
-        return float(f"{self.records * steps / self.last[2] / seconds:.2g}") if seconds > 0 and steps > 0 else None
+        return (
+            float(f"{self.records * steps / self.last[2] / seconds:.2g}")
+            if seconds > 0 and steps > 0
+            else None
+        )
 
 
 @dataclass
@@ -125,7 +142,10 @@ class MetricsListener(Listener):
             Counter(name, text, [*_LABELS, *more], registry=self._registry)
             for (name, text), more in zip(COUNTERS.items(), (["result"], []), strict=True)
         )
-        self._gauges = {name: Gauge(name, text, _LABELS, registry=self._registry) for name, text in GAUGES.items()}
+        self._gauges = {
+            name: Gauge(name, text, _LABELS, registry=self._registry)
+            for name, text in GAUGES.items()
+        }
         self._stages: dict[str, _Stage] = {}
         self._file = folder(self.private) / f"{self.host}-{uuid.uuid4().hex}.prom"
 
@@ -150,12 +170,18 @@ class MetricsListener(Listener):
             stage.written = now
             self._write(stage, progress_ratio=round(done / total, 3))
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
         stage = self._stage(label)
-        self._runs.labels(self.flow, self.host, stage.name, "reused" if reused else "computed").inc()
+        self._runs.labels(
+            self.flow, self.host, stage.name, "reused" if reused else "computed"
+        ).inc()
         if not reused:
             self._seconds.labels(self.flow, self.host, stage.name).inc(round(seconds, 3))
-        self._write(stage, progress_ratio=1.0, **({} if reused else {"last_seconds": round(seconds, 3)}))
+        self._write(
+            stage, progress_ratio=1.0, **({} if reused else {"last_seconds": round(seconds, 3)})
+        )
 
     def failed(self, label: str) -> None:
         stage = self._stage(label)
@@ -174,7 +200,9 @@ class MetricsListener(Listener):
         if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
             values["gpu_memory_peak_bytes"] = torch.cuda.max_memory_allocated()
         for name, value in values.items():
-            self._gauges[f"autocoder_stage_{name}"].labels(self.flow, self.host, stage.name).set(value)
+            self._gauges[f"autocoder_stage_{name}"].labels(self.flow, self.host, stage.name).set(
+                value
+            )
         # A full disk ends the stage with its own message, which this must not hide.
         with suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

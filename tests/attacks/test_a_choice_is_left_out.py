@@ -1,4 +1,6 @@
-"""Would win: a statement that is silent on how its fit was chosen: among seeds, samples, branches, settings."""
+"""Would win: a statement that is silent on how its fit was chosen: among seeds, samples, branches,
+settings.
+"""
 
 import json
 from collections.abc import Callable
@@ -32,15 +34,22 @@ REFUSED = "unprotected_inputs|this plan is out of date"
 TUNED = "hyperparameters found on the training half of public OSHA severe injury reports"
 
 
-def look(context: Context, planned: PlannedRelease, number: int, subject: Subject | None, **changes: Any) -> None:
+def look(
+    context: Context, planned: PlannedRelease, number: int, subject: Subject | None, **changes: Any
+) -> None:
     """The ledger's row of one more fit on the plan's records whose scores someone saw."""
     plan = planned.plan
     told: dict[str, Any] = {
-        "subject": subject, "population": plan.population, "cohorts": plan.cohorts,
-        "data_fingerprint": plan.data_fingerprint, "event": plan.event, "claim": plan.claim,
-        "requester": "operator", "artifact_digests": {"fit": f"{number:064x}"},
+        "subject": subject,
+        "population": plan.population,
+        "cohorts": plan.cohorts,
+        "data_fingerprint": plan.data_fingerprint,
+        "event": plan.event,
+        "claim": plan.claim,
+        "requester": "operator",
+        "artifact_digests": {"fit": f"{number:064x}"},
         "idempotency_key": f"look {number} {subject}",
-    }  # fmt: skip
+    }
     ledger_access.open_ledger(context, BundleParameters()).record(Evaluation(**told | changes))
 
 
@@ -54,7 +63,9 @@ def lines(planned: PlannedRelease) -> tuple[str, ...]:
     return planned.plan.claim.unprotected_inputs
 
 
-def released_without(context: Context, planned: PlannedRelease, left_out: Callable[[str], bool]) -> None:
+def released_without(
+    context: Context, planned: PlannedRelease, left_out: Callable[[str], bool]
+) -> None:
     """The release of the plan without the lines that `left_out` holds of: refused."""
     kept = tuple(line for line in lines(planned) if not left_out(line))
     assert len(kept) < len(lines(planned)), "nothing was left out"
@@ -73,7 +84,11 @@ def fits(planned: PlannedRelease) -> int:
 def test_the_number_left_out_or_another(made: Made) -> None:
     """The line goes, or says one fewer, or one more: refused; nor may it stand twice."""
     context, planned = made
-    released_without(context, replanned(context, planned), lambda line: line.startswith("how this model was chosen"))
+    released_without(
+        context,
+        replanned(context, planned),
+        lambda line: line.startswith("how this model was chosen"),
+    )
     stated, content = fits(planned), planned.model_dump(mode="json")
     for other in (f"ledger has {stated + 1} ", "ledger has 0 ", "ledger has no "):
         text = json.dumps(content).replace(f"ledger has {stated} ", other)
@@ -83,8 +98,9 @@ def test_the_number_left_out_or_another(made: Made) -> None:
 
 
 def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
-    """Retrained at ten seeds, ten scores seen, the first plan released: it says one fit, the ledger knows ten more.
-    Planned again it says eleven; the same row twice is one fit."""
+    """Retrained at ten seeds, ten scores seen, the first plan released: it says one fit, the ledger
+    knows ten more. Planned again it says eleven; the same row twice is one fit.
+    """
     context, planned = made
     first = replanned(context, planned)
     before = fits(first)
@@ -98,20 +114,32 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     assert again.digest != first.digest  # officers sign it anew
 
 
-def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan show` and Prefect's pages object to what the release refuses; away from its records no one can tell."""
+def test_the_page_says_that_it_is_outdated(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plan show` and Prefect's pages object to what the release refuses; away from its records no
+    one can tell.
+    """
     context, planned = made
     first, file = replanned(context, planned), tmp_path / "plan.json"
     fresh = plan_page.load_plan_page(context, first, file=file)
     assert "outdated" not in {one.key for one in fresh.answers}
     look(context, planned, 600, Sensitivity(round="weighted"))
-    (told,) = (one for one in plan_page.load_plan_page(context, first, file=file).answers if one.key == "outdated")
+    (told,) = (
+        one
+        for one in plan_page.load_plan_page(context, first, file=file).answers
+        if one.key == "outdated"
+    )
     assert told.verdict == "warning"
     before, now = fits(first), fits(first) + 1
-    assert f"out of date: the same records were used again since (the ledger has {now} training runs" in told.text
+    assert (
+        f"out of date: the same records were used again since (the ledger has {now} training runs"
+        in told.text
+    )
     assert f"the plan {before})" in told.text
     assert "outdated" not in {
-        one.key for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
+        one.key
+        for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
     }
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", context.workspace.ledger_url)
     away = plan_page.load_plan_page(Context(home=str(tmp_path / "officer")), first, file=file)
@@ -119,12 +147,20 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypat
 
 
 def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
-    """Before a server starts, in words and with the command; the renewed one states the facts. A plan that is current
-    stays as it is, with its approvals."""
+    """Before a server starts, in words and with the command; the renewed one states the facts. A
+    plan that is current stays as it is, with its approvals.
+    """
     context, planned = made
     first = replanned(context, planned)
     publish.require_current(context, first, BundleParameters())
-    look(context, planned, 700, ComparisonFit(branch="dp-sgd", seed=1), event=NonPrivateEvent(epochs=1), claim=None)
+    look(
+        context,
+        planned,
+        700,
+        ComparisonFit(branch="dp-sgd", seed=1),
+        event=NonPrivateEvent(epochs=1),
+        claim=None,
+    )
     look(context, planned, 701, SearchFit(target_epsilon=4, round="weighted"))
     with pytest.raises(MechanismError, match="out of date") as refused:
         publish.require_current(context, first, BundleParameters())
@@ -141,21 +177,31 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
 
 
 def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Chosen) -> None:
-    """Another `data.ingest.seed` or population gives another fingerprint: the records are known all the same."""
+    """Another `data.ingest.seed` or population gives another fingerprint: the records are known all
+    the same.
+    """
     context, planned = made
     _, parameters = chosen
     before = fits(replanned(context, planned))
     ingest = parameters.data.ingest.model_copy(update={"seed": parameters.data.ingest.seed + 1})
     other = parameters.model_copy(
-        update={"data": parameters.data.model_copy(update={"ingest": ingest, "population": "others"})}
+        update={
+            "data": parameters.data.model_copy(update={"ingest": ingest, "population": "others"})
+        }
     )
     dataset = run_step(context, ingest_records(other.data))
     assert context.store.figures(dataset)["fingerprint"] != planned.plan.data_fingerprint
     ledger_records.record_evaluation(
-        context, other, subject=ComparisonFit(branch="dp-sgd", seed=1), dataset=dataset,
-        refs={"fit": ref("e"), "measures": ref("f")}, details={"weighted_f1": 0.5}, event=planned.plan.event,
-        claim=planned.plan.claim, prefect_run_id=None,
-    )  # fmt: skip
+        context,
+        other,
+        subject=ComparisonFit(branch="dp-sgd", seed=1),
+        dataset=dataset,
+        refs={"fit": ref("e"), "measures": ref("f")},
+        details={"weighted_f1": 0.5},
+        event=planned.plan.event,
+        claim=planned.plan.claim,
+        prefect_run_id=None,
+    )
     assert fits(replanned(context, planned)) == before + 1
 
 
@@ -185,11 +231,21 @@ def test_a_search_that_nobody_mentions(made: Made) -> None:
     released_without(context, again, lambda line: "for a target epsilon" in line)
 
 
-def test_settings_tuned_under_another_name(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A branch of one's own with the tuned settings and no line: the fit's settings tell, whatever it is called."""
+def test_settings_tuned_under_another_name(
+    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A branch of one's own with the tuned settings and no line: the fit's settings tell, whatever
+    it is called.
+    """
     context, planned = made
     real = context.store.recipe
-    tuned = {"kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 3.0, "momentum": 0.9, "epochs": 40}
+    tuned = {
+        "kind": "dp-sgd",
+        "optimiser": "sgd",
+        "learning_rate": 3.0,
+        "momentum": 0.9,
+        "epochs": 40,
+    }
     tuned |= {"sampling_prob": 1.0, "clip": 1.0}
 
     def recipe(self: Any, of: ArtifactRef) -> dict[str, Any]:
@@ -219,13 +275,17 @@ def ref(name: str) -> ArtifactRef:
     return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")
 
 
-def test_another_key_meanwhile(made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_meanwhile(
+    made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another sample, marked with another registry's key, so that no one can compare: it counts."""
     context, planned = made
     _, parameters = chosen
     before = fits(replanned(context, planned))
     ingest = parameters.data.ingest.model_copy(update={"seed": parameters.data.ingest.seed + 2})
-    other = parameters.model_copy(update={"data": parameters.data.model_copy(update={"ingest": ingest})})
+    other = parameters.model_copy(
+        update={"data": parameters.data.model_copy(update={"ingest": ingest})}
+    )
     key = tmp_path / "other.key"
     key.write_bytes(b"o" * 32)
     monkeypatch.setenv("AUTOCODER_REGISTRY_KEY", str(key))
@@ -246,13 +306,17 @@ def test_another_key_meanwhile(made: Made, chosen: Chosen, tmp_path: Path, monke
 
 
 def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path) -> None:
-    """What was looked at after the reservation does not stop the draw that it paid for. (Releases: the last here.)"""
+    """What was looked at after the reservation does not stop the draw that it paid for. (Releases:
+    the last here.)
+    """
     _, parameters = chosen
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
     planned = planned_chain(context, parameters)
     kept, _ = publish.save_plan(context, planned, parameters.release)
-    ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key(context.workspace))
+    ledger = ledger_access.open_ledger(
+        context, BundleParameters(), key=release_key(context.workspace)
+    )
     kept.keep(context)
     ledger.reserve(kept.plan, plan_digest=kept.digest)
     look(context, kept, 1, ComparisonFit(branch="dp-sgd", seed=1))

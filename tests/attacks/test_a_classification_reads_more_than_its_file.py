@@ -43,12 +43,16 @@ def address() -> Iterator[tuple[str, list[str]]]:
 
 BOMB = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
 XML = (
-    '<?xml version="1.0" encoding="{encoding}"?>{doctype}<r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
-    f'xmlns:s="{SKOS}"><s:Concept r:about="urn:a"><s:notation>{{body}}</s:notation></s:Concept></r:RDF>'
+    '<?xml version="1.0" encoding="{encoding}"?>{doctype}<r:RDF '
+    'xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
+    f'xmlns:s="{SKOS}"><s:Concept '
+    f'r:about="urn:a"><s:notation>{{body}}</s:notation></s:Concept></r:RDF>'
 )
 
 
-def test_entities_neither_unfold_nor_read_files(tmp_path: Path, address: tuple[str, list[str]]) -> None:
+def test_entities_neither_unfold_nor_read_files(
+    tmp_path: Path, address: tuple[str, list[str]]
+) -> None:
     """Refused in any encoding; what they name is in no message."""
     url, requests = address
     secret = tmp_path / "secret.txt"
@@ -61,7 +65,9 @@ def test_entities_neither_unfold_nor_read_files(tmp_path: Path, address: tuple[s
             (f'<!DOCTYPE r [<!ENTITY % p SYSTEM "{url}p"> %p;]>', "1"),
         ):
             path = tmp_path / "list.rdf"
-            path.write_text(XML.format(encoding=encoding, doctype=doctype, body=body), encoding=encoding)
+            path.write_text(
+                XML.format(encoding=encoding, doctype=doctype, body=body), encoding=encoding
+            )
             with pytest.raises(InputError, match=r"never opened|is no xml in UTF-8") as refused:
                 import_codes(path)
             assert "PLANTED" not in str(refused.value)

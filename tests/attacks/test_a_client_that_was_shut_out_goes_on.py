@@ -48,7 +48,9 @@ def until(client: TestClient, wanted: int, key: str = A) -> Any:
 
 def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
     trusted = replace(sealed.trust, **trust)
-    return Watch(State(Clients.read(keys.read_text())), keys, trusted, check(sealed.folder, trusted))
+    return Watch(
+        State(Clients.read(keys.read_text())), keys, trusted, check(sealed.folder, trusted)
+    )
 
 
 @pytest.fixture
@@ -69,7 +71,9 @@ def test_a_key_that_was_taken_out(sealed: Sealed, keys: Path) -> None:
         assert until(client, 200, "c" * 20)
 
 
-@pytest.mark.parametrize("broken", ["", "anna", f"anna {A}\nben", f"x {A}\ny {A}\n", f"x {A}\nx {B}\n", "\xff", None])
+@pytest.mark.parametrize(
+    "broken", ["", "anna", f"anna {A}\nben", f"x {A}\ny {A}\n", f"x {A}\nx {B}\n", "\xff", None]
+)
 def test_a_file_of_keys_that_is_broken_for_a_moment(
     sealed: Sealed, keys: Path, capsys: pytest.CaptureFixture[str], broken: str | None
 ) -> None:
@@ -82,7 +86,11 @@ def test_a_file_of_keys_that_is_broken_for_a_moment(
     for _ in range(3):
         state = watch()
         assert state.clients
-        assert (state.clients.name_of(A), state.clients.name_of("anna"), state.clients.name_of("")) == (
+        assert (
+            state.clients.name_of(A),
+            state.clients.name_of("anna"),
+            state.clients.name_of(""),
+        ) == (
             "anna",
             None,
             None,
@@ -92,22 +100,35 @@ def test_a_file_of_keys_that_is_broken_for_a_moment(
     assert A not in told
 
 
-def write(file: Path, sealed: Sealed, version: int, *, revoked: bool, key: Any = None, days: int = 9) -> None:
-    """Writes roots up to a version, signed by the workspace's key or another; the last one expires after some days."""
+def write(
+    file: Path, sealed: Sealed, version: int, *, revoked: bool, key: Any = None, days: int = 9
+) -> None:
+    """Writes roots up to a version, signed by the workspace's key or another; the last one expires
+    after some days.
+    """
     row, signing = sealed.row, sealed.key
     entry = RevokedRelease(
-        release_id=str(row.release_id), bundle_digest=str(row.bundle_digest), revoked_on="2026-11-21", reason="an error"
+        release_id=str(row.release_id),
+        bundle_digest=str(row.bundle_digest),
+        revoked_on="2026-11-21",
+        reason="an error",
     )
     roots = (Root.first(signing.public_key()),)
     for number in range(2, version + 1):
         last = number == version
-        roots = with_next_root(roots, revoked=(entry,) if revoked and last else (), days=days if last else 9)
+        roots = with_next_root(
+            roots, revoked=(entry,) if revoked and last else (), days=days if last else 9
+        )
         roots = (*roots[:-1], roots[-1].signed_by((last and key) or signing))
     write_roots(file, roots)
 
 
-def test_a_release_that_is_revoked_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
-    """Codes no more and says why, to load balancers too; no older, broken or foreign file brings it back."""
+def test_a_release_that_is_revoked_while_it_is_served(
+    sealed: Sealed, keys: Path, tmp_path: Path
+) -> None:
+    """Codes no more and says why, to load balancers too; no older, broken or foreign file brings it
+    back.
+    """
     file = tmp_path / "roots.json"
     write(file, sealed, 2, revoked=False)
     watch = watching(sealed, keys, roots=file, state=tmp_path / "state")
@@ -128,8 +149,12 @@ def test_a_release_that_is_revoked_while_it_is_served(sealed: Sealed, keys: Path
         assert watch().withdrawn
 
 
-def test_roots_that_are_not_renewed_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
-    """A file that is taken away lets it code until the roots' last day, and no longer; expired ones do not."""
+def test_roots_that_are_not_renewed_while_it_is_served(
+    sealed: Sealed, keys: Path, tmp_path: Path
+) -> None:
+    """A file that is taken away lets it code until the roots' last day, and no longer; expired ones
+    do not.
+    """
     file = tmp_path / "roots.json"
     write(file, sealed, 2, revoked=False)
     watch = watching(sealed, keys, roots=file, state=tmp_path / "state")

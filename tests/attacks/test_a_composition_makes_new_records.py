@@ -27,18 +27,31 @@ synthetic longer one; a table with a column that says anything new
 
 TEXT = "Employee no. {} fell from a ladder at the north dock and broke a wrist"
 COLUMNS = ("Case", "Narrative", "Job", "Site", "Code")
-FORM = {"text_columns": ["Narrative"], "label_column": "Code", "date_column": None, "sampling": "per-record"}
+FORM = {
+    "text_columns": ["Narrative"],
+    "label_column": "Code",
+    "date_column": None,
+    "sampling": "per-record",
+}
 KEY = b"k" * 32
 
 
-def write(folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, named: str = "C-{}") -> Path:
+def write(
+    folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, named: str = "C-{}"
+) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "records.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(COLUMNS)
         for n in range(first, first + rows):
-            row = (named.format(100000 + n), TEXT.format(n), "nurse", "North dock of the company", str(n % 2 + 1))
+            row = (
+                named.format(100000 + n),
+                TEXT.format(n),
+                "nurse",
+                "North dock of the company",
+                str(n % 2 + 1),
+            )
             lines.writerow(row if change is None else change(row))
     return path
 
@@ -46,7 +59,9 @@ def write(folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, n
 def marks(context: Context, path: Path, **form: Any) -> RecordSet:
     """Ingests a file as a training run does; returns the marks that a reservation registers."""
     ingest = FORM | form
-    step = ingest_records(DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest}))
+    step = ingest_records(
+        DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest})
+    )
     return save_record_set(context, run_step(context, step))
 
 
@@ -61,7 +76,10 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "twice": {"template": "{Narrative} {Narrative}"},
     "another column more": {"text_columns": ["Job", "Narrative"]},
     "a constant column more": {"text_columns": ["Narrative", "Site"]},
-    "another order of three": {"text_columns": ["Site", "Narrative", "Job"], "template": "{Job}{Site}: {Narrative}"},
+    "another order of three": {
+        "text_columns": ["Site", "Narrative", "Job"],
+        "template": "{Job}{Site}: {Narrative}",
+    },
     "with names": {"id_column": "Case"},
     "names, and another text": {"id_column": "Case", "text_columns": ["Job"]},
     "another half": {"seed": 9, "test_share": 0.1},
@@ -80,23 +98,48 @@ def _spelt(kind: str) -> Any:
     marked = {
         "capitals": str.upper,
         "full width": lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
-        "Hangul fillers": "\u3164".join, "half-width fillers": "\uffa0".join,
-        "choseong fillers": "\u115f\u1160".join, "zero width": "\u200b\u200d".join, "soft hyphens": "\u00ad".join,
-        "variation selectors": "\U000e0101".join, "tags": lambda t: "".join(c + chr(0xE0000 + ord(c)) for c in t),
-        "turning marks": lambda t: f"\u202e{t}\u202c", "accents": "\u0301".join,
+        "Hangul fillers": "\u3164".join,
+        "half-width fillers": "\uffa0".join,
+        "choseong fillers": "\u115f\u1160".join,
+        "zero width": "\u200b\u200d".join,
+        "soft hyphens": "\u00ad".join,
+        "variation selectors": "\U000e0101".join,
+        "tags": lambda t: "".join(c + chr(0xE0000 + ord(c)) for c in t),
+        "turning marks": lambda t: f"\u202e{t}\u202c",
+        "accents": "\u0301".join,
         "dotless": lambda t: t.replace("i", "\u0131"),
         "small capitals": lambda t: t.replace("e", "\u1d07").replace("a", "\u1d00"),
-        "other blanks": lambda t: t.replace(" ", "  "), "no blanks": lambda t: t.replace(" ", ""),
+        "other blanks": lambda t: t.replace(" ", "  "),
+        "no blanks": lambda t: t.replace(" ", ""),
         "punctuation": lambda t: t.replace(" ", " - "),
-        "bold letters": lambda t: "".join(chr(0x1D41A + ord(c) - 97) if "a" <= c <= "z" else c for c in t),
-        "in circles": lambda t: "".join(chr(0x24D0 + ord(c) - 97) if "a" <= c <= "z" else c for c in t),
-    }  # fmt: skip
+        "bold letters": lambda t: "".join(
+            chr(0x1D41A + ord(c) - 97) if "a" <= c <= "z" else c for c in t
+        ),
+        "in circles": lambda t: "".join(
+            chr(0x24D0 + ord(c) - 97) if "a" <= c <= "z" else c for c in t
+        ),
+    }
     return marked[kind]
 
 
 SPELLINGS = (
-    *("capitals", "full width", "Hangul fillers", "half-width fillers", "choseong fillers", "zero width"),
-    *("soft hyphens", "variation selectors", "tags", "turning marks", "accents", "dotless", "small capitals"),
+    *(
+        "capitals",
+        "full width",
+        "Hangul fillers",
+        "half-width fillers",
+        "choseong fillers",
+        "zero width",
+    ),
+    *(
+        "soft hyphens",
+        "variation selectors",
+        "tags",
+        "turning marks",
+        "accents",
+        "dotless",
+        "small capitals",
+    ),
     *("other blanks", "no blanks", "punctuation", "bold letters", "in circles"),
 )
 
@@ -110,7 +153,9 @@ def test_another_spelling(kind: str) -> None:
 
 
 def test_other_records_stay_apart(context: Context, tmp_path: Path) -> None:
-    """A constant column, a short category and running numbers name no one; the control of all tests above."""
+    """A constant column, a short category and running numbers name no one; the control of all tests
+    above.
+    """
     form: dict[str, Any] = {"id_column": "Case", "text_columns": ["Narrative", "Job"]}
     one = marks(context, write(tmp_path / "one", named="{}"), **form)
     other = marks(context, write(tmp_path / "other", first=500, named="{}"), **form)
@@ -120,7 +165,9 @@ def test_other_records_stay_apart(context: Context, tmp_path: Path) -> None:
         return (str(int(row[0]) % 500 + 1), *row[1:])
 
     one = marks(context, write(tmp_path / "one", named="{}", change=renumbered), **form)
-    other = marks(context, write(tmp_path / "other", first=500, named="{}", change=renumbered), **form)
+    other = marks(
+        context, write(tmp_path / "other", first=500, named="{}", change=renumbered), **form
+    )
     assert not one.shared(other).records
 
 
@@ -141,5 +188,7 @@ def test_one_setting_buys_no_second_budget(context: Context, tmp_path: Path) -> 
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=cap, key=release_key())
     first = ledger.reserve(make_plan("a"), records=marks(context, path))
     composed = partial(marks, context, path, template="{Narrative} x")
-    second = ledger.reserve(make_plan("b", population="demo2", data_fingerprint="0" * 64), records=composed())
+    second = ledger.reserve(
+        make_plan("b", population="demo2", data_fingerprint="0" * 64), records=composed()
+    )
     assert second.details["records"]["overlap"] == [first.release_id]

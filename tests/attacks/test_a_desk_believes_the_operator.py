@@ -1,4 +1,6 @@
-"""Would win: a signature for what the officer did not see: a false ε, a synthetic ledger, a file that never ends."""
+"""Would win: a signature for what the officer did not see: a false ε, a synthetic ledger, a file
+that never ends.
+"""
 
 import os
 from collections.abc import Callable
@@ -30,9 +32,18 @@ given later; pipes and devices as key, plan, policy or roots
 
 def planned() -> PlannedRelease:
     """A plan whose claim, key and digests follow from its event, method and candidate."""
-    event, method, candidate, selection = make_event(), {"fit": {"seed": 1}}, make_candidate(), Selection(fits=3)
+    event, method, candidate, selection = (
+        make_event(),
+        {"fit": {"seed": 1}},
+        make_candidate(),
+        Selection(fits=3),
+    )
     claim = claim_of(
-        event, delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=("n", *selection.lines)
+        event,
+        delta=None,
+        privacy_unit="record",
+        max_records_per_unit=1,
+        unprotected_inputs=("n", *selection.lines),
     )
     plan = make_plan(
         key_of(method, "f" * 64, "label"),
@@ -46,7 +57,9 @@ def planned() -> PlannedRelease:
 
 EDITS: dict[str, Callable[[PlannedRelease], dict[str, Any]]] = {
     "claim.epsilon": lambda p: {
-        "plan": p.plan.model_copy(update={"claim": p.plan.claim.model_copy(update={"epsilon": 0.1})})
+        "plan": p.plan.model_copy(
+            update={"claim": p.plan.claim.model_copy(update={"epsilon": 0.1})}
+        )
     },
     "claim.unprotected_inputs": lambda p: {"selection": Selection(fits=1)},
     "parameters_digest": lambda p: {"method": {"fit": {"seed": 2}}},
@@ -64,7 +77,9 @@ def test_a_plan_that_says_less(name: str) -> None:
 
 
 def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its releases are signed by a key that is not the agency's; the pinned key is not replaced by another."""
+    """Its releases are signed by a key that is not the agency's; the pinned key is not replaced by
+    another.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     ledger.reserve(make_plan("k"))
@@ -87,7 +102,13 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "read",
     [
-        *(PlannedRelease.load, Policy.load, heads.load_private_key, heads.load_public_key, read_roots),
+        *(
+            PlannedRelease.load,
+            Policy.load,
+            heads.load_private_key,
+            heads.load_public_key,
+            read_roots,
+        ),
         *(heads.read_head, read_export, lambda file: home_of_plan(file, None)),
     ],
 )

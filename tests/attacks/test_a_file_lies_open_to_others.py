@@ -102,13 +102,18 @@ os.kill(os.getpid(), signal.SIGABRT)
     ],
 )
 @pytest.mark.parametrize("allowed", [resource.RLIM_INFINITY, 0], ids=["without a limit", "none"])
-def test_a_process_that_dies_with_narratives(tmp_path: Path, module: str, name: str, act: str, allowed: int) -> None:
-    """Leaves no core dump, neither a file nor what the system pipes to a program: the limit is one byte, not more."""
+def test_a_process_that_dies_with_narratives(
+    tmp_path: Path, module: str, name: str, act: str, allowed: int
+) -> None:
+    """Leaves no core dump, neither a file nor what the system pipes to a program: the limit is one
+    byte, not more.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard != resource.RLIM_INFINITY and allowed:
         allowed = hard
     script = DIES.format(module=module, name=name, act=act).replace(
-        "os.chdir", "import resource; print(resource.getrlimit(resource.RLIMIT_CORE)[1], flush=True)\nos.chdir"
+        "os.chdir",
+        "import resource; print(resource.getrlimit(resource.RLIMIT_CORE)[1], flush=True)\nos.chdir",
     )
     died = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
@@ -122,9 +127,12 @@ def test_a_process_that_dies_with_narratives(tmp_path: Path, module: str, name: 
 
 
 @pytest.mark.parametrize("closed", [0o600, 0o640, 0o400])
-def test_copy_of_a_closed_file(coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int) -> None:
-    """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the place of an older file
-    that someone closed."""
+def test_copy_of_a_closed_file(
+    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int
+) -> None:
+    """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the
+    place of an older file that someone closed.
+    """
     source, out, sample = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "sample.csv"
     source.write_text("\n".join(["Text", *narratives(30)]))
     source.chmod(closed)

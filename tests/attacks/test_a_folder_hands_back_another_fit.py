@@ -1,5 +1,6 @@
-"""Would win: the model of a loud fit, or of others' records, under the claim of a quiet plan that continues in its
-folder; or someone who reads off the folder's identity which records it is of."""
+"""Would win: the model of a loud fit, or of others' records, under the claim of a quiet plan that
+continues in its folder; or someone who reads off the folder's identity which records it is of.
+"""
 
 import json
 import stat
@@ -37,7 +38,9 @@ class Killed(BaseException):
 
 def records(seed: int = 0) -> Records:
     generator = torch.Generator().manual_seed(seed)
-    return Records(FeatureInputs(torch.rand(N, WIDTH, generator=generator)), torch.arange(N) % CLASSES)
+    return Records(
+        FeatureInputs(torch.rand(N, WIDTH, generator=generator)), torch.arange(N) % CLASSES
+    )
 
 
 def head(scale: float = 0.1) -> Classifier:
@@ -54,7 +57,12 @@ def planned(kind: str, epsilon: float) -> Plan:
 
 
 def fit(plan: Plan, folder: Path, given: Records | None = None, **how: Any) -> Fitted:
-    settings: dict[str, Any] = {"classes": CLASSES, "seed": 0, "classifier": head, "folder": folder} | how
+    settings: dict[str, Any] = {
+        "classes": CLASSES,
+        "seed": 0,
+        "classifier": head,
+        "folder": folder,
+    } | how
     return plan.fit(given or records(), Run(**settings))
 
 
@@ -64,7 +72,9 @@ def said(fitted: Fitted) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loud_fit_under_a_quiet_claim(kind: str, tmp_path: Path) -> None:
-    """Epsilon 50 in the folder, 0.5 in the plan: refused, and the quiet plan's own folder says something else."""
+    """Epsilon 50 in the folder, 0.5 in the plan: refused, and the quiet plan's own folder says
+    something else.
+    """
     loud = said(fit(planned(kind, 50.0), tmp_path / "loud"))
     with pytest.raises(MechanismError, match="another event or config; remove it to start over"):
         fit(planned(kind, 0.5), tmp_path / "loud")
@@ -82,14 +92,19 @@ def test_others_records_under_the_same_plan(kind: str, tmp_path: Path) -> None:
     moved, exchanged = inputs.features.clone(), records().labels.clone()
     moved[N - 1, 0] += 0.1
     exchanged[[0, 1]] = exchanged[[1, 0]]
-    for other in (Records(FeatureInputs(moved), records().labels), Records(records().inputs, exchanged)):
+    for other in (
+        Records(FeatureInputs(moved), records().labels),
+        Records(records().inputs, exchanged),
+    ):
         with pytest.raises(MechanismError, match="other records; remove it to start over"):
             fit(plan, tmp_path, other)
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "prior-descent"])
 def test_a_broken_fit_is_gone_on_with_by_nobody_else(kind: str, tmp_path: Path) -> None:
-    """Killed with its noise half drawn and its key in the folder: other records' sums would meet the same noise."""
+    """Killed with its noise half drawn and its key in the folder: other records' sums would meet
+    the same noise.
+    """
 
     def kill(done: int, total: int | None) -> None:
         raise Killed
@@ -116,11 +131,15 @@ def test_another_untrained_model_seed(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_before_is_nobodys(tmp_path: Path) -> None:
-    """What an older version left says neither plan nor records; nor does a folder whose identity was taken away."""
+    """What an older version left says neither plan nor records; nor does a folder whose identity
+    was taken away.
+    """
     plan = planned("prior-descent", 4.0)
     fit(plan, tmp_path)
     (tmp_path / IDENTITY).unlink()
-    with pytest.raises(MechanismError, match="does not say whose fit it holds; remove it to start over"):
+    with pytest.raises(
+        MechanismError, match="does not say whose fit it holds; remove it to start over"
+    ):
         fit(plan, tmp_path)
     (tmp_path / IDENTITY).write_text("{}")
     with pytest.raises(MechanismError, match="does not say whose"):
@@ -142,8 +161,9 @@ def test_a_kill_while_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_identity_says_nothing_of_the_records(tmp_path: Path) -> None:
-    """Two folders of the same fit have no digest in common, so that none is recognised from a list of candidates made
-    beforehand; the owner alone may read the file."""
+    """Two folders of the same fit have no digest in common, so that none is recognised from a list
+    of candidates made beforehand; the owner alone may read the file.
+    """
     plan = planned("prior-descent", 4.0)
     for name in ("one", "two"):
         fit(plan, tmp_path / name)
@@ -154,8 +174,13 @@ def test_the_identity_says_nothing_of_the_records(tmp_path: Path) -> None:
 
 
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
-    """The one call keeps the same promise: other records, or another module at the start, are not handed the first."""
-    first, second = (torch.randn(40, 3), torch.arange(40) % 2), (torch.randn(40, 3) + 5, torch.arange(40) % 2)
+    """The one call keeps the same promise: other records, or another module at the start, are not
+    handed the first.
+    """
+    first, second = (
+        (torch.randn(40, 3), torch.arange(40) % 2),
+        (torch.randn(40, 3) + 5, torch.arange(40) % 2),
+    )
     module, how = nn.Linear(3, 2), dict[str, Any](draws=3, folder=tmp_path)
     swag_ppm(module, nn.functional.cross_entropy, first, **how)
     with pytest.raises(MechanismError, match="other records"):

@@ -1,4 +1,6 @@
-"""Would win: a ledger whose triggers have their names and do nothing, and a cohort that can never be released again."""
+"""Would win: a ledger whose triggers have their names and do nothing, and a cohort that can never
+be released again.
+"""
 
 import pytest
 from ledger_sites import Site
@@ -17,16 +19,23 @@ a row among the running totals closes no cohort
 APPEND = "CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row"
 HOLLOW_SQLITE = {
     # named by the issue
-    "a body that does nothing": ("DROP TRIGGER ledger_row_no_update",
-                                 "CREATE TRIGGER ledger_row_no_update BEFORE UPDATE ON ledger_row BEGIN SELECT 1; END"),
+    "a body that does nothing": (
+        "DROP TRIGGER ledger_row_no_update",
+        "CREATE TRIGGER ledger_row_no_update BEFORE UPDATE ON ledger_row BEGIN SELECT 1; END",
+    ),
     # its neighbours
-    "a condition never met": ("DROP TRIGGER ledger_row_append", f"{APPEND} WHEN 0 BEGIN SELECT RAISE(ABORT, 'x'); END"),
-    "on another event": ("DROP TRIGGER record_set_no_delete",
-                         "CREATE TRIGGER record_set_no_delete BEFORE INSERT ON record_set"
-                         " WHEN 0 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END"),
+    "a condition never met": (
+        "DROP TRIGGER ledger_row_append",
+        f"{APPEND} WHEN 0 BEGIN SELECT RAISE(ABORT, 'x'); END",
+    ),
+    "on another event": (
+        "DROP TRIGGER record_set_no_delete",
+        "CREATE TRIGGER record_set_no_delete BEFORE INSERT ON record_set"
+        " WHEN 0 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END",
+    ),
     "one more": ("CREATE TRIGGER more AFTER INSERT ON record_set BEGIN SELECT 1; END",),
     "gone": ("DROP TRIGGER record_set_append",),
-}  # fmt: skip
+}
 RETURNS = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$"
 HOLLOW_POSTGRESQL = {
     "a body that does nothing": (f"CREATE OR REPLACE FUNCTION ledger_refuse() {RETURNS}",),
@@ -36,12 +45,18 @@ HOLLOW_POSTGRESQL = {
         f"{APPEND} FOR EACH ROW WHEN (false) EXECUTE FUNCTION ledger_row_append()",
     ),
     "for replicas alone": ("ALTER TABLE ledger_row ENABLE REPLICA TRIGGER ledger_row_no_change",),
-    "one more": ("CREATE TRIGGER zzz BEFORE INSERT ON record_set FOR EACH ROW EXECUTE FUNCTION record_set_append()",),
+    "one more": (
+        (
+            "CREATE TRIGGER zzz BEFORE INSERT ON record_set FOR EACH ROW EXECUTE FUNCTION "
+            "record_set_append()"
+        ),
+    ),
     "a rule": ("CREATE RULE quiet AS ON INSERT TO record_set DO INSTEAD NOTHING",),
     "a writer with the caller's path": ("ALTER FUNCTION ledger_append(text) RESET ALL",),
     "a writer for its caller": ("ALTER FUNCTION ledger_append(text) SECURITY INVOKER",),
     "notes of any kind": (
-        "CREATE OR REPLACE FUNCTION ledger_note(content text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER"
+        "CREATE OR REPLACE FUNCTION ledger_note(content text) RETURNS void LANGUAGE plpgsql "
+        "SECURITY DEFINER"
         " SET search_path FROM CURRENT AS $$ BEGIN PERFORM ledger_append(content); END $$",
     ),
 }

@@ -1,5 +1,6 @@
-"""Would win: what a module keeps of the records it ran on, in the model that is handed back; one record that moves the
-parameters further than the clip, or ends the run."""
+"""Would win: what a module keeps of the records it ran on, in the model that is handed back; one
+record that moves the parameters further than the clip, or ends the run.
+"""
 
 import own_modules
 import pytest
@@ -22,7 +23,9 @@ CE, CLIP = nn.functional.cross_entropy, 0.5
 
 
 class Notebook(nn.Module):
-    """Notes the last record that it saw in a parameter that is not trained, such as a codebook or a moving mean."""
+    """Notes the last record that it saw in a parameter that is not trained, such as a codebook or a
+    moving mean.
+    """
 
     def __init__(self, *, while_training: bool) -> None:
         super().__init__()
@@ -50,7 +53,9 @@ class Sleeper(Notebook):
 
 @pytest.mark.parametrize("kind", [Notebook, Sleeper])
 @pytest.mark.parametrize("while_training", [False, True])
-def test_a_record_in_a_parameter_that_is_not_trained(while_training: bool, kind: type[Notebook]) -> None:
+def test_a_record_in_a_parameter_that_is_not_trained(
+    while_training: bool, kind: type[Notebook]
+) -> None:
     """It is not drawn: refused, or what comes back holds what was given."""
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     try:
@@ -64,7 +69,9 @@ def test_a_record_in_a_parameter_that_is_not_trained(while_training: bool, kind:
 def test_it_is_refused_on_invented_records() -> None:
     """Before a real one is read, where a trial shows it."""
     model = Notebook(while_training=False)
-    with pytest.raises(MechanismError, match="`noted` of the model, a buffer or a frozen parameter, changes"):
+    with pytest.raises(
+        MechanismError, match="`noted` of the model, a buffer or a frozen parameter, changes"
+    ):
         copy_of(model, CE, torch.randn(4, 6), torch.arange(4) % 3, device=torch.device("cpu"))
 
 
@@ -77,7 +84,9 @@ def test_one_record_that_is_too_large(name: str) -> None:
 
     def clipped(chosen: Tensor) -> Tensor:
         model = copy_of(module, CE, x, y, device=torch.device("cpu"))
-        return clipped_sum(model, {"features": x[chosen]}, y[chosen], lambda norms: (CLIP / norms).clamp(max=1))[1]
+        return clipped_sum(
+            model, {"features": x[chosen]}, y[chosen], lambda norms: (CLIP / norms).clamp(max=1)
+        )[1]
 
     expected = clipped(others)
     assert expected.norm() > 0

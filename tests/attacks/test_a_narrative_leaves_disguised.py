@@ -1,6 +1,8 @@
-"""Would win: a training narrative in a bundle, in a spelling that a person can read back and a search does not see.
-Nothing searches for spellings. What an operator can hand in (titles, codes, names, an encoder's tokens) is listed whole
-in the plan that is signed, and other words than those of templates and published lists pass no gate."""
+"""Would win: a training narrative in a bundle, in a spelling that a person can read back and a
+search does not see. Nothing searches for spellings. What an operator can hand in (titles, codes,
+names, an encoder's tokens) is listed whole in the plan that is signed, and other words than those
+of templates and published lists pass no gate.
+"""
 
 import base64
 import bz2
@@ -33,9 +35,15 @@ digits and ASCII marks that our own code writes; the vocabulary and weights of a
 digest; what is spread over the low bits of weights
 """
 
-SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
+SECRET = (
+    "The employee was greasing the conveyor chain when his left glove was pulled into the "
+    "tail pulley."
+)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_CODES = ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+_CODES = (
+    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- "
+    "...- .-- -..- -.-- --.."
+)
 MORSE = dict(zip(LETTERS, _CODES.split(" "), strict=True))
 
 
@@ -60,7 +68,11 @@ def shifted(start: int, *, upper: int | None = None) -> Callable[[str], str]:
     def spell(text: str) -> str:
         capital = start if upper is None else upper
         return "".join(
-            chr(capital + ord(c) - 65) if "A" <= c <= "Z" else chr(start + ord(c) - 97) if "a" <= c <= "z" else c
+            chr(capital + ord(c) - 65)
+            if "A" <= c <= "Z"
+            else chr(start + ord(c) - 97)
+            if "a" <= c <= "z"
+            else c
             for c in text
         )
 
@@ -75,7 +87,9 @@ def raw_deflate(text: str) -> bytes:
 ALNUM = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ" + LETTERS
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
-    "a number before each word": lambda t: " ".join(f"{n}. {word}" for n, word in enumerate(t.split(), start=1)),
+    "a number before each word": lambda t: " ".join(
+        f"{n}. {word}" for n, word in enumerate(t.split(), start=1)
+    ),
     "a bullet before each word": lambda t: " ".join(f"\u2022 {word}" for word in t.split()),
     "a word of cover after each word": lambda t: " ".join(f"{word} data" for word in t.split()),
     "each letter twice": lambda t: "".join(c * 2 for c in t),
@@ -86,19 +100,27 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "zero-width spaces": "\u200b".join,
     "tag characters": lambda t: "".join(chr(0xE0000 + ord(c)) for c in t),
     "variation selectors": lambda t: "".join(chr(0xE0100 + ord(c)) for c in t),
-    "zero-width bits": lambda t: "".join("\u200b\u200c"[int(bit)] for c in t for bit in f"{ord(c):08b}"),
+    "zero-width bits": lambda t: "".join(
+        "\u200b\u200c"[int(bit)] for c in t for bit in f"{ord(c):08b}"
+    ),
     "Hangul fillers": "\u3164".join,
     "halfwidth fillers": "\uffa0".join,
     "other accents": lambda t: "".join(f"{c}\u0301" if c in "aeiou" else c for c in t),
     "wide letters": lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
-    "small capitals": lambda t: t.lower().translate(str.maketrans("aeinrt", "\u1d00\u1d07\u026a\u0274\u0280\u1d1b")),
-    "upside down": lambda t: t[::-1].translate(str.maketrans("aehmrtw", "\u0250\u01dd\u0265\u026f\u0279\u0287\u028d")),
+    "small capitals": lambda t: t.lower().translate(
+        str.maketrans("aeinrt", "\u1d00\u1d07\u026a\u0274\u0280\u1d1b")
+    ),
+    "upside down": lambda t: t[::-1].translate(
+        str.maketrans("aehmrtw", "\u0250\u01dd\u0265\u026f\u0279\u0287\u028d")
+    ),
     "negative circled": shifted(0x1F150, upper=0x1F150),
     "negative squared": shifted(0x1F170, upper=0x1F170),
     "circled": shifted(0x24D0, upper=0x24B6),
     "regional indicators": shifted(0x1F1E6, upper=0x1F1E6),
     "mathematical bold": shifted(0x1D41A, upper=0x1D400),
-    "cyrillic look-alikes": lambda t: t.translate(str.maketrans("aeopcx", "\u0430\u0435\u043e\u0440\u0441\u0445")),
+    "cyrillic look-alikes": lambda t: t.translate(
+        str.maketrans("aeopcx", "\u0430\u0435\u043e\u0440\u0441\u0445")
+    ),
     "base64": b64,
     "base64 in lines": lambda t: base64.encodebytes(t.encode()).decode(),
     "base64 for addresses": lambda t: base64.urlsafe_b64encode(t.encode()).decode().rstrip("="),
@@ -122,7 +144,9 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "base62": base(ALNUM),
     "base85": lambda t: base64.b85encode(t.encode()).decode(),
     "ascii85": lambda t: base64.a85encode(t.encode()).decode(),
-    "uuencode": lambda t: "".join(chr(32 + (byte & 63)) + chr(32 + (byte >> 6)) for byte in t.encode()),
+    "uuencode": lambda t: "".join(
+        chr(32 + (byte & 63)) + chr(32 + (byte >> 6)) for byte in t.encode()
+    ),
     "hexadecimal": lambda t: t.encode().hex(),
     "hexadecimal with hyphens": lambda t: t.encode().hex("-"),
     "hexadecimal with dots": lambda t: t.encode().hex("."),
@@ -140,15 +164,19 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "CSS": lambda t: "".join(f"\\{ord(c):06x} " for c in t),
     "a mail's escapes": lambda t: quopri.encodestring(t.encode(), quotetabs=True).decode(),
     "Morse": lambda t: " ".join(MORSE[c] for c in t.lower() if c in MORSE),
-    "Braille": lambda t: "".join(chr(0x2800 + LETTERS.index(c) + 1) if c in LETTERS else c for c in t.lower()),
+    "Braille": lambda t: "".join(
+        chr(0x2800 + LETTERS.index(c) + 1) if c in LETTERS else c for c in t.lower()
+    ),
     "ROT13": lambda t: t.translate(str.maketrans(LETTERS, LETTERS[13:] + LETTERS[:13])),
     "ROT47": lambda t: "".join(chr(33 + (ord(c) + 14) % 94) if "!" <= c <= "~" else c for c in t),
     "leet": lambda t: t.translate(str.maketrans("aeiost", "431057")),
     "pig Latin": lambda t: " ".join(f"{word[1:]}{word[0]}ay" for word in t.split()),
-    "acrostic": lambda t: " ".join({"t": "table", "h": "home"}.get(c, f"{c}ata") for c in t.lower() if c in LETTERS),
-    "Bacon": lambda t: " ".join(f"{LETTERS.index(c):05b}" for c in t.lower() if c in LETTERS).translate(
-        {48: "A", 49: "B"}
+    "acrostic": lambda t: " ".join(
+        {"t": "table", "h": "home"}.get(c, f"{c}ata") for c in t.lower() if c in LETTERS
     ),
+    "Bacon": lambda t: " ".join(
+        f"{LETTERS.index(c):05b}" for c in t.lower() if c in LETTERS
+    ).translate({48: "A", 49: "B"}),
     "by case": lambda t: "".join("dA"[int(bit)] for c in t for bit in f"{ord(c):08b}"),
 }
 
@@ -160,13 +188,18 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
 
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
-    """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the plan lists it. What
-    no reader sees is written out."""
+    """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the
+    plan lists it. What no reader sees is written out.
+    """
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
     def listed(codes: list[Code], **facts: Any) -> str:
         shown = "\n".join(own_texts(codes, facts, encoder))
-        return re.sub(r"\\(?:(\\)|u(.{4})|U(.{8}))", lambda one: one[1] or chr(int(one[2] or one[3], 16)), shown)
+        return re.sub(
+            r"\\(?:(\\)|u(.{4})|U(.{8}))",
+            lambda one: one[1] or chr(int(one[2] or one[3], 16)),
+            shown,
+        )
 
     assert text.rstrip() in listed([Code("1", text)])
     assert text.rstrip() in listed([Code(text, "")])
@@ -178,7 +211,9 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     assert text in listed([], cohorts=[text])
 
 
-def test_the_gate_refuses_it_and_quotes_nothing(sealed: Sealed, expected: Expected, tmp_path: Path) -> None:
+def test_the_gate_refuses_it_and_quotes_nothing(
+    sealed: Sealed, expected: Expected, tmp_path: Path
+) -> None:
     """Planted in a real bundle's card; unchanged, the same card passes."""
     folder = sealed.copy(tmp_path, seal=False)
     expected = replace(expected, unsigned_texts=())
@@ -198,7 +233,9 @@ def test_the_gate_refuses_it_and_quotes_nothing(sealed: Sealed, expected: Expect
 
 
 def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
-    """Its digest is what is signed; an added token or a setting that no library knows is listed as text besides."""
+    """Its digest is what is signed; an added token or a setting that no library knows is listed as
+    text besides.
+    """
     from tasks.bundle.texts import describe_encoder, encoder_digest
 
     folder = tmp_path / "encoder"
@@ -209,11 +246,19 @@ def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
     assert own_texts((), {}, str(folder)) == ()
     assert "on no reviewed list" in describe_encoder(str(folder), before)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    token = {"id": 900, "content": b64(SECRET), "single_word": False, "lstrip": False, "rstrip": False}
+    token = {
+        "id": 900,
+        "content": b64(SECRET),
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
     tokenizer["added_tokens"].append(token | {"normalized": False, "special": True})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": "The_employee_was"}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"position_embedding_type": "The_employee_was"})
+    )
     listed = "\n".join(own_texts((), {}, str(folder)))
     assert b64(SECRET) in listed
     assert "The_employee_was" in listed

@@ -1,4 +1,6 @@
-"""Would win: the release, under no policy or a laxer one, of a plan that was made under an officer's."""
+"""Would win: the release, under no policy or a laxer one, of a plan that was made under an
+officer's.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,13 +35,17 @@ def made(
     public = new_keys(tmp_path_factory.mktemp("keys"))[1].read_text(encoding="utf-8")
     key = "\n".join(f"      {line}" for line in public.splitlines())
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
-    asked = f"approvals:\n  minimum: 1\n  approvers:\n    B. Officer: |\n{key}\nrequire_audit: true\n"
+    asked = (
+        f"approvals:\n  minimum: 1\n  approvers:\n    B. Officer: |\n{key}\nrequire_audit: true\n"
+    )
     policy.write_text(f"name: officers\n{asked}default: {{{CAPS}}}\n", encoding="utf-8")
     settings = parameters.release.model_copy(update={"policy": str(policy)})
     return context, publish.save_plan(context, planned_chain(context, parameters), settings)[0]
 
 
-def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, PlannedRelease]) -> None:
+def test_a_release_without_the_policy_is_held_against_it(
+    made: tuple[Context, PlannedRelease],
+) -> None:
     """The command that `retrain` prints names no policy; the default one asks no one."""
     context, planned = made
     ledger = ledger_access.open_ledger(context, BundleParameters())
@@ -50,7 +56,9 @@ def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, Pl
     assert nothing_charged(context)
 
 
-def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedRelease], tmp_path: Path) -> None:
+def test_a_release_under_a_laxer_policy_is_refused(
+    made: tuple[Context, PlannedRelease], tmp_path: Path
+) -> None:
     """Another file is put in force only by `ledger change-policy`, with the officer's signature."""
     context, planned = made
     (tmp_path / "lax.yaml").write_text(f"name: lax\ndefault: {{{CAPS}}}\n", encoding="utf-8")
@@ -64,7 +72,10 @@ def test_two_first_policies_at_one_moment(tmp_path: Path) -> None:
     """One is in force, and planning under another is refused: not each under its own."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     Ledger.open(url)
-    policies = [Policy.parse({"name": f"p{n}", "default": {"asymptotic-local": {"epsilon": n + 1}}}) for n in range(4)]
+    policies = [
+        Policy.parse({"name": f"p{n}", "default": {"asymptotic-local": {"epsilon": n + 1}}})
+        for n in range(4)
+    ]
 
     def plan_under(policy: Policy) -> str:
         try:

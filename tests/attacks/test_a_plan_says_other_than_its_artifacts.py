@@ -1,4 +1,6 @@
-"""Would win: a release under words, a licence or a key that someone wrote, or one that is charged and then refused."""
+"""Would win: a release under words, a licence or a key that someone wrote, or one that is charged
+and then refused.
+"""
 
 import base64
 import json
@@ -58,30 +60,53 @@ PLAN: dict[str, Any] = {
     "artifact_digests": {"certified": "formal (0.01, 0)"},
 }
 CLAIM: dict[str, Any] = {
-    "accountant": "certified, formal (0.01, 0)", "assumptions": ["none"], "delta_text": "0", "delta": 0.0,
-    "guarantee_kind": "formal", "privacy_unit": "anyone who", "epsilon_add_remove": 0.0001,
-    "neighbouring_relation": "replace-one", "unprotected_inputs": [RECORDS[:300]],
-}  # fmt: skip
+    "accountant": "certified, formal (0.01, 0)",
+    "assumptions": ["none"],
+    "delta_text": "0",
+    "delta": 0.0,
+    "guarantee_kind": "formal",
+    "privacy_unit": "anyone who",
+    "epsilon_add_remove": 0.0001,
+    "neighbouring_relation": "replace-one",
+    "unprotected_inputs": [RECORDS[:300]],
+}
 EVENT: dict[str, Any] = {"snapshots": 99, "rank": 99, "reweighted": False, "sensitivity": 0.001}
 EDITS: dict[str, Callable[[Any], Any]] = {
-    **{name: (lambda d, n=name, v=value: d["plan"].update({n.partition(" ")[0]: v})) for name, value in PLAN.items()},
-    **{f"claim {n}": (lambda d, n=n, v=v: d["plan"]["claim"].update({n: v})) for n, v in CLAIM.items()},
-    **{f"event {n}": (lambda d, n=n, v=v: d["plan"]["event"].update({n: v})) for n, v in EVENT.items()},
-    "one more unprotected input": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(RECORDS[:300]),
+    **{
+        name: (lambda d, n=name, v=value: d["plan"].update({n.partition(" ")[0]: v}))
+        for name, value in PLAN.items()
+    },
+    **{
+        f"claim {n}": (lambda d, n=n, v=v: d["plan"]["claim"].update({n: v}))
+        for n, v in CLAIM.items()
+    },
+    **{
+        f"event {n}": (lambda d, n=n, v=v: d["plan"]["event"].update({n: v}))
+        for n, v in EVENT.items()
+    },
+    "one more unprotected input": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(
+        RECORDS[:300]
+    ),
     "one twice": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(
         d["plan"]["claim"]["unprotected_inputs"][-1]
     ),
     "another order": lambda d: d["plan"]["claim"]["unprotected_inputs"].reverse(),
     "no ledger": lambda d: d["plan"].update(ledger=None),
     "a field more": lambda d: d["plan"].update(note=RECORDS),
-    "a licence's words": lambda d: d.update(output={"precision": "float32", "licence": "my own words"}),
-    "a licence that is no name": lambda d: d.update(output={"precision": "float32", "licence": "Certified-1.0"}),
+    "a licence's words": lambda d: d.update(
+        output={"precision": "float32", "licence": "my own words"}
+    ),
+    "a licence that is no name": lambda d: d.update(
+        output={"precision": "float32", "licence": "Certified-1.0"}
+    ),
     "a licence that nobody has": lambda d: d.update(output={"licence": "sha256:" + "0" * 64}),
 }
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_word_written_by_hand(made: tuple[Context, PlannedRelease], tmp_path: Path, name: str) -> None:
+def test_a_word_written_by_hand(
+    made: tuple[Context, PlannedRelease], tmp_path: Path, name: str
+) -> None:
     """Refused before anything is charged, whatever field it is in."""
     context, planned = made
     content = planned.model_dump(mode="json")
@@ -96,7 +121,9 @@ def test_a_word_written_by_hand(made: tuple[Context, PlannedRelease], tmp_path: 
 def test_a_plan_carried_into_another_workspace(
     made: tuple[Context, PlannedRelease], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is; with the other ledger written into it; with the artifacts copied under the old plan."""
+    """As it is; with the other ledger written into it; with the artifacts copied under the old
+    plan.
+    """
     context, planned = made
     other = Context(home=str(Workspace(tmp_path / "new").create().home), device="cpu")
     ledger = ledger_access.open_ledger(other, BundleParameters(), key=release_key())
@@ -118,7 +145,9 @@ def test_a_plan_carried_into_another_workspace(
 
 
 def test_a_licence_that_is_none(made: tuple[Context, PlannedRelease], tmp_path: Path) -> None:
-    """A private key, records in base64, a narrative, a public text: no file is a licence, whatever is in it."""
+    """A private key, records in base64, a narrative, a public text: no file is a licence, whatever
+    is in it.
+    """
     context, planned = made
     key, _ = heads.new_keys(tmp_path / "keys")
     for content in (key.read_bytes(), RECORDS.encode(), b"You may use this model for coding."):
@@ -144,8 +173,12 @@ def test_a_licence_other_than_the_one_signed(made: tuple[Context, PlannedRelease
     assert nothing_charged(context)
 
 
-def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between plan and release, or in a plan that does not list it: refused before anything is charged."""
+def test_a_title_that_nobody_signed(
+    made: tuple[Context, PlannedRelease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between plan and release, or in a plan that does not list it: refused before anything is
+    charged.
+    """
     context, planned = made
     real = fill.load_codes
 
@@ -157,16 +190,24 @@ def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkey
     with pytest.raises(StorageError, match=r"texts that neither the plan lists"):
         publish.release(context, planned, BundleParameters())
     monkeypatch.undo()
-    fewer = planned.model_copy(update={"output": planned.output.model_copy(update={"texts": ("code list: 1 x",)})})
-    other = planned.model_copy(update={"output": planned.output.model_copy(update={"encoder": "0" * 64})})
+    fewer = planned.model_copy(
+        update={"output": planned.output.model_copy(update={"texts": ("code list: 1 x",)})}
+    )
+    other = planned.model_copy(
+        update={"output": planned.output.model_copy(update={"encoder": "0" * 64})}
+    )
     for changed in (fewer, other):
         with pytest.raises(MechanismError, match=r"output\.(texts|encoder)"):
-            publish.release(context, changed, BundleParameters(accept_texts=changed.output.texts_digest))
+            publish.release(
+                context, changed, BundleParameters(accept_texts=changed.output.texts_digest)
+            )
     assert nothing_charged(context)
 
 
 def test_texts_that_nobody_read(made: tuple[Context, PlannedRelease]) -> None:
-    """Where the policy asks for no signature, their digest has to be stated; an approval covers them otherwise."""
+    """Where the policy asks for no signature, their digest has to be stated; an approval covers
+    them otherwise.
+    """
     context, planned = made
     ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     output = planned.output.model_copy(update={"texts": ("code list: 1 A matter of our own",)})
@@ -177,5 +218,7 @@ def test_texts_that_nobody_read(made: tuple[Context, PlannedRelease]) -> None:
         assert "matter" not in str(refused.value)
     approval.require_read(listed, output.texts_digest)
     approval.require_read(CheckedPlan.of(planned, ledger, DEFAULT_POLICY), None)
-    signed = DEFAULT_POLICY.model_copy(update={"approvals": DEFAULT_POLICY.approvals.model_copy(update={"minimum": 1})})
+    signed = DEFAULT_POLICY.model_copy(
+        update={"approvals": DEFAULT_POLICY.approvals.model_copy(update={"minimum": 1})}
+    )
     approval.require_read(replace(listed, policy=signed), None)

@@ -1,4 +1,6 @@
-"""Would win: the release of what an audit has contradicted, by a fit that it did not see, or by a weaker audit."""
+"""Would win: the release of what an audit has contradicted, by a fit that it did not see, or by a
+weaker audit.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ twentieth or two thirds fewer, three times as many, two or nine further columns 
 rank, snapshots, round) another method; both need an audit of their own where the policy asks for one
 """
 
-EVENT = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
+EVENT = SwagPpmEvent(
+    reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0
+)
 CLAIM = Claim(
     guarantee_kind="asymptotic-local",
     epsilon=4.0,
@@ -35,26 +39,41 @@ CLAIM = Claim(
 
 def plan(fitted: str = "c", **changes: Any) -> PlannedRelease:
     values: dict[str, Any] = {
-        "key": fitted, "event": EVENT, "claim": CLAIM, "data_fingerprint": "f", "records_rounded": 100,
-    }  # fmt: skip
+        "key": fitted,
+        "event": EVENT,
+        "claim": CLAIM,
+        "data_fingerprint": "f",
+        "records_rounded": 100,
+    }
     return make_planned(candidate={"fitted": make_ref(fitted)}, **(values | changes))
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    policy = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy), key=release_key())
+    policy = {
+        "name": "test",
+        "require_audit": True,
+        "default": {"asymptotic-local": {"epsilon": 20}},
+    }
+    return Ledger.open(
+        f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy), key=release_key()
+    )
 
 
 def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> None:
     told = {"epsilon_lower_bound": bound, "reach": 6.0, "confidence": 0.95, "trials": 32}
     ledger.record(
         Evaluation(
-            kind="audit", label="audit", population=of.plan.population, data_fingerprint=of.plan.data_fingerprint,
-            event=of.plan.event, requester="auditor",
-            artifact_digests={AUDITED_ARTIFACT: of.candidate.fitted.sha256}, details=told | changes,
+            kind="audit",
+            label="audit",
+            population=of.plan.population,
+            data_fingerprint=of.plan.data_fingerprint,
+            event=of.plan.event,
+            requester="auditor",
+            artifact_digests={AUDITED_ARTIFACT: of.candidate.fitted.sha256},
+            details=told | changes,
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,12 +88,15 @@ def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> N
     ids=["seed", "label", "population", "sensitivity", "draws"],
 )
 def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[str, Any]) -> None:
-    """An audit contradicts 2 for one record; a posterior fitted at another seed, never audited or audited less, is
-    blocked by it, under whatever name."""
+    """An audit contradicts 2 for one record; a posterior fitted at another seed, never audited or
+    audited less, is blocked by it, under whatever name.
+    """
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
     for _ in range(2):
-        with pytest.raises(BudgetRefused, match=r"contradicts the claim: claimed ε 4 \(ε 2 for one record more"):
+        with pytest.raises(
+            BudgetRefused, match=r"contradicts the claim: claimed ε 4 \(ε 2 for one record more"
+        ):
             gate.check(CheckedPlan.of(other, ledger))
         audit(ledger, other, 0.3)
     assert ledger.verify().ok
@@ -90,7 +112,9 @@ def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[
     ids=["records", "method", "claim"],
 )
 def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None:
-    """Other records, another method, a claim above what was measured: an audit of its own is all that they need."""
+    """Other records, another method, a claim above what was measured: an audit of its own is all
+    that they need.
+    """
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
     audit(ledger, other, 0.3)
@@ -104,12 +128,16 @@ def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None
     [{"trials": 0}, {"confidence": 0.999}, {"reach": 1.9}, {"trials": 0, "gradient_runs": 0}],
     ids=["no reruns", "confidence", "few guesses", "nothing"],
 )
-def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak: dict[str, Any]) -> None:
+def test_an_audit_that_could_not_have_failed_opens_nothing(
+    ledger: Ledger, weak: dict[str, Any]
+) -> None:
     """The policy asks for an audit; one that had no chance is none."""
     with pytest.raises(BudgetRefused, match="was not audited"):
         gate.check(CheckedPlan.of(plan(), ledger))
     audit(ledger, plan(), 0.0, **weak)
-    with pytest.raises(BudgetRefused, match="requires an audit that could have contradicted the claim"):
+    with pytest.raises(
+        BudgetRefused, match="requires an audit that could have contradicted the claim"
+    ):
         gate.check(CheckedPlan.of(plan(), ledger))
     audit(ledger, plan(), 0.3)
     assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
@@ -118,7 +146,11 @@ def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak:
 def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) -> dict[str, Any]:
     """The sample of records number `first` to `last`, as rows of the ledger have it."""
     texts = ("narrative", *(f"text {column}" for column in range(1, columns)))
-    records = (f"{text} number {number} of many".encode() for text in texts for number in range(first, last))
+    records = (
+        f"{text} number {number} of many".encode()
+        for text in texts
+        for number in range(first, last)
+    )
     return {SAMPLE: RecordSet.of(records, key=key).sample}
 
 
@@ -126,10 +158,14 @@ def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
     key = f"evaluation {fingerprint}"
     ledger.record(
         Evaluation(
-            subject=Scores(), population="injuries", data_fingerprint=fingerprint, requester="operator",
-            idempotency_key=key, details=sample,
+            subject=Scores(),
+            population="injuries",
+            data_fingerprint=fingerprint,
+            requester="operator",
+            idempotency_key=key,
+            details=sample,
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,12 +174,24 @@ def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
         *(marks(1, 2000), marks(0, 2000), marks(100, 2000), marks(1400, 2000), marks(0, 6000)),
         *(marks(0, 2000, columns=3), marks(0, 2000, columns=10), marks(0, 2000, key=b"o" * 32)),
     ],
-    ids=["one record fewer", "another order", "a twentieth fewer", "a third", "three times as many",
-         "two long columns more", "nine long columns more", "another key"],
-)  # fmt: skip
-def test_records_that_are_the_same_under_another_fingerprint(ledger: Ledger, sample: dict[str, Any]) -> None:
-    """A contradiction is not left behind by records taken away or added, the file sorted again, further columns, or a
-    registry's key of one's own: the audit is in the ledger, and so are the samples of both."""
+    ids=[
+        "one record fewer",
+        "another order",
+        "a twentieth fewer",
+        "a third",
+        "three times as many",
+        "two long columns more",
+        "nine long columns more",
+        "another key",
+    ],
+)
+def test_records_that_are_the_same_under_another_fingerprint(
+    ledger: Ledger, sample: dict[str, Any]
+) -> None:
+    """A contradiction is not left behind by records taken away or added, the file sorted again,
+    further columns, or a registry's key of one's own: the audit is in the ledger, and so are the
+    samples of both.
+    """
     audit(ledger, plan(), 2.4, **marks(0, 2000))
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", sample)

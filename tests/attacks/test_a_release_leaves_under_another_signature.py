@@ -1,4 +1,6 @@
-"""Would win: a fit, licence or draw that no one signed, under the reservation of a plan that someone did."""
+"""Would win: a fit, licence or draw that no one signed, under the reservation of a plan that
+someone did.
+"""
 
 import json
 from collections.abc import Callable
@@ -44,7 +46,10 @@ OFFICER = ec.generate_private_key(ec.SECP256R1())
 POLICY = Policy.parse(
     {
         "name": "strict",
-        "approvals": {"minimum": 1, "approvers": {"Officer": public_pem(OFFICER.public_key()).decode()}},
+        "approvals": {
+            "minimum": 1,
+            "approvers": {"Officer": public_pem(OFFICER.public_key()).decode()},
+        },
         "default": {"formal": {"epsilon": 5, "delta": 1e-3}},
     }
 )
@@ -60,15 +65,25 @@ def ledger_at(context: Context) -> Ledger:
 
 
 @pytest.fixture(scope="module")
-def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Callable[..., PlannedRelease]]:
-    """A workspace under a policy with one officer, and what plans the fit of an epsilon under a label."""
+def site(
+    tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Context, Callable[..., PlannedRelease]]:
+    """A workspace under a policy with one officer, and what plans the fit of an epsilon under a
+    label.
+    """
     home = tmp_path_factory.mktemp("owned")
     written = write_demo_data(home / "source", records=200, seed=3)
     context = Context(home=str(home / "home"), device="cpu")
     context.workspace.create()
     ledger_at(context).change_policy(POLICY, requester="lead", reason="start")
     columns = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
-    model = {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
+    model = {
+        "encoder": str(tiny_bert),
+        "trainable": "head",
+        "pooling": "mean",
+        "max_length": 32,
+        "prior": "titles",
+    }
 
     def planned(epsilon: float, label: str) -> PlannedRelease:
         parameters = RetrainParameters.model_validate(
@@ -88,12 +103,16 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
 
 def signed(context: Context, planned: PlannedRelease) -> PlannedRelease:
     terms = release_terms(planned.plan)
-    decision = sign(OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms)
+    decision = sign(
+        OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms
+    )
     approval.accept_decision(context, CheckedPlan.of(planned, ledger_at(context)), decision)
     return planned
 
 
-def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def killed(
+    context: Context, planned: PlannedRelease, state: str, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """Releases, killed when its row is in this state; returns the release's id."""
 
     def die(*_: Any, **__: Any) -> Any:
@@ -112,7 +131,9 @@ def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: p
 def renamed(other: PlannedRelease, reserved: PlannedRelease) -> PlannedRelease:
     names = ("idempotency_key", "parameters_digest", "release_label")
     copied = {name: getattr(reserved.plan, name) for name in names}
-    return other.model_copy(update={"plan": other.plan.model_copy(update=copied), "method": reserved.method})
+    return other.model_copy(
+        update={"plan": other.plan.model_copy(update=copied), "method": reserved.method}
+    )
 
 
 def refused(context: Context, planned: PlannedRelease, release_id: str, *, match: str) -> None:
@@ -129,14 +150,21 @@ def refused(context: Context, planned: PlannedRelease, release_id: str, *, match
 def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
     site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Killed, then released from a plan of another fit, licence or precision under the same key; then as signed."""
+    """Killed, then released from a plan of another fit, licence or precision under the same key;
+    then as signed.
+    """
     context, planned = site
     quiet, loud = signed(context, planned(1, f"quiet-{state}")), planned(900, f"loud-{state}")
     release_id = killed(context, quiet, state, monkeypatch)
     mixed = renamed(loud, quiet)
     refused(context, mixed, release_id, match="was reserved for plan")
     for output in (Output(licence="MIT"), Output(precision="bfloat16")):
-        refused(context, quiet.model_copy(update={"output": output}), release_id, match="was reserved for plan")
+        refused(
+            context,
+            quiet.model_copy(update={"output": output}),
+            release_id,
+            match="was reserved for plan",
+        )
     ledger = ledger_at(context)
     with pytest.raises(StorageError, match="was reserved for plan"):
         ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=mixed.digest)
@@ -148,22 +176,41 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
     theta = checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"]
     fitted = checkpoint.load(quiet.candidate.fitted.path / "theta.safetensors")[0]["theta"]
     assert bool((theta == fitted).all())
-    assert float(json.loads((Path(done.bundle) / "privacy_statement.json").read_text())["epsilon"]) <= 1
+    assert (
+        float(json.loads((Path(done.bundle) / "privacy_statement.json").read_text())["epsilon"])
+        <= 1
+    )
 
 
-def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
-    """Written past the program, over the cap, with an approval by a key that is no one's: the unchanged worker refuses
-    the plan as before, and draws nothing."""
+def test_a_reservation_that_nobody_signed(
+    site: tuple[Context, Callable[..., PlannedRelease]],
+) -> None:
+    """Written past the program, over the cap, with an approval by a key that is no one's: the
+    unchanged worker refuses the plan as before, and draws nothing.
+    """
     context, planned = site
     loud, ledger = planned(900, "nobodys"), ledger_at(context)
     with pytest.raises(StorageError, match="over the cap"):
         publish.release(context, loud, SETTINGS)
     loud.keep(context)
     stranger = ec.generate_private_key(ec.SECP256R1())
-    decision = sign(stranger, subject="release", decision="approve", digest=loud.digest, terms=release_terms(loud.plan))
+    decision = sign(
+        stranger,
+        subject="release",
+        decision="approve",
+        digest=loud.digest,
+        terms=release_terms(loud.plan),
+    )
     details = {"plan_digest": loud.digest, "decisions": [decision.model_dump(mode="json")]}
-    content = plan_content(loud.plan) | {"state": "reserved", "release_id": "f" * 16, "approvals": ("Officer",)}
-    content |= {"policy_digest": ledger.policy().digest, "details": details | {"ledger": loud.plan.ledger}}
+    content = plan_content(loud.plan) | {
+        "state": "reserved",
+        "release_id": "f" * 16,
+        "approvals": ("Officer",),
+    }
+    content |= {
+        "policy_digest": ledger.policy().digest,
+        "details": details | {"ledger": loud.plan.ledger},
+    }
     append_past(ledger, content)
     with pytest.raises(StorageError, match="over the cap"):
         publish.release(context, loud, SETTINGS)
@@ -174,13 +221,17 @@ def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., Pla
 def test_an_audit_between_reservation_and_draw(
     site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What contradicts the claim stops the draw, too, not the reservation alone. At an ε of its own: an audit
-    contradicts every fit of its method on these records, and other tests release at ε 1."""
+    """What contradicts the claim stops the draw, too, not the reservation alone. At an ε of its
+    own: an audit contradicts every fit of its method on these records, and other tests release at ε
+    1.
+    """
     context, planned = site
     quiet = signed(context, planned(0.5, "audited-late"))
     release_id = killed(context, quiet, "reserved", monkeypatch)
     found = make_audit(quiet, 5.0)
-    ledger_at(context).record(found.model_copy(update={"data_fingerprint": quiet.plan.data_fingerprint}))
+    ledger_at(context).record(
+        found.model_copy(update={"data_fingerprint": quiet.plan.data_fingerprint})
+    )
     refused(context, quiet, release_id, match="contradicts the claim")
 
 
@@ -194,7 +245,11 @@ def test_weights_of_another_fit_where_the_draw_lies(
     release_id = killed(context, quiet, state, monkeypatch)
     draw = draw_path(context.workspace, release_id)
     theta = checkpoint.load(loud.candidate.fitted.path / "theta.safetensors")[0]["theta"]
-    described = {"release_id": release_id, "plan": quiet.plan.idempotency_key, "plan_digest": quiet.digest}
+    described = {
+        "release_id": release_id,
+        "plan": quiet.plan.idempotency_key,
+        "plan_digest": quiet.digest,
+    }
     draw.parent.mkdir(parents=True, exist_ok=True)
     for plan_digest in (quiet.digest, loud.digest):
         checkpoint.save(draw, {"theta": theta}, described | {"plan_digest": plan_digest})
@@ -203,8 +258,12 @@ def test_weights_of_another_fit_where_the_draw_lies(
     assert finding.step is Step.BURN
 
 
-def test_a_plan_whose_settings_are_not_the_fits(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
-    """The settings of the key are compared with the recipes: another epsilon, population, seed or column is refused."""
+def test_a_plan_whose_settings_are_not_the_fits(
+    site: tuple[Context, Callable[..., PlannedRelease]],
+) -> None:
+    """The settings of the key are compared with the recipes: another epsilon, population, seed or
+    column is refused.
+    """
     context, planned = site
     quiet, loud = planned(1, "derived"), planned(900, "derived-from")
     with pytest.raises(Exception, match=r"method\..*target_epsilon"):
@@ -213,7 +272,8 @@ def test_a_plan_whose_settings_are_not_the_fits(site: tuple[Context, Callable[..
     edits = (
         method | {"data": method["data"] | {"population": "other"}},
         method | {"fit": method["fit"] | {"seed": 7}},
-        method | {"data": method["data"] | {"ingest": method["data"]["ingest"] | {"train_before": 2000}}},
+        method
+        | {"data": method["data"] | {"ingest": method["data"]["ingest"] | {"train_before": 2000}}},
     )
     for edited in edits:
         with pytest.raises(Exception, match=r"method\."):

@@ -1,4 +1,6 @@
-"""Would win: a release on one signature taken for two, for another plan, or of someone who no longer may."""
+"""Would win: a release on one signature taken for two, for another plan, or of someone who no
+longer may.
+"""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,7 +39,9 @@ def pem(key: Any) -> str:
 
 
 def compressed(key: Any) -> str:
-    point = key.public_key().public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+    point = key.public_key().public_bytes(
+        serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
+    )
     again = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
     return public_pem(again).decode().replace("\n", "\r\n") + "\n\n"
 
@@ -48,7 +52,14 @@ def policy(approvers: dict[str, str], minimum: int = 2, **more: Any) -> Policy:
 
 
 def approved(key: Any, of: Any, digest: str = DIGEST, reason: str = "") -> Decision:
-    return sign(key, subject="release", decision="approve", digest=digest, terms=release_terms(of), reason=reason)
+    return sign(
+        key,
+        subject="release",
+        decision="approve",
+        digest=digest,
+        terms=release_terms(of),
+        reason=reason,
+    )
 
 
 def test_one_key_under_two_names() -> None:
@@ -59,7 +70,9 @@ def test_one_key_under_two_names() -> None:
 
 
 def test_one_signature_for_two(site: Site) -> None:
-    """The same one twice, two of one key with other reasons, a second under another's key id, one of another plan."""
+    """The same one twice, two of one key with other reasons, a second under another's key id, one
+    of another plan.
+    """
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}))
     asked, other = make_plan("a"), make_plan("b", release_label="other")
     one = approved(ANNA, asked)
@@ -67,23 +80,32 @@ def test_one_signature_for_two(site: Site) -> None:
     for second in (
         *(one, approved(ANNA, asked, reason="again"), forged, approved(BEN, other)),
         approved(BEN, asked, digest="e" * 64),
-        sign(BEN, subject="override", decision="approve", digest=DIGEST, terms=release_terms(asked)),
+        sign(
+            BEN, subject="override", decision="approve", digest=DIGEST, terms=release_terms(asked)
+        ),
     ):
         with pytest.raises(InputError):
             ledger.reserve(asked, plan_digest=DIGEST, decisions=[one, second])
     assert not [row for row in ledger.rows() if row.kind == "release"]
-    assert ledger.reserve(asked, plan_digest=DIGEST, decisions=[one, approved(BEN, asked)]).state == "reserved"
+    assert (
+        ledger.reserve(asked, plan_digest=DIGEST, decisions=[one, approved(BEN, asked)]).state
+        == "reserved"
+    )
 
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
     found = CheckedPlan.of(of, ledger).measurement
     assert found is not None
     terms = gate.override_terms(CheckedPlan.of(of, ledger), found)
-    return sign(key, subject="override", decision="approve", digest=of.digest, terms=terms, reason="memo 12")
+    return sign(
+        key, subject="override", decision="approve", digest=of.digest, terms=terms, reason="memo 12"
+    )
 
 
 def test_an_override_of_somebody_who_no_longer_may(site: Site) -> None:
-    """Signed and recorded while Anna was an approver: once the policy drops her, it lets nothing pass any more."""
+    """Signed and recorded while Anna was an approver: once the policy drops her, it lets nothing
+    pass any more.
+    """
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}, 0))
     audit(ledger, plan(), 4.3)
     gate.override(CheckedPlan.of(plan(), ledger), overridden(ledger, plan(), ANNA))
@@ -95,7 +117,9 @@ def test_an_override_of_somebody_who_no_longer_may(site: Site) -> None:
 
 
 def test_an_override_for_another_plan_or_none(site: Site) -> None:
-    """Another fit, another label, an approval, a refusal; nor a row that says `overridden` and holds no signature."""
+    """Another fit, another label, an approval, a refusal; nor a row that says `overridden` and
+    holds no signature.
+    """
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}, 0))
     for fitted in ("c", "9"):
         audit(ledger, plan(fitted), 4.3)
@@ -116,15 +140,18 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
 
 
 def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
-    """Strict, lax for one emergency, strict again: the old signature puts the lax one in force nowhere and never more.
-    Nor does it for another requester or reason, in another ledger, or after the policy in force was put in force
-    anew."""
+    """Strict, lax for one emergency, strict again: the old signature puts the lax one in force
+    nowhere and never more. Nor does it for another requester or reason, in another ledger, or after
+    the policy in force was put in force anew.
+    """
     strict, lax = policy({"Anna": pem(ANNA)}, 1), policy({"Anna": pem(ANNA)}, 1, name="lax")
     ledger = sqlite_site.open(strict)
     ledger.put_in_force(requester="lead")
 
     def signed(of: Policy, requester: str = "lead", reason: str = "emergency") -> Decision:
-        terms = policy_terms(of.name, ledger.state().policy_mark, requester=requester, reason=reason)
+        terms = policy_terms(
+            of.name, ledger.state().policy_mark, requester=requester, reason=reason
+        )
         return sign(ANNA, subject="policy", decision="approve", digest=of.digest, terms=terms)
 
     taken = signed(lax)
@@ -132,7 +159,9 @@ def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
         with pytest.raises(InputError, match="something else"):
             ledger.change_policy(lax, requester=requester, reason=reason, decisions=[taken])
     ledger.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
-    ledger.change_policy(strict, requester="lead", reason="over", decisions=[signed(strict, reason="over")])
+    ledger.change_policy(
+        strict, requester="lead", reason="over", decisions=[signed(strict, reason="over")]
+    )
     with pytest.raises(InputError, match="something else"):
         ledger.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
     assert ledger.policy() == strict
@@ -155,17 +184,21 @@ def test_a_signature_on_a_policy_in_another_ledger(sqlite_site: Site, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "name", ["no", "on", "yes", "off", "true", "null", "010", "1_000", "0x10", "0b11", "1.0", "2024-01-02"]
+    "name",
+    ["no", "on", "yes", "off", "true", "null", "010", "1_000", "0x10", "0b11", "1.0", "2024-01-02"],
 )
 def test_a_population_whose_name_yaml_reads_otherwise(tmp_path: Path, name: str) -> None:
-    """Its cap of 0.1 would not be used, and the default's 9 would. In quotes it is the name; a year needs none."""
+    """Its cap of 0.1 would not be used, and the default's 9 would. In quotes it is the name; a year
+    needs none.
+    """
     text = "name: p\ndefault: {asymptotic-local: {epsilon: 9}}\npopulations:\n"
     file = tmp_path / "policy.yaml"
     file.write_text(f"{text}  {name}: {{asymptotic-local: {{epsilon: 0.1}}}}\n")
     with pytest.raises(InputError, match="not a string in YAML"):
         Policy.load(file)
     file.write_text(
-        f"{text}  '{name}': {{asymptotic-local: {{epsilon: 0.1}}}}\n  2024: {{asymptotic-local: {{epsilon: 1}}}}\n"
+        f"{text}  '{name}': {{asymptotic-local: {{epsilon: 0.1}}}}\n  2024: {{asymptotic-local: "
+        f"{{epsilon: 1}}}}\n"
     )
     assert set(Policy.load(file).populations) == {name, "2024"}
 
@@ -178,25 +211,41 @@ def test_a_policy_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
             Policy.load(file)
 
 
-@pytest.mark.parametrize("moved", [timedelta(days=15), -timedelta(days=1)], ids=["goes stale", "a clock set back"])
-def test_a_signature_stale_before_its_row(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta) -> None:
-    """Good as it is checked, and not at the time that the row has: the row was recorded, and no verification of the
-    ledger could ever pass again."""
+@pytest.mark.parametrize(
+    "moved", [timedelta(days=15), -timedelta(days=1)], ids=["goes stale", "a clock set back"]
+)
+def test_a_signature_stale_before_its_row(
+    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta
+) -> None:
+    """Good as it is checked, and not at the time that the row has: the row was recorded, and no
+    verification of the ledger could ever pass again.
+    """
     rule = {"minimum": 1, "approvers": {"Anna": pem(ANNA)}, "valid_days": 14}
     caps = {"default": {"asymptotic-local": {"epsilon": 20}}}
     ledger = sqlite_site.open(Policy.parse({"name": "p", "approvals": rule} | caps))
     ledger.put_in_force(requester="lead")
     asked, other = make_plan("a"), Policy.parse({"name": "q", "approvals": rule} | caps)
-    refusal = sign(ANNA, subject="release", decision="refuse", digest=DIGEST, terms=release_terms(asked), reason="no")
+    refusal = sign(
+        ANNA,
+        subject="release",
+        decision="refuse",
+        digest=DIGEST,
+        terms=release_terms(asked),
+        reason="no",
+    )
     terms = policy_terms("q", ledger.state().policy_mark, requester="lead", reason="more")
     change = sign(ANNA, subject="policy", decision="approve", digest=other.digest, terms=terms)
     good = approved(ANNA, asked)
     with monkeypatch.context() as late:
-        late.setattr(chain, "now", lambda: (datetime.now(UTC) + moved).isoformat(timespec="microseconds"))
+        late.setattr(
+            chain, "now", lambda: (datetime.now(UTC) + moved).isoformat(timespec="microseconds")
+        )
         for attempt in (
             lambda: ledger.reserve(asked, plan_digest=DIGEST, decisions=[good]),
             lambda: ledger.refuse(asked, refusal),
-            lambda: ledger.change_policy(other, requester="lead", reason="more", decisions=[change]),
+            lambda: ledger.change_policy(
+                other, requester="lead", reason="more", decisions=[change]
+            ),
         ):
             with pytest.raises(StorageError, match=r"stale|signed in the future"):
                 attempt()

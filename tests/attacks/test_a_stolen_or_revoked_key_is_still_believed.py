@@ -1,4 +1,6 @@
-"""Would win: a bundle sealed with a key that was replaced, or revoked, in the eyes of a partner who has not heard."""
+"""Would win: a bundle sealed with a key that was replaced, or revoked, in the eyes of a partner who
+has not heard.
+"""
 
 import json
 import os
@@ -57,7 +59,9 @@ class Agency:
             "first": self.sealed.home / "private" / "keys" / PRIVATE_NAME
         }
         self.home, self.file = self.place / "house", self.place / "roots.json"
-        shutil.copytree(self.sealed.home, self.home, ignore=lambda _, names: {"source", "again"} & set(names))
+        shutil.copytree(
+            self.sealed.home, self.home, ignore=lambda _, names: {"source", "again"} & set(names)
+        )
         self.bundle = self.home / "bundles" / self.sealed.folder.name
         self.ledger = Ledger.open(f"sqlite:///{self.home / 'ledger.db'}", key=self.key("first"))
         self.roots: tuple[Root, ...] = (Root.first(self.key("first").public_key()),)
@@ -68,10 +72,27 @@ class Agency:
     def public(self, *names: str) -> list[Any]:
         return [self.key(name).public_key() for name in names]
 
-    def root(self, *signers: str, keys: tuple[str, ...] = (), release: tuple[str, ...] = (), **options: Any) -> int:
-        """Makes the next root as the command does and signs it; returns how many signatures are missing."""
-        lasting = {self.name_of(pem) for pem in self.roots[-1].release_keys} if not release else set(release)
-        replaced = [pem for root in self.roots for pem in root.release_keys if self.name_of(pem) not in lasting]
+    def root(
+        self,
+        *signers: str,
+        keys: tuple[str, ...] = (),
+        release: tuple[str, ...] = (),
+        **options: Any,
+    ) -> int:
+        """Makes the next root as the command does and signs it; returns how many signatures are
+        missing.
+        """
+        lasting = (
+            {self.name_of(pem) for pem in self.roots[-1].release_keys}
+            if not release
+            else set(release)
+        )
+        replaced = [
+            pem
+            for root in self.roots
+            for pem in root.release_keys
+            if self.name_of(pem) not in lasting
+        ]
         self.roots = with_next_root(
             self.roots,
             keys=self.public(*keys),
@@ -86,7 +107,9 @@ class Agency:
         return incomplete(self.roots)
 
     def name_of(self, pem: str) -> str:
-        return next(name for name in self.files if Root.first(self.key(name).public_key()).keys == (pem,))
+        return next(
+            name for name in self.files if Root.first(self.key(name).public_key()).keys == (pem,)
+        )
 
     def partner(self, name: str = "partner") -> Trust:
         """Who was given the first key manually, and has a copy of the roots as they are now."""
@@ -118,7 +141,9 @@ def another(agency: Agency, key: str) -> Path:
 
 
 def test_keys_are_replaced_and_old_bundles_stay_sound(agency: Agency) -> None:
-    """Release key and a root key, over two roots: the bundle that the first key sealed is sound, only by that key."""
+    """Release key and a root key, over two roots: the bundle that the first key sealed is sound,
+    only by that key.
+    """
     assert check(agency.bundle, agency.partner())
     assert agency.root("anna", "ben", release=("release",)) == 0
     assert agency.root("ben", "carla", keys=("ben", "carla"), threshold=2) == 0
@@ -134,13 +159,16 @@ def test_keys_are_replaced_and_old_bundles_stay_sound(agency: Agency) -> None:
 def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:
     """Seals no new bundle and signs no root; what it sealed before is named by digest."""
     forged = another(agency, "first")
-    assert check(forged, agency.partner()), "while it is in force it seals: that is what the next root is for"
+    assert check(forged, agency.partner()), (
+        "while it is in force it seals: that is what the next root is for"
+    )
     assert agency.root("anna", "ben", release=("release",)) == 0
     with pytest.raises(UnsoundBundle, match="signed by a replaced key"):
         check(forged, agency.partner())
     assert check(agency.bundle, agency.partner())
     agency.roots = sign_newest(
-        with_next_root(agency.roots, keys=agency.public("thief"), threshold=1, days=9), agency.key("thief")
+        with_next_root(agency.roots, keys=agency.public("thief"), threshold=1, days=9),
+        agency.key("thief"),
     )
     with pytest.raises(InputError, match="is not a root key"):
         sign_newest(agency.roots, agency.key("first"))
@@ -160,7 +188,9 @@ def test_a_bundle_of_a_strangers_key(agency: Agency) -> None:
 
 
 def test_a_revoked_bundle(agency: Agency) -> None:
-    """Is unsound with the newest roots, under another id too; a partner who saw them takes no older ones back."""
+    """Is unsound with the newest roots, under another id too; a partner who saw them takes no older
+    ones back.
+    """
     older = agency.partner()
     assert check(agency.bundle, older)
     record_revocation(agency.ledger, agency.bundle.name, reason="an error", requester="r")
@@ -213,7 +243,9 @@ def next_by(*signers: str, **options: Any) -> Callable[[Agency], list[Any]]:
 
     def forge(agency: Agency) -> list[Any]:
         thief = agency.public("thief")
-        roots = with_next_root(agency.roots, keys=thief, release_keys=thief, threshold=1, days=900, **options)
+        roots = with_next_root(
+            agency.roots, keys=thief, release_keys=thief, threshold=1, days=900, **options
+        )
         newest = roots[-1]
         for name in signers:
             newest = newest.signed_by(agency.key(name))
@@ -225,25 +257,37 @@ def next_by(*signers: str, **options: Any) -> Callable[[Agency], list[Any]]:
 def twice_the_same(agency: Agency) -> list[Any]:
     roots = next_by("thief", "anna")(agency)
     of_anna = roots[-1]["signatures"][key_id(agency.key("anna").public_key())]
-    roots[-1]["signatures"] |= dict.fromkeys(("0" * 64, key_id(agency.key("ben").public_key())), of_anna)
+    roots[-1]["signatures"] |= dict.fromkeys(
+        ("0" * 64, key_id(agency.key("ben").public_key())), of_anna
+    )
     return roots
 
 
 FORGERIES: dict[str, Callable[[Agency], Any]] = {
-    "a later date": edited(1, expires_on="2999-01-01"), "no date": edited(1, expires_on=None),
-    "a higher number": edited(1, version=99), "another key": edited(1, release_keys=["-"]),
-    "fewer signatures": edited(1, threshold=1), "more signatures than keys": edited(1, threshold=9),
-    "another root before": edited(1, previous="0" * 64), "none before": edited(1, previous=None),
-    "no signatures": edited(1, signatures={}), "signatures that are none": edited(1, signatures={"0" * 64: "AAAA"}),
-    "another first root": edited(0, threshold=1, stated_on="2026-01-01"), "a field more": edited(1, comment="x"),
-    "a next root of nobody": next_by(), "a next root of its own keys": next_by("thief"),
+    "a later date": edited(1, expires_on="2999-01-01"),
+    "no date": edited(1, expires_on=None),
+    "a higher number": edited(1, version=99),
+    "another key": edited(1, release_keys=["-"]),
+    "fewer signatures": edited(1, threshold=1),
+    "more signatures than keys": edited(1, threshold=9),
+    "another root before": edited(1, previous="0" * 64),
+    "none before": edited(1, previous=None),
+    "no signatures": edited(1, signatures={}),
+    "signatures that are none": edited(1, signatures={"0" * 64: "AAAA"}),
+    "another first root": edited(0, threshold=1, stated_on="2026-01-01"),
+    "a field more": edited(1, comment="x"),
+    "a next root of nobody": next_by(),
+    "a next root of its own keys": next_by("thief"),
     "a next root by one of two": next_by("thief", "anna"),
     "a next root by the first key": next_by("thief", "first"),
-    "a next root by two of three without itself": next_by("anna", "ben"), "one signature twice": twice_the_same,
+    "a next root by two of three without itself": next_by("anna", "ben"),
+    "one signature twice": twice_the_same,
     "the first root alone": lambda agency: json.loads(agency.file.read_text())[:1],
-    "the second root alone": lambda agency: json.loads(agency.file.read_text())[1:], "no roots": lambda _: [],
-    "no list": lambda _: {}, "text": lambda _: "roots",
-}  # fmt: skip
+    "the second root alone": lambda agency: json.loads(agency.file.read_text())[1:],
+    "no roots": lambda _: [],
+    "no list": lambda _: {},
+    "text": lambda _: "roots",
+}
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
@@ -258,7 +302,9 @@ def test_roots_that_were_forged(agency: Agency, forge: Callable[[Agency], Any]) 
 
 
 def test_a_fork_by_the_first_key_after_it_was_replaced(agency: Agency) -> None:
-    """A partner who knows the second root takes no other second root, though the first key signed it."""
+    """A partner who knows the second root takes no other second root, though the first key signed
+    it.
+    """
     trust = agency.partner()
     assert check(agency.bundle, trust)
     fork = sign_newest(with_next_root(agency.roots[:1], days=900), agency.key("first"))
@@ -269,22 +315,34 @@ def test_a_fork_by_the_first_key_after_it_was_replaced(agency: Agency) -> None:
 
 @pytest.mark.parametrize("option", ["roots", "pinned"])
 def test_a_file_that_would_be_read_for_ever(agency: Agency, option: str) -> None:
-    """A pipe, a device and a sparse file of 24 GB are refused by their status, and a folder and no file are named."""
+    """A pipe, a device and a sparse file of 24 GB are refused by their status, and a folder and no
+    file are named.
+    """
     place = agency.place / "odd"
     place.mkdir()
     os.mkfifo(place / "pipe")
     with (place / "sparse").open("wb") as file:
         file.truncate(24 << 30)
     for odd in (place / "pipe", place / "sparse", place, Path("/dev/zero"), place / "none"):
-        trust = Trust(odd, None) if option == "pinned" else Trust(agency.home / "signing-key.pub.pem", odd, place)
+        trust = (
+            Trust(odd, None)
+            if option == "pinned"
+            else Trust(agency.home / "signing-key.pub.pem", odd, place)
+        )
         with pytest.raises(InputError, match=r"--key|--roots"):
             trust.load()
 
 
-@pytest.mark.parametrize("name", [SIGNATURE, PROOF, "labels.json", "0_Transformer/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", [SIGNATURE, PROOF, "labels.json", "0_Transformer/model.safetensors"]
+)
 @pytest.mark.parametrize("kind", ["pipe", "sparse"])
-def test_a_file_of_a_bundle_that_would_be_read_for_ever(agency: Agency, name: str, kind: str) -> None:
-    """Refused by its status, with a key, with roots and without either; nothing of the bundle is read before."""
+def test_a_file_of_a_bundle_that_would_be_read_for_ever(
+    agency: Agency, name: str, kind: str
+) -> None:
+    """Refused by its status, with a key, with roots and without either; nothing of the bundle is
+    read before.
+    """
     file = agency.bundle / name
     file.unlink()
     if kind == "pipe":
@@ -313,7 +371,9 @@ def test_a_memory_that_cannot_be_written(agency: Agency) -> None:
 
 
 def test_two_of_three(agency: Agency) -> None:
-    """A root takes two signatures, of the roots before and of its own; a thief with one root key adds nothing."""
+    """A root takes two signatures, of the roots before and of its own; a thief with one root key
+    adds nothing.
+    """
     assert agency.root("anna", release=("thief",)) == 1
     with pytest.raises(UnsoundBundle, match="not signed by the required keys"):
         check(agency.bundle, agency.partner())
@@ -340,8 +400,9 @@ def test_by_the_machines_own_key(agency: Agency, monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_next_roots_at_one_time(agency: Agency) -> None:
-    """Two commands read the same newest root: without a lock each made a next one, and a partner who took one of them
-    believed no root that followed the other."""
+    """Two commands read the same newest root: without a lock each made a next one, and a partner
+    who took one of them believed no root that followed the other.
+    """
     workspace, waited = Workspace(agency.home), threading.Event()
 
     def other() -> None:
@@ -357,7 +418,9 @@ def test_two_next_roots_at_one_time(agency: Agency) -> None:
 
 
 def test_older_roots_in_the_place_of_newer_ones(agency: Agency) -> None:
-    """`keys sign --home` of a file that lay about: the workspace would forget a revocation, and its workers with it."""
+    """`keys sign --home` of a file that lay about: the workspace would forget a revocation, and its
+    workers with it.
+    """
     workspace = Workspace(agency.home)
     older = agency.roots
     record_revocation(agency.ledger, agency.sealed.folder.name, reason="an error", requester="lead")

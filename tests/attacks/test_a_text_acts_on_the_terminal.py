@@ -1,4 +1,6 @@
-"""Would win: the operator's screen, or a verdict written over, by a code, a title, a narrative or a file's name."""
+"""Would win: the operator's screen, or a verdict written over, by a code, a title, a narrative or a
+file's name.
+"""
 
 import ast
 import io
@@ -47,7 +49,9 @@ def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_rich_prints(terminal: bool) -> None:
     """Lines, cells, headers and titles of tables; `[/x]` is text."""
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=200, no_color=True, legacy_windows=False)
+    console = Console(
+        file=out, force_terminal=terminal, width=200, no_color=True, legacy_windows=False
+    )
     table = Table(EVIL, title=EVIL)
     table.add_row(EVIL)
     console.print(table)
@@ -89,15 +93,28 @@ def test_json_stays_json(text: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(("EVIL",), ("--EVIL",), ("ledger", "EVIL"), ("verify", "x", "--EVIL"), ("code", "x", "--top-k", "EVIL")),
-        *(("verify", "x", "y", "EVIL"), ("keys", "root", "x", "--days", "EVIL"), ("sample", "x", "--share", "EVIL")),
+        *(
+            ("EVIL",),
+            ("--EVIL",),
+            ("ledger", "EVIL"),
+            ("verify", "x", "--EVIL"),
+            ("code", "x", "--top-k", "EVIL"),
+        ),
+        *(
+            ("verify", "x", "y", "EVIL"),
+            ("keys", "root", "x", "--days", "EVIL"),
+            ("sample", "x", "--share", "EVIL"),
+        ),
         ("retrain", "--device", "EVIL"),
     ],
     ids=" ".join,
 )
-def test_what_is_wrong_with_an_argument(capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
-    """The complaint about a command, an option, a value or one argument too many shows it, and does not run it. (Typer
-    itself writes out control characters, and no turning marks.)"""
+def test_what_is_wrong_with_an_argument(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    """The complaint about a command, an option, a value or one argument too many shows it, and does
+    not run it. (Typer itself writes out control characters, and no turning marks.)
+    """
     from flows.cli import app
 
     with pytest.raises(SystemExit) as ended:
@@ -107,7 +124,9 @@ def test_what_is_wrong_with_an_argument(capfd: pytest.CaptureFixture[str], argum
     assert not set(ACTS) & set(told.out + told.err)
     shown = "".join(filter(str.isalnum, told.err))  # a narrow terminal breaks its lines anywhere
     # a word that should have been a number is not shown at all
-    assert ("x1b" in shown and "u202e" in shown) or ("valid" in shown and "soundrelease" not in shown)
+    assert ("x1b" in shown and "u202e" in shown) or (
+        "valid" in shown and "soundrelease" not in shown
+    )
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in COMMANDS.glob("*.py")))
@@ -116,7 +135,10 @@ def test_no_command_prints_in_another_way(file: str) -> None:
     tree = ast.parse((COMMANDS / file).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert file == "terminal.py" or (node.value.id, node.attr) not in {("typer", "echo"), ("click", "echo")}
+            assert file == "terminal.py" or (node.value.id, node.attr) not in {
+                ("typer", "echo"),
+                ("click", "echo"),
+            }
         if isinstance(node, ast.ImportFrom):
             assert node.module != "rich.console"
 
@@ -127,7 +149,10 @@ def test_no_command_prints_in_another_way(file: str) -> None:
         *(("ledger", "show", "--home", "HERE"), ("code", "x", "--bundle", "HERE")),
         *(("verify", "HERE", "--allow-unsigned"), ("status", "--check", "--home", "HERE/[/x]")),
         *(("estimate", "HERE", "--sample", "HERE"), ("drift", "HERE", "--reference", "HERE")),
-        *(("retrain", "--profile", "HERE.yaml"), ("handover", "HERE", "--to", "x", "--out", "HERE")),
+        *(
+            ("retrain", "--profile", "HERE.yaml"),
+            ("handover", "HERE", "--to", "x", "--out", "HERE"),
+        ),
         ("keys", "new", "--out", "HERE"),
     ],
     ids=lambda words: words[0] if words[0] not in {"ledger", "keys"} else " ".join(words[:2]),

@@ -1,9 +1,10 @@
-"""Would win: a history changed field by field, row by row, whose fold shows less spent, or another release, and names
-nothing.
+"""Would win: a history changed field by field, row by row, whose fold shows less spent, or another
+release, and names nothing.
 
-The attempts are made by rule from one history with every kind of row, always the same. Anyone who makes them can
-write the whole database, and link and hash every row anew; some also sign, with a key of their own or, of numbers
-alone, with the releasing worker's. `python tests/attacks/test_a_thousand_rows_say_otherwise.py` prints what held.
+The attempts are made by rule from one history with every kind of row, always the same. Anyone who
+makes them can write the whole database, and link and hash every row anew; some also sign, with a
+key of their own or, of numbers alone, with the releasing worker's. `python
+tests/attacks/test_a_thousand_rows_say_otherwise.py` prints what held.
 """
 
 import copy
@@ -45,15 +46,25 @@ HUGE = "9" * 400
 
 
 def _policy(epsilon: int) -> Policy:
-    pem = {name: public_pem(key.public_key()).decode() for name, key in (("o", OFFICER), ("w", release_key()))}
+    pem = {
+        name: public_pem(key.public_key()).decode()
+        for name, key in (("o", OFFICER), ("w", release_key()))
+    }
     rule = {"minimum": 1, "approvers": {"Officer": pem["o"]}}
-    caps = {"formal": {"epsilon": epsilon, "delta": "0.001"}, "asymptotic-local": {"epsilon": epsilon}}
+    caps = {
+        "formal": {"epsilon": epsilon, "delta": "0.001"},
+        "asymptotic-local": {"epsilon": epsilon},
+    }
     name = f"cap {epsilon}"
-    return Policy.parse({"name": name, "approvals": rule, "release_keys": {"worker": pem["w"]}, "default": caps})
+    return Policy.parse(
+        {"name": name, "approvals": rule, "release_keys": {"worker": pem["w"]}, "default": caps}
+    )
 
 
 def _release(ledger: Ledger, plan: ReleasePlan) -> str:
-    signed = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=release_terms(plan))
+    signed = sign(
+        OFFICER, subject="release", decision="approve", digest="d" * 64, terms=release_terms(plan)
+    )
     return str(ledger.reserve(plan, plan_digest="d" * 64, decisions=[signed]).release_id)
 
 
@@ -61,21 +72,38 @@ def _write(folder: Path, label: str) -> list[Row]:
     """A history with every kind of row; unsigned ones come last."""
     ledger = Ledger.open(f"sqlite:///{folder / label}.db", policy=_policy(20), key=release_key())
     ledger.put_in_force(requester="lead")
-    common: dict[str, Any] = {"population": "injuries", "data_fingerprint": "f" * 64, "requester": "operator"}
+    common: dict[str, Any] = {
+        "population": "injuries",
+        "data_fingerprint": "f" * 64,
+        "requester": "operator",
+    }
     ledger.record(Evaluation(label="scores", details={"weighted_f1": 0.75}, **common))
     first = _release(ledger, make_plan("a", release_label=label, cohorts=("2023", "2024")))
-    ledger.mark_drawn(first, draw_digest="1" * 64, plan_digest="d" * 64, sensitivity=2.5, epsilon=5.0)
+    ledger.mark_drawn(
+        first, draw_digest="1" * 64, plan_digest="d" * 64, sensitivity=2.5, epsilon=5.0
+    )
     ledger.commit(first, bundle_digest="2" * 64, plan_digest="d" * 64)
     formal = _release(ledger, make_plan("b", kind="formal", cohorts=("2024",)))
     ledger.mark_drawn(formal, draw_digest="3" * 64, plan_digest="d" * 64)
     ledger.burn(_release(ledger, make_plan("c", cohorts=("2025",))), reason="lost")
     audit = {"epsilon_lower_bound": 9.5, "reach": 12.0, "confidence": 0.95, "trials": 32}
-    ledger.record(Evaluation(kind="audit", label="audit", release_id=first, details=audit, **common))
+    ledger.record(
+        Evaluation(kind="audit", label="audit", release_id=first, details=audit, **common)
+    )
     stated: dict[str, Any] = common | {"release_id": first}
-    ledger.record(Evaluation(kind="handover", label="handover", details={"partner": "bureau"}, **stated))
-    ledger.record(Evaluation(kind="revocation", label="revoked", details={"reason": "a fault"}, **stated))
+    ledger.record(
+        Evaluation(kind="handover", label="handover", details={"partner": "bureau"}, **stated)
+    )
+    ledger.record(
+        Evaluation(kind="revocation", label="revoked", details={"reason": "a fault"}, **stated)
+    )
     refused = make_plan("r", cohorts=("2026",))
-    no: dict[str, Any] = {"subject": "release", "digest": "e" * 64, "terms": release_terms(refused), "reason": "no"}
+    no: dict[str, Any] = {
+        "subject": "release",
+        "digest": "e" * 64,
+        "terms": release_terms(refused),
+        "reason": "no",
+    }
     ledger.refuse(refused, sign(OFFICER, decision="refuse", **no))
     wider, why = _policy(25), {"requester": "lead", "reason": "more"}
     terms = policy_terms(wider.name, ledger.state().policy_mark, **why)
@@ -92,8 +120,11 @@ def history(label: str = "label") -> list[Row]:
         return _write(Path(folder), label)
 
 
-def linked(rows: list[Row], *, first: int = 0, key: Any = None, edit: Callable[[str], str] = str) -> list[Entry]:
-    """The rows as a whole chain again; from `first` on, what has to be signed is signed with a key, if any.
+def linked(
+    rows: list[Row], *, first: int = 0, key: Any = None, edit: Callable[[str], str] = str
+) -> list[Entry]:
+    """The rows as a whole chain again; from `first` on, what has to be signed is signed with a key,
+    if any.
 
     Args:
         edit: of the text of the row `first`, past any writer.
@@ -114,11 +145,21 @@ def linked(rows: list[Row], *, first: int = 0, key: Any = None, edit: Callable[[
 
 def said(state: State) -> dict[str, Any]:
     releases = {
-        name: (release.row.state, release.row.epsilon, release.row.delta, release.row.event, release.row.cohorts,
-               release.row.population, release.row.approvals, release.row.draw_digest, release.row.bundle_digest,
-               bool(release.revoked), bool(release.problem))
+        name: (
+            release.row.state,
+            release.row.epsilon,
+            release.row.delta,
+            release.row.event,
+            release.row.cohorts,
+            release.row.population,
+            release.row.approvals,
+            release.row.draw_digest,
+            release.row.bundle_digest,
+            bool(release.revoked),
+            bool(release.problem),
+        )
         for name, release in state.releases.items()
-    }  # fmt: skip
+    }
     return {"releases": releases, "policy": state.in_force.digest, "refusals": set(state.refusals)}
 
 
@@ -145,11 +186,18 @@ def outcome(entries: list[Entry]) -> str:
     return "THROUGH" if less or said(state) != said(honest) else "harmless: says the same"
 
 
-# -- attempts ----------------------------------------------------------------------------------------------------
+# -- attempts
+# ----------------------------------------------------------------------------------------------------
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, part in inside:
         yield (*path, name)
         yield from leaves(part, (*path, name))
@@ -183,7 +231,8 @@ def _negated(value: Any) -> Any:
 def _twin(value: Any) -> Any:
     """The same to the eye: Cyrillic and full-width letters, full-width digits, a zero width space."""
     twins = str.maketrans(
-        "aeocp0123456789", "\u0430\u0435\u043e\u0441\u0440" + "".join(map(chr, range(0xFF10, 0xFF1A)))
+        "aeocp0123456789",
+        "\u0430\u0435\u043e\u0441\u0440" + "".join(map(chr, range(0xFF10, 0xFF1A))),
     )
     return value.translate(twins) + "\u200b" if isinstance(value, str) else value
 
@@ -207,11 +256,17 @@ TEXT: dict[str, Callable[[str], str]] = {
     "a key twice, first": lambda text: text.replace("{", '{"epsilon":"0.000000000001",', 1),
     "a key twice, last": lambda text: text[:-1] + ',"kind":"evaluation"}',
     "not a number, bare": lambda text: text.replace('"epsilon":', '"epsilon":NaN,"x":', 1),
-    "an integer of 400 digits": lambda text: text.replace('"epsilon":', f'"epsilon":{HUGE},"x":', 1),
+    "an integer of 400 digits": lambda text: text.replace(
+        '"epsilon":', f'"epsilon":{HUGE},"x":', 1
+    ),
     "blanks": lambda text: text.replace(":", ": "),
-    "escaped letters": lambda text: text.replace('"release"', '"\\u0072elease"').replace("injuries", "in\\u006auries"),
+    "escaped letters": lambda text: text.replace('"release"', '"\\u0072elease"').replace(
+        "injuries", "in\\u006auries"
+    ),
     "a lone surrogate": lambda text: text.replace("injuries", "injuries\\ud800"),
-    "nested ten thousand deep": lambda text: text[:-1] + ',"z":' + "[" * 10_000 + "]" * 10_000 + "}",
+    "nested ten thousand deep": lambda text: (
+        text[:-1] + ',"z":' + "[" * 10_000 + "]" * 10_000 + "}"
+    ),
     "a byte order mark": lambda text: "\ufeff" + text,
     "two documents": lambda text: text + text,
     "an array": lambda text: f"[{text}]",
@@ -246,19 +301,32 @@ def attempts() -> Iterator[tuple[str, list[Entry]]]:
             swapped = list(rows)
             swapped[first], swapped[second] = rows[second], rows[first]
             yield "row: two swapped", linked(swapped, first=first)
-            yield "row: a later one doubled here", linked([*rows[:first], rows[second], *rows[first:]], first=first)
+            yield (
+                "row: a later one doubled here",
+                linked([*rows[:first], rows[second], *rows[first:]], first=first),
+            )
         for taken in other:
-            yield "row: from another ledger", linked([*rows[:first], taken, *rows[first:]], first=first)
+            yield (
+                "row: from another ledger",
+                linked([*rows[:first], taken, *rows[first:]], first=first),
+            )
         for years in (-30, -1, 1, 30):
             yield "row: other years", linked(_moved(rows, first, 365 * years), first=first)
     for number, row in enumerate(rows):
         for later in rows[number + 1 :]:
-            mixed = later | {name: row[name] for name in ("epsilon", "event", "details", "release_id") if row[name]}
+            mixed = later | {
+                name: row[name]
+                for name in ("epsilon", "event", "details", "release_id")
+                if row[name]
+            }
             yield "row: another row's figures", linked([*rows, mixed], first=len(rows))
 
 
 def _swapped_hash(entries: list[Entry], first: int) -> list[Entry]:
-    return [entry._replace(hash=entries[0].hash) if entry.sequence == first + 1 else entry for entry in entries]
+    return [
+        entry._replace(hash=entries[0].hash) if entry.sequence == first + 1 else entry
+        for entry in entries
+    ]
 
 
 def _moved(rows: list[Row], first: int, days: int) -> list[Row]:
@@ -270,11 +338,31 @@ def by_the_worker() -> Iterator[tuple[str, list[Entry]]]:
     """Reservations that the worker's own key signs, with other figures: nothing is given back."""
     rows = history()
     numbers: list[Any] = [
-        *("-4", "0", "-0.000000000001", "NaN", "-Infinity", HUGE, "1e-30", -1, 0, -1e308, True, None, [], {})
+        *(
+            "-4",
+            "0",
+            "-0.000000000001",
+            "NaN",
+            "-Infinity",
+            HUGE,
+            "1e-30",
+            -1,
+            0,
+            -1e308,
+            True,
+            None,
+            [],
+            {},
+        )
     ]
     for number, row in enumerate(rows):
         if row["kind"] == "release":
-            for path in [*leaves(row["event"] or {}, ("event",)), ("epsilon",), ("delta",), ("max_records_per_unit",)]:
+            for path in [
+                *leaves(row["event"] or {}, ("event",)),
+                ("epsilon",),
+                ("delta",),
+                ("max_records_per_unit",),
+            ]:
                 for value in numbers:
                     mutated = changed(row, path, lambda _, value=value: value)
                     fresh = (
@@ -282,7 +370,10 @@ def by_the_worker() -> Iterator[tuple[str, list[Entry]]]:
                         if row["state"] == "reserved"
                         else {}
                     )
-                    yield "worker: another figure", linked([*rows, mutated | fresh], first=len(rows), key=release_key())
+                    yield (
+                        "worker: another figure",
+                        linked([*rows, mutated | fresh], first=len(rows), key=release_key()),
+                    )
 
 
 def table() -> Counter[tuple[str, str]]:
@@ -302,7 +393,9 @@ def test_the_attempts_bite(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = history()
     number = next(number for number, row in enumerate(rows) if row["state"] == "reserved")
     elsewhere = changed(rows[number], ("cohorts",), lambda _: ["1999"])
-    assert outcome(linked([*rows[:number], elsewhere, *rows[number + 1 :]], first=number)) == "THROUGH"
+    assert (
+        outcome(linked([*rows[:number], elsewhere, *rows[number + 1 :]], first=number)) == "THROUGH"
+    )
 
 
 def test_a_row_of_the_workers_own_gives_nothing_back() -> None:
@@ -315,7 +408,9 @@ def test_a_row_of_the_workers_own_gives_nothing_back() -> None:
             assert now.spent.epsilon.is_finite()
             assert now.spent.epsilon >= account.spent.epsilon
             assert now.spent.delta >= account.spent.delta
-            assert (now.spent.mu_squared or 0) >= (account.spent.mu_squared or 0) or now.spent.mu_squared is None
+            assert (now.spent.mu_squared or 0) >= (
+                account.spent.mu_squared or 0
+            ) or now.spent.mu_squared is None
 
 
 if __name__ == "__main__":

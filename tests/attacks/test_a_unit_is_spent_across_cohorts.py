@@ -1,4 +1,6 @@
-"""Would win: more than a cap from a person or an establishment, by releases of cohorts that share no record."""
+"""Would win: more than a cap from a person or an establishment, by releases of cohorts that share
+no record.
+"""
 
 import random
 from collections.abc import Callable
@@ -37,15 +39,25 @@ def records(cohort: str, units: tuple[str, ...] = ("acme",)) -> RecordSet:
     return RecordSet.of(every, key=KEY, **({"units": units} if units else {}))
 
 
-def asked(key: str, epsilon: float, cohorts: tuple[str, ...], unit: str = EMPLOYER, **changes: Any) -> Any:
-    claim = {"epsilon": epsilon, "privacy_unit": unit, "max_records_per_unit": 1 if unit == "record" else 5}
-    return make_plan(key, kind="formal", claim=claim, cohorts=cohorts, data_fingerprint=f"{key:>064}", **changes)
+def asked(
+    key: str, epsilon: float, cohorts: tuple[str, ...], unit: str = EMPLOYER, **changes: Any
+) -> Any:
+    claim = {
+        "epsilon": epsilon,
+        "privacy_unit": unit,
+        "max_records_per_unit": 1 if unit == "record" else 5,
+    }
+    return make_plan(
+        key, kind="formal", claim=claim, cohorts=cohorts, data_fingerprint=f"{key:>064}", **changes
+    )
 
 
 def reserve(ledger: Ledger, key: str, epsilon: float, *cohorts: str, **changes: Any) -> Row:
     of_records = changes.get("unit") == "record"
     which = (
-        changes.pop("records") if "records" in changes else records("".join(cohorts), () if of_records else ("acme",))
+        changes.pop("records")
+        if "records" in changes
+        else records("".join(cohorts), () if of_records else ("acme",))
     )
     return ledger.reserve(asked(key, epsilon, cohorts, **changes), records=which)
 
@@ -71,12 +83,16 @@ def test_years_of_records_still_compose_in_parallel(site: Site) -> None:
     ledger = site.open(FIVE)
     for cohort in ("2015", "2016"):
         row = reserve(ledger, cohort, 5, cohort, unit="record")
-        assert [(charge.after.cohort, charge.after.epsilon) for charge in charges(ledger, row)] == [(cohort, 5)]
+        assert [(charge.after.cohort, charge.after.epsilon) for charge in charges(ledger, row)] == [
+            (cohort, 5)
+        ]
     assert ledger.verify().ok
 
 
 def test_the_least_cap_of_a_cohort_holds_for_units(site: Site) -> None:
-    """A unit of the cohort that may lose 2 may have records in any other; a wider cohort widens nothing."""
+    """A unit of the cohort that may lose 2 may have records in any other; a wider cohort widens
+    nothing.
+    """
     wide = {"epsilon": 9, "delta": "0.001"}
     narrow = {"epsilon": 2, "delta": "0.001"}
     cohorts = {"2015": {"formal": wide}, "2016": {"formal": narrow}}
@@ -90,7 +106,9 @@ def test_the_least_cap_of_a_cohort_holds_for_units(site: Site) -> None:
         reserve(ledger, "c", 1, "2017")
 
 
-@pytest.mark.parametrize(("first", "second"), [(EMPLOYER, "record"), ("record", EMPLOYER), (EMPLOYER, "unit (Site)")])
+@pytest.mark.parametrize(
+    ("first", "second"), [(EMPLOYER, "record"), ("record", EMPLOYER), (EMPLOYER, "unit (Site)")]
+)
 def test_claims_about_another_unit(site: Site, first: str, second: str) -> None:
     """What a release about records costs a unit is not bounded, however many years are between."""
     ledger = site.open(FIVE)
@@ -112,12 +130,21 @@ def test_another_populations_name(site: Site) -> None:
     assert row.details["records"]["overlap"] == [first.release_id]
     spent = {(c.after.population, c.after.cohort): c.after.epsilon for c in charges(ledger, row)}
     assert spent["injuries-16", ALL_COHORTS] == spent["injuries-15", ALL_COHORTS] == 5
-    reserve(ledger, "d", 5, "2016", population="elsewhere", records=records("2017", ("other", "employers")))
+    reserve(
+        ledger,
+        "d",
+        5,
+        "2016",
+        population="elsewhere",
+        records=records("2017", ("other", "employers")),
+    )
     assert ledger.verify().ok
 
 
 def test_a_units_sum_over_any_requests_stays_under_the_cap(sqlite_site: Site) -> None:
-    """At random, 80 requests over cohorts, units and names of populations: no unit has more than the cap in all."""
+    """At random, 80 requests over cohorts, units and names of populations: no unit has more than
+    the cap in all.
+    """
     ten = Policy.parse({"name": "ten", "default": {"formal": {"epsilon": 10, "delta": "0.01"}}})
     ledger, draw = sqlite_site.open(ten), random.Random(11)
     total: dict[str, float] = {}
@@ -148,18 +175,27 @@ def test_a_cohort_with_the_accounts_name(sqlite_site: Site) -> None:
 
 
 def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
-    """A dry run of another year, with nothing trained: it has what all years have left, and says so."""
-    data = tiny_jobs.demo(tmp_path, records=160, ingest={"unit_column": "Establishment", "max_per_unit": 3})
+    """A dry run of another year, with nothing trained: it has what all years have left, and says
+    so.
+    """
+    data = tiny_jobs.demo(
+        tmp_path, records=160, ingest={"unit_column": "Establishment", "max_per_unit": 3}
+    )
     parameters = tiny_jobs.retrain(data, tmp_path, epochs=(1, 6), rate=0.05)
     context = tiny_jobs.workspace(tmp_path / "home")
     population, unit = parameters.data.population, "unit (Establishment)"
     before = ExpectedCharge.of(context, parameters, ["2016"], train=80)
-    assert [(one.account.cohort, one.account.epsilon) for one in before.accounts] == [("2016", 0), (ALL_COHORTS, 0)]
+    assert [(one.account.cohort, one.account.epsilon) for one in before.accounts] == [
+        ("2016", 0),
+        (ALL_COHORTS, 0),
+    ]
     ledger = Ledger.open(ledger_url(context), key=release_key())
     claim = {"epsilon": 19.0, "privacy_unit": unit, "max_records_per_unit": 3}
     ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",), population=population))
     told = ExpectedCharge.of(context, parameters, ["2016"], train=80)
-    assert [(one.account.cohort, one.account.epsilon, one.epsilon_left) for one in told.accounts] == [
+    assert [
+        (one.account.cohort, one.account.epsilon, one.epsilon_left) for one in told.accounts
+    ] == [
         ("2016", 0, 20),
         (ALL_COHORTS, 19, 1),
     ]
@@ -169,7 +205,9 @@ def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
         "2015": 1,
         ALL_COHORTS: 1,
     }
-    about_records = parameters.model_copy(update={"data": parameters.data.model_copy(update={"ingest": _of_records()})})
+    about_records = parameters.model_copy(
+        update={"data": parameters.data.model_copy(update={"ingest": _of_records()})}
+    )
     told = ExpectedCharge.of(context, about_records, ["2016"], train=80)
     assert told.exceeds
     assert f"{population}: earlier releases protect a {unit}; these can't be added" in told.budget
@@ -186,14 +224,20 @@ ROWS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "of another unit": lambda row: {"privacy_unit": "unit (Site)"},
     "of no unit": lambda row: {"privacy_unit": None},
     "of no cohort": lambda row: {"cohorts": ()},
-    "of no cohort, about records": lambda row: {"cohorts": (), "privacy_unit": "record", "population": "others"},
+    "of no cohort, about records": lambda row: {
+        "cohorts": (),
+        "privacy_unit": "record",
+        "population": "others",
+    },
     "of a cohort with the account's name": lambda row: {"cohorts": (ALL_COHORTS,)},
 }
 
 
 @pytest.mark.parametrize("change", ROWS.values(), ids=ROWS)
 def test_rows_past_the_program(site: Site, change: Callable[[Row], dict[str, Any]]) -> None:
-    """With the releasing worker's own signature: each is named and never drawn, and what is spent does not fall."""
+    """With the releasing worker's own signature: each is named and never drawn, and what is spent
+    does not fall.
+    """
     ledger = site.open(FIVE)
     row = reserve(ledger, "a", 2, "2015")
     forged = vars(row) | {"release_id": "f" * 16, "idempotency_key": "b"} | change(row)

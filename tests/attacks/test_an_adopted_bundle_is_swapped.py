@@ -34,7 +34,9 @@ def adopted(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return made
 
 
-def _next_root(sealed: Sealed, roots: Path, *, revoked: tuple[RevokedRelease, ...] = (), versions: int = 1) -> None:
+def _next_root(
+    sealed: Sealed, roots: Path, *, revoked: tuple[RevokedRelease, ...] = (), versions: int = 1
+) -> None:
     signing = sealed.key
     chain: tuple[Root, ...] = (Root.first(signing.public_key()),)
     for _ in range(versions):
@@ -52,7 +54,9 @@ def test_another_release_in_its_place(adopted: AdoptedBundle) -> None:
     assert _use(adopted) == adopted.bundle
     other = "0123456789abcdef"
     adopted.bundle.rename(adopted.folder / other)
-    swapped = AdoptedBundle(adopted.folder, adopted.adoption.model_copy(update={"release_id": other}))
+    swapped = AdoptedBundle(
+        adopted.folder, adopted.adoption.model_copy(update={"release_id": other})
+    )
     swapped.save()
     with pytest.raises(UnsoundBundle, match="0123456789abcdef was adopted"):
         _use(swapped)
@@ -69,12 +73,17 @@ def test_a_changed_or_missing_file(adopted: AdoptedBundle, name: str) -> None:
         _use(adopted)
 
 
-def test_roots_that_revoke_and_then_forget(adopted: AdoptedBundle, sealed: Sealed, tmp_path: Path) -> None:
+def test_roots_that_revoke_and_then_forget(
+    adopted: AdoptedBundle, sealed: Sealed, tmp_path: Path
+) -> None:
     """Revoked once, it stays so: the file of before, none, and another agency's are refused."""
     roots = tmp_path / "roots.json"
     before = roots.read_bytes()
     gone = RevokedRelease(
-        release_id=sealed.folder.name, bundle_digest="0" * 64, revoked_on="2026-11-01", reason="a wrong code list"
+        release_id=sealed.folder.name,
+        bundle_digest="0" * 64,
+        revoked_on="2026-11-01",
+        reason="a wrong code list",
     )
     _next_root(sealed, roots, revoked=(gone,), versions=2)
     with pytest.raises(UnsoundBundle, match="a wrong code list"):
@@ -86,6 +95,8 @@ def test_roots_that_revoke_and_then_forget(adopted: AdoptedBundle, sealed: Seale
     with pytest.raises(InputError, match="roots"):
         _use(adopted)
     foreign = load_private_key(new_keys(tmp_path / "thief")[0])
-    write_roots(roots, sign_newest(with_next_root((Root.first(foreign.public_key()),), days=9), foreign))
+    write_roots(
+        roots, sign_newest(with_next_root((Root.first(foreign.public_key()),), days=9), foreign)
+    )
     with pytest.raises(UnsoundBundle, match="does not continue the pinned root"):
         _use(adopted)

@@ -1,4 +1,6 @@
-"""Would win: a partner's disk filled before any signature is read; words in the name of a bundle's folder."""
+"""Would win: a partner's disk filled before any signature is read; words in the name of a bundle's
+folder.
+"""
 
 import io
 import shutil
@@ -71,7 +73,9 @@ def test_weights_that_are_a_bomb(tmp_path: Path, into: Path, says: bool) -> None
 
 def test_many_files_that_are_a_bomb_together(tmp_path: Path, into: Path) -> None:
     """Each within its limit; all of them count."""
-    files = [(f"0123456789abcdef/{name}", bytes(9 << 20)) for name in ("codelist.csv", "config.json")]
+    files = [
+        (f"0123456789abcdef/{name}", bytes(9 << 20)) for name in ("codelist.csv", "config.json")
+    ]
     (tmp_path / "a.tar.zst").write_bytes(compressed(tar(*files)))
     with pytest.raises(UnsoundBundle, match="decompresses to more"):
         unpack(tmp_path / "a.tar.zst", into)
@@ -98,8 +102,14 @@ def test_many_files_of_nothing(tmp_path: Path, into: Path) -> None:
 
 
 def test_a_folder_with_a_name_that_says_something(sealed: Sealed, tmp_path: Path) -> None:
-    """Words of a narrative, or sixteen digits that are not the release's id: refused, whatever signature is on it."""
-    for name in ("The_employee_was_greasing_the_conveyor_chain_when_his_left_glove", "0123456789abcdef", "b"):
+    """Words of a narrative, or sixteen digits that are not the release's id: refused, whatever
+    signature is on it.
+    """
+    for name in (
+        "The_employee_was_greasing_the_conveyor_chain_when_his_left_glove",
+        "0123456789abcdef",
+        "b",
+    ):
         folder = tmp_path / "named" / name
         if name != ".":
             folder = sealed.copy(tmp_path / "named").rename(folder)

@@ -49,23 +49,40 @@ def reran(chosen: RetrainParameters, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def another(reran: Context, home: Path) -> Context:
-    """A workspace with the same reruns, no measurement of them, and a ledger of its own that knows of no audit."""
-    shutil.copytree(reran.workspace.private, home / "private", ignore=shutil.ignore_patterns("ledger.*", "audit"))
+    """A workspace with the same reruns, no measurement of them, and a ledger of its own that knows
+    of no audit.
+    """
+    shutil.copytree(
+        reran.workspace.private,
+        home / "private",
+        ignore=shutil.ignore_patterns("ledger.*", "audit"),
+    )
     return tiny_jobs.workspace(home)
 
 
-def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any) -> tuple[BranchAudit, ...]:
-    """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first seed."""
+def audits(
+    context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any
+) -> tuple[BranchAudit, ...]:
+    """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first
+    seed.
+    """
     settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "gradient_canaries": 0}
     done = auditing.run(
-        context, chosen, Terms(target_epsilon=5.0), AuditParameters.model_validate(settings | changes),
-        (standard_branches()["swag-ppm"],), do=partial(run_step, context), seeds=seeds,
-    )  # fmt: skip
+        context,
+        chosen,
+        Terms(target_epsilon=5.0),
+        AuditParameters.model_validate(settings | changes),
+        (standard_branches()["swag-ppm"],),
+        do=partial(run_step, context),
+        seeds=seeds,
+    )
     return done.branches
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: float, claims: float) -> None:
-    """Reruns whose draws tell at once who took part, but of a share; and what each of them claims for itself."""
+    """Reruns whose draws tell at once who took part, but of a share; and what each of them claims
+    for itself.
+    """
     real = Trials.load
 
     def told(folder: Path, name: str) -> Trials:
@@ -80,7 +97,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: float, claims: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("claims", "verdict"), [(1.0, "contradicted"), (8.0, "inconclusive")], ids=["as the candidate", "more"]
+    ("claims", "verdict"),
+    [(1.0, "contradicted"), (8.0, "inconclusive")],
+    ids=["as the candidate", "more"],
 )
 def test_reruns_that_claim_as_much_as_could_be_measured(
     chosen: RetrainParameters,
@@ -90,8 +109,9 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
     claims: float,
     verdict: str,
 ) -> None:
-    """Every guess is right. Nothing in reruns that claim 8 counts against a claim of 2: so nothing in them could have,
-    and the audit clears nothing."""
+    """Every guess is right. Nothing in reruns that claim 8 counts against a claim of 2: so nothing
+    in them could have, and the audit clears nothing.
+    """
     pretend(monkeypatch, wrong=0.0, claims=claims)
     (audited,) = audits(another(reran, tmp_path), chosen)
     natural = audited.figures["bounds"][0]
@@ -100,9 +120,15 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
     assert audited.verdict == verdict
 
 
-def test_reruns_with_more_draws_than_the_candidate(chosen: RetrainParameters, tmp_path: Path) -> None:
-    """Delta is a maximum over draws: with enough of them every rerun claims more than could be measured."""
-    with pytest.raises(InputError, match="--trial-draws: 60 are more than the 20 samples of swag-ppm"):
+def test_reruns_with_more_draws_than_the_candidate(
+    chosen: RetrainParameters, tmp_path: Path
+) -> None:
+    """Delta is a maximum over draws: with enough of them every rerun claims more than could be
+    measured.
+    """
+    with pytest.raises(
+        InputError, match="--trial-draws: 60 are more than the 20 samples of swag-ppm"
+    ):
         audits(tiny_jobs.workspace(tmp_path), chosen, trial_draws=60)
 
 
@@ -113,8 +139,10 @@ def pool_of(natural: int, crafted: int) -> Pool:
 
 
 def test_a_seed_whose_coins_leave_no_natural_rerun() -> None:
-    """Coins follow from the seed, which the person who fits chooses: among 100 some exist by which a canary and what a
-    rerun claims, is in each odd rerun that is measured. Natural reruns do without it."""
+    """Coins follow from the seed, which the person who fits chooses: among 100 some exist by which
+    a canary and what a rerun claims, is in each odd rerun that is measured. Natural reruns do
+    without it.
+    """
     pool, trials = pool_of(200, 1), 16
     canary = pool.family == 1
     measured = [t for t in range(trials // 2 + trials // 8, trials) if t % 2]
@@ -122,12 +150,16 @@ def test_a_seed_whose_coins_leave_no_natural_rerun() -> None:
     everywhere = pool.family.clone()
     everywhere[canary] = 0
     always = Pool(pool.inputs, pool.labels, everywhere, pool.train, pool.test)
-    ground = [s for s in range(100) if all(bool(always.coins(seed=s, trial=t)[canary]) for t in measured)]
+    ground = [
+        s for s in range(100) if all(bool(always.coins(seed=s, trial=t)[canary]) for t in measured)
+    ]
     assert len(ground) > 3
     for seed in ground:
         included = torch.stack([pool.coins(seed=seed, trial=t) for t in range(trials)])
         pick = torch.Generator().manual_seed(seed)
-        ell = torch.where(included, -0.01, -3.0) + 0.001 * torch.rand(included.shape, generator=pick)
+        ell = torch.where(included, -0.01, -3.0) + 0.001 * torch.rand(
+            included.shape, generator=pick
+        )
         claims = torch.where(included[:, pool.family > 0].any(1), 50.0, 1.0).double()
         made = Trials(included, ell.clamp(max=-1e-4), included, claims)
         natural = audit_bounds.trial_bounds(pool, made, delta=0.0, alpha=0.006)[0]

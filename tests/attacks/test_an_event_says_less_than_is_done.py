@@ -1,5 +1,7 @@
-"""Would win: a plan that states another event than its settings make, or a fit that runs another than its plan's: a
-sensitivity, a curvature or an overlap written smaller lowers the noise, or the price."""
+"""Would win: a plan that states another event than its settings make, or a fit that runs another
+than its plan's: a sensitivity, a curvature or an overlap written smaller lowers the noise, or the
+price.
+"""
 
 from typing import Any, Literal
 
@@ -11,7 +13,17 @@ from torch import nn
 
 from mechanisms import mechanism as registry
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, kinds, registered
+from mechanisms.mechanism import (
+    Aimed,
+    ClassifierModel,
+    Fitted,
+    Plan,
+    Records,
+    Run,
+    Task,
+    kinds,
+    registered,
+)
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import GaussianReleaseEvent
 
@@ -44,8 +56,10 @@ def fit(plan: Plan) -> Fitted:
 
 @pytest.mark.parametrize("settings", RIVALS)
 def test_an_event_edited_by_hand(settings: dict[str, Any]) -> None:
-    """A plan has no place for one: written into its JSON it is refused. What the plan does state, noise and shape, the
-    event follows: another shape is not fitted, and less noise is fitted and paid for."""
+    """A plan has no place for one: written into its JSON it is refused. What the plan does state,
+    noise and shape, the event follows: another shape is not fitted, and less noise is fitted and
+    paid for.
+    """
     plan = planned(settings)
     assert plan.event is not None
     said = plan.model_dump(mode="json")
@@ -70,7 +84,9 @@ class Foreign(Aimed, frozen=True):
         return task.records_per_unit / self.target_epsilon
 
     def event(self, noise: float, task: Task) -> GaussianReleaseEvent:
-        return GaussianReleaseEvent(what="a sum of bits", noise_multiplier=noise, l2_sensitivity=1.0)
+        return GaussianReleaseEvent(
+            what="a sum of bits", noise_multiplier=noise, l2_sensitivity=1.0
+        )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert plan.event is not None
@@ -87,7 +103,9 @@ class Quieter(Foreign, frozen=True):
 
 
 def test_a_mechanism_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the noise in its plan is fitted, and claimed for what it is; half of it in its fit is not fitted."""
+    """Half of the noise in its plan is fitted, and claimed for what it is; half of it in its fit is
+    not fitted.
+    """
     monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
     registered(Foreign)
     registered(Quieter)

@@ -1,4 +1,6 @@
-"""Would win: half a file in the place of a whole one, another's work written over, hours of coding for nothing."""
+"""Would win: half a file in the place of a whole one, another's work written over, hours of coding
+for nothing.
+"""
 
 import os
 import resource
@@ -40,7 +42,9 @@ def full_disk(size: int) -> Iterator[None]:
 
 
 def test_an_export_on_a_full_disk(tmp_path: Path) -> None:
-    """The earlier one stays as it was, which `ledger verify --against` needs, and no piece of another is near."""
+    """The earlier one stays as it was, which `ledger verify --against` needs, and no piece of
+    another is near.
+    """
     out = tmp_path / "kept"
     out.write_text(earlier := "an earlier export\n" * 100)
     with pytest.raises(InputError, match="kept: File too large"), full_disk(100):
@@ -56,11 +60,17 @@ def job(coder: Coder, texts: list[str], out: Path, **changes: Any) -> CodingJob:
     source = out.with_name("in.csv")
     source.write_text("\n".join(["Text", *texts]))
     answers = (answer_columns(coder, top_k=1, threshold=None),)
-    return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), answers, **changes)
+    return CodingJob(
+        survey(source, text_columns=["Text"]), out, Narratives(("Text",)), answers, **changes
+    )
 
 
-def test_an_output_that_appears_meanwhile(coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]]) -> None:
-    """It was not there when the work began: it is not written over without --overwrite, which then takes no time."""
+def test_an_output_that_appears_meanwhile(
+    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """It was not there when the work began: it is not written over without --overwrite, which then
+    takes no time.
+    """
     out = tmp_path / "out.csv"
 
     def appears() -> None:
@@ -74,12 +84,18 @@ def test_an_output_that_appears_meanwhile(coder: Coder, tmp_path: Path, narrativ
 
 
 def test_an_output_whose_name_is_no_text(tmp_path: Path) -> None:
-    """A name in cp1252, as old shares have them: refused before the work, which would fail at its first piece."""
+    """A name in cp1252, as old shares have them: refused before the work, which would fail at its
+    first piece.
+    """
     with pytest.raises(InputError, match=r"--out: .* is not UTF-8"):
-        options.require_writable("--out", Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")))
+        options.require_writable(
+            "--out", Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv"))
+        )
 
 
-def test_a_folder_that_is_closed_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_is_closed_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Before a table and a model are read."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode & os.W_OK == 0)
     with pytest.raises(InputError, match=r"--out: the folder .* cannot be written to"):

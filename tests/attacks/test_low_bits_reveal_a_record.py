@@ -1,7 +1,9 @@
-"""Anyone who sees the last bits of a released sum learns from them whether a record is in it. The attack (Mironov
-2012): floating-point noise is on a grid whose spacing depends on what it was added to. A sum of 0 plus noise near 0 has
-bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that the draw of a posterior
-uses, whose claim says so, and lost against rounded noise on integers."""
+"""Anyone who sees the last bits of a released sum learns from them whether a record is in it. The
+attack (Mironov 2012): floating-point noise is on a grid whose spacing depends on what it was added
+to. A sum of 0 plus noise near 0 has bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is
+won against the float sampler that the draw of a posterior uses, whose claim says so, and lost
+against rounded noise on integers.
+"""
 
 from fractions import Fraction
 from typing import Any
@@ -34,17 +36,23 @@ def has_bits_below(values: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def told_apart(without: torch.Tensor, with_record: torch.Tensor) -> float:
-    """How often an attacker who says `absent` where bits below 2^-53 show it is right, minus how often she is wrong."""
+    """How often an attacker who says `absent` where bits below 2^-53 show it is right, minus how
+    often she is wrong.
+    """
     return float(
-        has_bits_below(without, 2.0**-53).double().mean() - has_bits_below(with_record, 2.0**-53).double().mean()
+        has_bits_below(without, 2.0**-53).double().mean()
+        - has_bits_below(with_record, 2.0**-53).double().mean()
     )
 
 
 def test_float_noise_tells_the_record() -> None:
-    """One release in nine says for certain that the record is absent: no finite epsilon allows that."""
+    """One release in nine says for certain that the record is absent: no finite epsilon allows
+    that.
+    """
     stream = SecretStream(KEY)
     without, with_record = (
-        value + STD * stream.normal_(torch.zeros(RELEASES, dtype=torch.float64), purpose="sum", step=step)
+        value
+        + STD * stream.normal_(torch.zeros(RELEASES, dtype=torch.float64), purpose="sum", step=step)
         for step, value in enumerate((0.0, 1.0))
     )
     certain = has_bits_below(without, 2.0**-53)
@@ -53,7 +61,9 @@ def test_float_noise_tells_the_record() -> None:
 
 
 def test_rounded_noise_on_integers_does_not() -> None:
-    """On the grid of 2^-30 every release has the same bits, and its remainders modulo small numbers are even."""
+    """On the grid of 2^-30 every release has the same bits, and its remainders modulo small numbers
+    are even.
+    """
     bits = 30
     stream, unit = SecretStream(KEY), 2.0**-bits
     without, with_record = (
@@ -75,12 +85,17 @@ def test_rounded_noise_on_integers_does_not() -> None:
 
 @pytest.mark.parametrize("sampler", ["float", "rounded"])
 def test_a_step_of_dp_sgd(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record whose gradient is 1 in every coordinate, in the noisy sum of one step of the mechanism itself: told by
-    float noise put in the place of the rounded."""
+    """A record whose gradient is 1 in every coordinate, in the noisy sum of one step of the
+    mechanism itself: told by float noise put in the place of the rounded.
+    """
     if sampler == "float":
 
-        def float_noise(stream: SecretStream, out: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
-            return out.add_(stream.normal_(torch.empty_like(out), purpose=purpose, step=step), alpha=float(std))
+        def float_noise(
+            stream: SecretStream, out: Tensor, *, std: Fraction, purpose: str, step: int
+        ) -> Tensor:
+            return out.add_(
+                stream.normal_(torch.empty_like(out), purpose=purpose, step=step), alpha=float(std)
+            )
 
         monkeypatch.setattr(SecretStream, "add_rounded_normal_", float_noise)
     clip = 1.01 * RELEASES**0.5
@@ -91,12 +106,17 @@ def test_a_step_of_dp_sgd(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None
     def noisy_sum(features: Tensor, key: bytes) -> tuple[Tensor, float]:
         def start() -> Any:
             return OwnModel(
-                nn.Linear(RELEASES, 1, bias=False), lambda output, _: output.sum() + 1e6, device=torch.device("cpu")
+                nn.Linear(RELEASES, 1, bias=False),
+                lambda output, _: output.sum() + 1e6,
+                device=torch.device("cpu"),
             )
 
         witness, labels = Mock(), torch.zeros(len(features), dtype=torch.int64)
         dp_sgd.descend(
-            config, event, Records(FeatureInputs(features), labels), Run(1, 0, start, witness=witness, key=key)
+            config,
+            event,
+            Records(FeatureInputs(features), labels),
+            Run(1, 0, start, witness=witness, key=key),
         )
         (released,), unit = witness.after.call_args.args, witness.before.call_args.kwargs["unit"]
         return released * 2, unit  # after the division by the batch, in place

@@ -1,4 +1,6 @@
-"""Would win: a second draw of one plan, under another ledger, or under the same one put back to an earlier state."""
+"""Would win: a second draw of one plan, under another ledger, or under the same one put back to an
+earlier state.
+"""
 
 import os
 import resource
@@ -19,7 +21,14 @@ from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, re
 from storage.ledger.content import policy_content
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
-from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of, line_of, own_journal
+from storage.ledger.journal import (
+    VARIABLE,
+    ForeignLedger,
+    Journal,
+    journals_of,
+    line_of,
+    own_journal,
+)
 from storage.ledger.models import Evaluation, Mark
 from storage.paths import Workspace
 
@@ -50,7 +59,10 @@ KEY = officer()
 STRICT = Policy.parse(
     {
         "name": "strict",
-        "approvals": {"minimum": 1, "approvers": {"Officer": public_pem(KEY.public_key()).decode()}},
+        "approvals": {
+            "minimum": 1,
+            "approvers": {"Officer": public_pem(KEY.public_key()).decode()},
+        },
         "default": {"asymptotic-local": {"epsilon": 8}},
     }
 )
@@ -73,7 +85,9 @@ def planned(ledger: Ledger, key: str = "k") -> ReleasePlan:
 def approved(plan: ReleasePlan, key: Any = KEY) -> Decision:
     from storage.ledger.content import release_terms
 
-    return sign(key, subject="release", decision="approve", digest="d" * 64, terms=release_terms(plan))
+    return sign(
+        key, subject="release", decision="approve", digest="d" * 64, terms=release_terms(plan)
+    )
 
 
 def released(ledger: Ledger, plan: ReleasePlan, decision: Decision | None = None) -> str:
@@ -97,7 +111,9 @@ def backup(house: Workspace, to: Path) -> Callable[[], None]:
 
 
 def test_a_plan_under_another_ledger(house: Workspace, tmp_path: Path) -> None:
-    """A new workspace's, one that is elsewhere, an empty one, one with the same policy; a plan that names none."""
+    """A new workspace's, one that is elsewhere, an empty one, one with the same policy; a plan that
+    names none.
+    """
     plan = planned(ensure_genesis_row(house))
     for name in ("new", "third"):
         other = Workspace(tmp_path / name).create()
@@ -115,13 +131,17 @@ def test_a_plan_under_another_ledger(house: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_plan_whose_ledger_was_written_over_by_hand(house: Workspace, tmp_path: Path) -> None:
-    """The other ledger's name alone does not do: the row must be in it, and the signature is over both."""
+    """The other ledger's name alone does not do: the row must be in it, and the signature is over
+    both.
+    """
     plan = planned(ensure_genesis_row(house))
     ledger = ensure_genesis_row(Workspace(tmp_path / "new").create())
     mark = ledger.state().mark
     assert mark is not None
     assert plan.ledger is not None
-    mixed = plan.model_copy(update={"ledger": Mark(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)})
+    mixed = plan.model_copy(
+        update={"ledger": Mark(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)}
+    )
     with pytest.raises(BudgetRefused, match="no such row"):
         ledger.reserve(mixed, plan_digest="d" * 64, decisions=[approved(mixed)])
     moved = plan.model_copy(update={"ledger": mark})
@@ -130,7 +150,9 @@ def test_a_plan_whose_ledger_was_written_over_by_hand(house: Workspace, tmp_path
 
 
 @pytest.mark.parametrize("url", ["elsewhere", "deleted", "empty"])
-def test_a_ledger_in_the_place_of_the_one_that_was_used(house: Workspace, tmp_path: Path, url: str) -> None:
+def test_a_ledger_in_the_place_of_the_one_that_was_used(
+    house: Workspace, tmp_path: Path, url: str
+) -> None:
     """By another URL, deleted, or replaced by an empty file: refused before one is made."""
     ensure_genesis_row(house)
     place = house.ledger_url
@@ -151,8 +173,12 @@ def test_a_ledger_in_the_place_of_the_one_that_was_used(house: Workspace, tmp_pa
 
 
 @pytest.mark.parametrize("after", ["reserved", "drawn", "committed"])
-def test_approve_back_up_release_restore_release(house: Workspace, tmp_path: Path, after: str) -> None:
-    """The old approval does not release again, wherever the first release was; the rows come back, and with them it."""
+def test_approve_back_up_release_restore_release(
+    house: Workspace, tmp_path: Path, after: str
+) -> None:
+    """The old approval does not release again, wherever the first release was; the rows come back,
+    and with them it.
+    """
     ledger = ensure_genesis_row(house)
     plan = planned(ledger)
     decision = approved(plan)
@@ -195,7 +221,9 @@ def test_a_restored_ledger_that_went_on(house: Workspace, tmp_path: Path) -> Non
 
 
 def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: Path) -> None:
-    """Any worker writes there. Nothing of it is put back; the owner's own rows are, and a policy that is named."""
+    """Any worker writes there. Nothing of it is put back; the owner's own rows are, and a policy
+    that is named.
+    """
     lax = Policy.parse({"name": "lax", "default": {"asymptotic-local": {"epsilon": 1000}}})
     ledger = ensure_genesis_row(house)
     restore = backup(house, tmp_path / "backup.db")
@@ -218,7 +246,9 @@ def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: 
 
 
 def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> None:
-    """The database is gone: without a row by this machine's key behind it, the operator has to name the policy."""
+    """The database is gone: without a row by this machine's key behind it, the operator has to name
+    the policy.
+    """
     ensure_genesis_row(house)
     for left in house.home.glob("ledger.db*"):
         left.unlink()
@@ -242,7 +272,9 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
 def test_the_whole_workspace_restored_is_told_by_a_witness(
     house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Database and journal together go back: from inside nothing shows. The witness does; without its disk, nothing."""
+    """Database and journal together go back: from inside nothing shows. The witness does; without
+    its disk, nothing.
+    """
     witness = tmp_path / "elsewhere" / "witness"
     witness.parent.mkdir()
     monkeypatch.setenv(VARIABLE, str(witness))
@@ -262,9 +294,13 @@ def test_the_whole_workspace_restored_is_told_by_a_witness(
         released(opened(house), plan)
 
 
-def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Database and workspace restored: no line that someone adds to the witness makes it believe the older state. An
-    older line again, rows of the restored ledger that continued, one of another ledger, an unknown one."""
+def test_what_is_appended_to_a_witness(
+    house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Database and workspace restored: no line that someone adds to the witness makes it believe
+    the older state. An older line again, rows of the restored ledger that continued, one of another
+    ledger, an unknown one.
+    """
     witness = tmp_path / "witness"
     monkeypatch.setenv(VARIABLE, str(witness))
     ledger = ensure_genesis_row(house)
@@ -288,7 +324,13 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
     foreign = chain.Entry(last.sequence + 1, chain.digest("{}"), "{}")
     for added in (
         *(first, line_of(rows[-1]), line_of(rows[last.sequence]), line_of(rows[1])),
-        *(b"".join(line_of(row) for row in rows[2:]), line_of(foreign), b"x" * 200_000 + b"\n", b"{}\n", b"\n\n\n"),
+        *(
+            b"".join(line_of(row) for row in rows[2:]),
+            line_of(foreign),
+            b"x" * 200_000 + b"\n",
+            b"{}\n",
+            b"\n\n\n",
+        ),
         b"5 " + last.hash.encode() + b" torn",
     ):
         witness.write_bytes(content + added)
@@ -297,8 +339,12 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
         assert witness.read_bytes() == content + added
 
 
-def test_both_restored_get_back_their_rows(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Database and journal together went back; the release stands, and the same plan is not drawn again."""
+def test_both_restored_get_back_their_rows(
+    house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Database and journal together went back; the release stands, and the same plan is not drawn
+    again.
+    """
     monkeypatch.setenv(VARIABLE, str(tmp_path / "witness"))
     ledger = ensure_genesis_row(house)
     plan = planned(ledger)
@@ -315,12 +361,19 @@ def test_both_restored_get_back_their_rows(house: Workspace, tmp_path: Path, mon
 
 
 def test_a_journal_that_is_written_again(house: Workspace) -> None:
-    """The workspace's own journal is chained as well: a line left out, changed or repeated is a refusal."""
+    """The workspace's own journal is chained as well: a line left out, changed or repeated is a
+    refusal.
+    """
     ledger = ensure_genesis_row(house)
     released(ledger, planned(ledger))
     file = own_journal(house).file
     lines = file.read_bytes().splitlines(keepends=True)
-    for changed in (lines[:1] + lines[2:], [*lines, lines[-1]], [*lines, lines[0]], [lines[1], lines[0], *lines[2:]]):
+    for changed in (
+        lines[:1] + lines[2:],
+        [*lines, lines[-1]],
+        [*lines, lines[0]],
+        [lines[1], lines[0], *lines[2:]],
+    ):
         file.write_bytes(b"".join(changed))
         with pytest.raises(ForeignLedger, match="line"):
             opened(house)
@@ -328,20 +381,34 @@ def test_a_journal_that_is_written_again(house: Workspace) -> None:
 
 @pytest.mark.parametrize("end", ["every brace", "the last letter"])
 def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
-    """A power cut may leave any beginning of a line, also one that ends as a whole line does: the ledger continues."""
+    """A power cut may leave any beginning of a line, also one that ends as a whole line does: the
+    ledger continues.
+    """
     ledger = ensure_genesis_row(house)
     released(ledger, planned(ledger))
     file = own_journal(house).file
     whole = file.read_bytes()
-    before, line = whole[: whole.rindex(b"\n", 0, -1) + 1], whole[whole.rindex(b"\n", 0, -1) + 1 : -1]
-    cuts = [at + 1 for at, letter in enumerate(line[:-1]) if letter == ord("}")] if end == "every brace" else [-1]
+    before, line = (
+        whole[: whole.rindex(b"\n", 0, -1) + 1],
+        whole[whole.rindex(b"\n", 0, -1) + 1 : -1],
+    )
+    cuts = (
+        [at + 1 for at, letter in enumerate(line[:-1]) if letter == ord("}")]
+        if end == "every brace"
+        else [-1]
+    )
     assert cuts
     for number, cut in enumerate(cuts):
         for after in (b"", b"\n"):
             file.write_bytes(before + line[:cut] + after)
             opened(house)
             row = opened(house).record(
-                Evaluation(label=f"{number}{after!r}", population="p", data_fingerprint="none", requester="lead")
+                Evaluation(
+                    label=f"{number}{after!r}",
+                    population="p",
+                    data_fingerprint="none",
+                    requester="lead",
+                )
             )
             kept = own_journal(house).last()
             assert kept is not None
@@ -349,8 +416,9 @@ def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
 
 
 def test_a_disk_that_takes_half_a_line(house: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that a full disk shortens is reported by no system call: without the whole line nothing is reserved that
-    could be drawn, and with more room the same request is."""
+    """A write that a full disk shortens is reported by no system call: without the whole line
+    nothing is reserved that could be drawn, and with more room the same request is.
+    """
     ledger = ensure_genesis_row(house)
     plan = planned(ledger)
     append, size = Journal.append, own_journal(house).file.stat().st_size
@@ -401,10 +469,14 @@ die()
 
 @pytest.mark.parametrize("point", ["before the commit", "before the line", "a torn line", "after"])
 def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
-    """Wherever it died, the ledger is accepted as it is and continues, and the journal is never ahead of it."""
+    """Wherever it died, the ledger is accepted as it is and continues, and the journal is never
+    ahead of it.
+    """
     script = KILLED.format(tests=str(Path(__file__).parents[1] / "support"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", script, point, str(house.home)], env=environment, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", script, point, str(house.home)], env=environment, check=False
+    )
     assert run.returncode == -9
     ledger = opened(house)
     kept = own_journal(house).last()
@@ -414,12 +486,16 @@ def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
     assert row.state == "reserved"
     kept = own_journal(house).last()
     assert (kept.sequence, kept.hash) == ledger.head() if kept else False
-    assert [row.sequence for row in own_journal(house).rows()] == list(range(1, ledger.head()[0] + 1))
+    assert [row.sequence for row in own_journal(house).rows()] == list(
+        range(1, ledger.head()[0] + 1)
+    )
 
 
 @pytest.mark.postgres
 def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path: Path) -> None:
-    """A dump from before the release, restored: refused; its rows come back through the database's own procedure."""
+    """A dump from before the release, restored: refused; its rows come back through the database's
+    own procedure.
+    """
     ledger = Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     plan = make_plan(ledger=ledger.ensure_genesis_row(requester="operator"))
     at = ledger.head()[0]
@@ -428,7 +504,8 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     before = ledger.rows()
     postgres_site.disarm()
     postgres_site.sql(
-        *(f"DELETE FROM {table} WHERE sequence > {at}" for table in ("record_set", "ledger_row")), owner=True
+        *(f"DELETE FROM {table} WHERE sequence > {at}" for table in ("record_set", "ledger_row")),
+        owner=True,
     )
     tables = ("ledger_row", "record_set")
     postgres_site.sql(*(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in tables), owner=True)

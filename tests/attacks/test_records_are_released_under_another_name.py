@@ -1,4 +1,6 @@
-"""Would win: a fresh budget for the same records, by another population, other cohorts, another workspace."""
+"""Would win: a fresh budget for the same records, by another population, other cohorts, another
+workspace.
+"""
 
 import os
 import random
@@ -24,12 +26,20 @@ names; 60 requests at random under changing names; another key, two made at one 
 
 KEY = b"k" * 32
 CAP = Policy.parse(
-    {"name": "ten", "default": {"asymptotic-local": {"epsilon": 10}, "formal": {"epsilon": 10, "delta": "0.001"}}}
+    {
+        "name": "ten",
+        "default": {
+            "asymptotic-local": {"epsilon": 10},
+            "formal": {"epsilon": 10, "delta": "0.001"},
+        },
+    }
 )
 
 
 def records(first: int, last: int, *, key: bytes = KEY) -> RecordSet:
-    return RecordSet.of((f"narrative number {n} of many".encode() for n in range(first, last)), key=key)
+    return RecordSet.of(
+        (f"narrative number {n} of many".encode() for n in range(first, last)), key=key
+    )
 
 
 def reserve(ledger: Ledger, key: str, which: RecordSet, **changes: Any) -> Row:
@@ -48,19 +58,27 @@ NAMES: dict[str, dict[str, Any]] = {
     "another population": {"population": "others"},
     "other cohorts": {"cohorts": ("all",)},
     "finer cohorts": {"cohorts": ("2023-01", "2023-02")},
-    "both, and another fingerprint": {"population": "p", "cohorts": ("x",), "data_fingerprint": "0" * 64},
+    "both, and another fingerprint": {
+        "population": "p",
+        "cohorts": ("x",),
+        "data_fingerprint": "0" * 64,
+    },
 }
 
 
 @pytest.mark.parametrize("changes", NAMES.values(), ids=NAMES)
 def test_the_same_records_under_another_name(site: Site, changes: dict[str, Any]) -> None:
-    """Charged to the first account as well, whose cap ends it; the new account has what was spent before."""
+    """Charged to the first account as well, whose cap ends it; the new account has what was spent
+    before.
+    """
     ledger = site.open(CAP)
     first = reserve(ledger, "a", records(0, 1000))
     second = reserve(ledger, "b", records(0, 1000), **changes)
     assert second.details["records"]["overlap"] == [first.release_id]
     assert spent(ledger)["injuries", "2023"] == 8
-    assert {value for name, value in spent(ledger).items() if name != ("injuries", "2023")} == {Decimal(8)}
+    assert {value for name, value in spent(ledger).items() if name != ("injuries", "2023")} == {
+        Decimal(8)
+    }
     with pytest.raises(BudgetRefused, match="= 12 > 10"):
         reserve(ledger, "c", records(0, 1000), population="third")
     assert ledger.verify().ok
@@ -68,14 +86,22 @@ def test_the_same_records_under_another_name(site: Site, changes: dict[str, Any]
 
 SETS: dict[str, tuple[RecordSet, RecordSet, bool]] = {
     "one record of a thousand": (records(0, 1000), records(999, 2000), True),
-    "in another order": (records(0, 10), RecordSet.of([f"narrative number {n} of many".encode() for n in (9, 3, 0)],
-                                                      key=KEY), True),
+    "in another order": (
+        records(0, 10),
+        RecordSet.of([f"narrative number {n} of many".encode() for n in (9, 3, 0)], key=KEY),
+        True,
+    ),
     "a part": (records(0, 100), records(50, 60), True),
-    "one content of many others": (records(0, 1000), RecordSet.of([b"narrative number 5 of many",
-                                   *(f"other {n}".encode() for n in range(2000))], key=KEY), True),
+    "one content of many others": (
+        records(0, 1000),
+        RecordSet.of(
+            [b"narrative number 5 of many", *(f"other {n}".encode() for n in range(2000))], key=KEY
+        ),
+        True,
+    ),
     "apart": (records(0, 1000), records(1000, 2000), False),
     "none": (records(0, 1000), records(0, 0), False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("one", "other", "shared"), SETS.values(), ids=SETS)
@@ -87,7 +113,9 @@ def test_what_counts_as_the_same_records(one: RecordSet, other: RecordSet, share
 
 
 def test_sums_over_any_chain_of_overlaps_stay_under_the_cap(sqlite_site: Site) -> None:
-    """At random, 60 requests of windows of 40 records under changing names: no record has more than the cap in all."""
+    """At random, 60 requests of windows of 40 records under changing names: no record has more than
+    the cap in all.
+    """
     ledger, draw = sqlite_site.open(CAP), random.Random(7)
     total: dict[int, float] = {}
     refused = 0
@@ -104,7 +132,9 @@ def test_sums_over_any_chain_of_overlaps_stay_under_the_cap(sqlite_site: Site) -
             total[record] = total.get(record, 0.0) + epsilon
         if draw.random() < 0.3:  # some cost more at the draw than was planned
             try:
-                ledger.mark_drawn(str(row.release_id), draw_digest="d", sensitivity=9.0, epsilon=epsilon + 0.5)
+                ledger.mark_drawn(
+                    str(row.release_id), draw_digest="d", sensitivity=9.0, epsilon=epsilon + 0.5
+                )
             except BudgetRefused:
                 refused += 1
                 continue
@@ -143,7 +173,9 @@ def test_a_release_from_before_the_registry(site: Site) -> None:
 
 
 def test_a_set_that_is_taken_out_of_the_registry(site: Site) -> None:
-    """Not by the pipeline; by the owner it is reported, and until then it counts as sharing everything."""
+    """Not by the pipeline; by the owner it is reported, and until then it counts as sharing
+    everything.
+    """
     ledger = site.open(CAP)
     first = reserve(ledger, "a", records(0, 100))
     for change in ("DELETE FROM record_set", "UPDATE record_set SET marks = marks"):
@@ -175,7 +207,9 @@ def test_nothing_can_be_tried_without_the_key() -> None:
 
 
 def test_two_keys_made_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two first runs: the second makes its key while the first is at it. Both continue with one key, and it stays."""
+    """Two first runs: the second makes its key while the first is at it. Both continue with one
+    key, and it stays.
+    """
     monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
     real, keys = os.urandom, []
 

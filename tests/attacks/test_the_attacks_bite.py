@@ -1,4 +1,6 @@
-"""Would win: everything, if an attack's test passed whatever the code does. Without its guard each has to fail."""
+"""Would win: everything, if an attack's test passed whatever the code does. Without its guard each
+has to fail.
+"""
 
 import ast
 import os
@@ -40,21 +42,29 @@ class Mutation(BaseModel, extra="forbid", frozen=True):
         """
         if self.before is not None:
             if source.count(self.before) != 1:
-                raise ValueError(f"{self.file}: {self.before!r} stands there {source.count(self.before)} times")
+                raise ValueError(
+                    f"{self.file}: {self.before!r} stands there {source.count(self.before)} times"
+                )
             return source.replace(self.before, self.after or "")
         lines = source.splitlines(keepends=True)
         markers = [n for n, line in enumerate(lines, 1) if line.strip() == f"# guard: {self.guard}"]
         if len(markers) != 1:
-            raise ValueError(f"{self.file}: `# guard: {self.guard}` stands there {len(markers)} times")
+            raise ValueError(
+                f"{self.file}: `# guard: {self.guard}` stands there {len(markers)} times"
+            )
         statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-        guarded = min((one for one in statements if one.lineno > markers[0]), key=lambda one: one.lineno)
+        guarded = min(
+            (one for one in statements if one.lineno > markers[0]), key=lambda one: one.lineno
+        )
         first, last = guarded.lineno, _last_line_of_head(guarded, lines)
         if self.condition is not None:
             assert isinstance(guarded, ast.If)
             test, end = guarded.test, guarded.test.end_lineno or 0
             head = _bytes(lines[: test.lineno - 1], lines[test.lineno - 1], test.col_offset)
             tail = _bytes(lines[: end - 1], lines[end - 1], test.end_col_offset or 0)
-            return (source.encode()[:head] + str(self.condition).encode() + source.encode()[tail:]).decode()
+            return (
+                source.encode()[:head] + str(self.condition).encode() + source.encode()[tail:]
+            ).decode()
         indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
         instead = textwrap.indent(self.becomes or "pass", indent) + "\n"
         return "".join([*lines[: first - 1], instead, *lines[last:]])
@@ -77,13 +87,17 @@ def _bytes(before: Sequence[str], line: str, offset: int) -> int:
 
 MUTATIONS = [
     Mutation.model_validate(entry)
-    for entry in yaml.safe_load(Path(__file__).with_name("mutations.yaml").read_text(encoding="utf-8"))
+    for entry in yaml.safe_load(
+        Path(__file__).with_name("mutations.yaml").read_text(encoding="utf-8")
+    )
 ]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_guard_and_attack_are_there(mutation: Mutation) -> None:
-    """Once each: a guard that moved, or a test that was renamed, is missed here. Without the guard it is still code."""
+    """Once each: a guard that moved, or a test that was renamed, is missed here. Without the guard
+    it is still code.
+    """
     source = (ROOT / mutation.file).read_text(encoding="utf-8")
     mutant = mutation.without_guard(source)
     if mutation.file.endswith(".py"):
@@ -96,11 +110,17 @@ def test_guard_and_attack_are_there(mutation: Mutation) -> None:
 def test_every_marker_has_a_mutation() -> None:
     """No guard is marked in vain, and each is named after the test of its attack."""
     for mutation in MUTATIONS:
-        name = mutation.test.partition("::")[2].partition("[")[0] or mutation.test.removesuffix(".py")
+        name = mutation.test.partition("::")[2].partition("[")[0] or mutation.test.removesuffix(
+            ".py"
+        )
         assert mutation.before is not None or mutation.guard.partition(" ")[0] == name
     rooms = ("mechanisms", "storage", "tasks", "flows", "service")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
-    marked = {m for path in files for m in re.findall(r"^ *# guard: (.+)$", path.read_text(encoding="utf-8"), re.M)}
+    marked = {
+        m
+        for path in files
+        for m in re.findall(r"^ *# guard: (.+)$", path.read_text(encoding="utf-8"), re.M)
+    }
     assert marked == {mutation.guard for mutation in MUTATIONS if mutation.before is None}
 
 
@@ -126,7 +146,16 @@ def test_without_its_guard_the_attack_succeeds(mutation: Mutation, copy: Path) -
     file.write_text(mutation.without_guard(content), encoding="utf-8")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-o", "timeout=200", f"tests/attacks/{mutation.test}"],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-o",
+                "timeout=200",
+                f"tests/attacks/{mutation.test}",
+            ],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
@@ -140,5 +169,6 @@ def test_without_its_guard_the_attack_succeeds(mutation: Mutation, copy: Path) -
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert " failed" in last, last
     assert not any(
-        f"E   {kind}" in done.stdout for kind in ("NameError", "SyntaxError", "IndentationError", "ImportError")
+        f"E   {kind}" in done.stdout
+        for kind in ("NameError", "SyntaxError", "IndentationError", "ImportError")
     )

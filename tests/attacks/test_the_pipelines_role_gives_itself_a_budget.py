@@ -1,4 +1,6 @@
-"""Would win: a release that no one signed and the unchanged worker draws; an account reset; a stopped ledger."""
+"""Would win: a release that no one signed and the unchanged worker draws; an account reset; a
+stopped ledger.
+"""
 
 import json
 from collections.abc import Callable
@@ -41,7 +43,9 @@ def evaluation() -> Evaluation:
 
 
 def bodies(site: Site) -> list[dict[str, Any]]:
-    return [json.loads(body) for (body,) in site.rows("SELECT body FROM ledger_row ORDER BY sequence")]
+    return [
+        json.loads(body) for (body,) in site.rows("SELECT body FROM ledger_row ORDER BY sequence")
+    ]
 
 
 def spent(ledger: Ledger) -> dict[str, Any]:
@@ -59,7 +63,11 @@ def test_rows_and_totals_are_not_inserted(postgres_site: Site) -> None:
             "INSERT INTO ledger_row SELECT * FROM ledger_row LIMIT 0",
             "COPY record_set FROM STDIN",
             "SELECT * FROM ledger_row FOR UPDATE",
-            "CREATE OR REPLACE FUNCTION ledger_append(content text) RETURNS void LANGUAGE sql AS $$ SELECT $$",
+            (
+                "CREATE OR REPLACE FUNCTION ledger_append(content text) RETURNS void LANGUAGE "
+                "sql AS "
+                "$$ SELECT $$"
+            ),
             "ALTER FUNCTION ledger_note(text) SECURITY INVOKER",
             "SELECT ledger_put('{}', ARRAY['release'])",
         ):
@@ -68,7 +76,9 @@ def test_rows_and_totals_are_not_inserted(postgres_site: Site) -> None:
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("kind", ["release", "budget-change", "refusal", "revocation", "handover", "gift", None])
+@pytest.mark.parametrize(
+    "kind", ["release", "budget-change", "refusal", "revocation", "handover", "gift", None]
+)
 def test_training_adds_evaluations_and_audits_alone(postgres_site: Site, kind: str | None) -> None:
     """By either procedure, and by a temporary table in the place of the ledger's."""
     site = postgres_site
@@ -79,7 +89,10 @@ def test_training_adds_evaluations_and_audits_alone(postgres_site: Site, kind: s
     trained = Site(site.training_url, site.owner_url, site.training_url)
     for function in ("ledger_note", "ledger_append"):
         with pytest.raises(exc.DBAPIError, match=r"permission denied|append-only"):
-            trained.sql("CREATE TEMP TABLE ledger_row (kind text, body text)", f"SELECT {function}('{text}')")
+            trained.sql(
+                "CREATE TEMP TABLE ledger_row (kind text, body text)",
+                f"SELECT {function}('{text}')",
+            )
     assert training.head()[0] == 1
     with pytest.raises(StorageError, match=r"may not do that|signed with"):
         training.reserve(make_plan())
@@ -94,8 +107,12 @@ FORGED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("signer", [None, STRANGER], ids=["nobody", "a stranger"])
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
-def test_a_reservation_without_the_workers_key(site: Site, forged: dict[str, Any], signer: Any) -> None:
-    """It has no effect: nothing is charged, put back or drawn. What comes after it continues, and `verify` names it."""
+def test_a_reservation_without_the_workers_key(
+    site: Site, forged: dict[str, Any], signer: Any
+) -> None:
+    """It has no effect: nothing is charged, put back or drawn. What comes after it continues, and
+    `verify` names it.
+    """
     ledger = site.open(policy(minimum=1))
     ledger.put_in_force(requester="operator")
     decision = sign(STRANGER, subject="release", decision="approve", digest="d" * 64, terms={})
@@ -103,7 +120,12 @@ def test_a_reservation_without_the_workers_key(site: Site, forged: dict[str, Any
     elsewhere = Ledger.open(f"{site.url}.other" if site.is_sqlite else site.url, key=release_key())
     content = vars(elsewhere.reserve(make_plan("x"))) if site.is_sqlite else _content(ledger, claim)
     details = {"plan_digest": "d" * 64, "decisions": [decision.model_dump(mode="json")]}
-    content = content | {"idempotency_key": "k", "release_id": "f" * 16, "approvals": ("Officer",), "details": details}
+    content = content | {
+        "idempotency_key": "k",
+        "release_id": "f" * 16,
+        "approvals": ("Officer",),
+        "details": details,
+    }
     content |= {"policy_digest": ledger.policy().digest, "epsilon": _amount(claim["epsilon"])}
     if forged.get("negative"):
         content["epsilon"] = _amount(-4)
@@ -143,7 +165,9 @@ def test_a_worker_whose_key_the_policy_does_not_list(sqlite_site: Site) -> None:
 
 
 def test_a_reservation_by_another_key_where_the_policy_lists_none(site: Site) -> None:
-    """It is charged, since no one can say whose it is; but a worker draws what its own key reserved."""
+    """It is charged, since no one can say whose it is; but a worker draws what its own key
+    reserved.
+    """
     own = site.open(policy(listed=False))
     other = Ledger.open(site.url, key=STRANGER)
     row = other.reserve(make_plan("x"))
@@ -159,7 +183,9 @@ def test_a_reservation_by_another_key_where_the_policy_lists_none(site: Site) ->
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_draw_and_a_bundle_of_a_stranger(site: Site, listed: bool) -> None:
-    """Rows that go on from a good reservation, by another key: the release stays reserved, and is drawn by its own."""
+    """Rows that go on from a good reservation, by another key: the release stays reserved, and is
+    drawn by its own.
+    """
     ledger = site.open(policy(listed=listed))
     row = ledger.reserve(make_plan("x"))
     for state, digests in (("drawn", {"draw_digest": "a"}), ("burned", {"reason": "stopped"})):
@@ -170,19 +196,26 @@ def test_a_draw_and_a_bundle_of_a_stranger(site: Site, listed: bool) -> None:
 
 UNSIGNED: dict[str, Callable[[Ledger], dict[str, Any]]] = {
     "a policy": lambda ledger: {
-        "kind": "budget-change", "label": "open", "policy_digest": policy(name="open", epsilon=1000).digest,
-        "approvals": ("Officer",), "reason": "more",
+        "kind": "budget-change",
+        "label": "open",
+        "policy_digest": policy(name="open", epsilon=1000).digest,
+        "approvals": ("Officer",),
+        "reason": "more",
         "details": {"policy": policy(name="open", epsilon=1000).as_json()},
     },
     "a refusal": lambda ledger: {
-        "kind": "refusal", "idempotency_key": "d" * 64, "reason": "no",
+        "kind": "refusal",
+        "idempotency_key": "d" * 64,
+        "reason": "no",
         "details": {"decisions": [_unsigned("refuse", release_terms(make_plan("k")))]},
     },
     "a revocation": lambda ledger: {
-        "kind": "revocation", "release_id": ledger.open_releases()[0].release_id, "details": {"reason": "x"},
+        "kind": "revocation",
+        "release_id": ledger.open_releases()[0].release_id,
+        "details": {"reason": "x"},
     },
     "a kind to come": lambda ledger: {"kind": "evaluation", "state": "committed"},
-}  # fmt: skip
+}
 
 
 def _unsigned(decision: Any, terms: dict[str, str]) -> dict[str, Any]:
@@ -191,8 +224,12 @@ def _unsigned(decision: Any, terms: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("forged", UNSIGNED.values(), ids=UNSIGNED)
-def test_rows_nobody_signed_change_and_stop_nothing(site: Site, forged: Callable[[Ledger], dict[str, Any]]) -> None:
-    """Policy, budget and releases stay as they were, the next plan is reserved, and each is named once."""
+def test_rows_nobody_signed_change_and_stop_nothing(
+    site: Site, forged: Callable[[Ledger], dict[str, Any]]
+) -> None:
+    """Policy, budget and releases stay as they were, the next plan is reserved, and each is named
+    once.
+    """
     ledger = site.open(policy(minimum=1, epsilon=20))
     terms = release_terms(make_plan("first"))
     first = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=terms)
@@ -200,17 +237,34 @@ def test_rows_nobody_signed_change_and_stop_nothing(site: Site, forged: Callable
     before = ledger.policy()
     content = {"state": "recorded", "requester": "operator"} | forged(ledger)
     written = append_past(ledger, content)
-    assert (ledger.policy(), spent(ledger), ledger.revocation(str(row.release_id))) == (before, {"2023": 4}, None)
-    signed = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=release_terms(make_plan("k")))
+    assert (ledger.policy(), spent(ledger), ledger.revocation(str(row.release_id))) == (
+        before,
+        {"2023": 4},
+        None,
+    )
+    signed = sign(
+        OFFICER,
+        subject="release",
+        decision="approve",
+        digest="d" * 64,
+        terms=release_terms(make_plan("k")),
+    )
     ledger.reserve(make_plan("k"), plan_digest="d" * 64, decisions=[signed])
     again = append_past(ledger, content)
-    assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(written, True), (again, True)]
+    assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [
+        (written, True),
+        (again, True),
+    ]
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("extra", ['"x":' + "[" * 3000 + "]" * 3000, '"x":' + "9" * 6000, '"x":1,"x":2'])
+@pytest.mark.parametrize(
+    "extra", ['"x":' + "[" * 3000 + "]" * 3000, '"x":' + "9" * 6000, '"x":1,"x":2']
+)
 def test_a_body_that_cannot_be_read(postgres_site: Site, extra: str) -> None:
-    """Nested too deep, a number too long, a name twice: by training, and every later row counts all the same."""
+    """Nested too deep, a number too long, a name twice: by training, and every later row counts all
+    the same.
+    """
     site = postgres_site
     training = Ledger.open(site.training_url)
     training.record(evaluation())
@@ -224,7 +278,14 @@ def test_a_body_that_cannot_be_read(postgres_site: Site, extra: str) -> None:
 
 def descent(steps: int, noise: float, prob: float = 1.0) -> dict[str, Any]:
     segment = {"steps": steps, "noise_multiplier": noise, "l2_clip_norm": 1.0}
-    return {"event": {"mechanism": "dp-sgd", "sampling": "poisson", "sampling_prob": prob, "segments": [segment]}}
+    return {
+        "event": {
+            "mechanism": "dp-sgd",
+            "sampling": "poisson",
+            "sampling_prob": prob,
+            "segments": [segment],
+        }
+    }
 
 
 GIVEN_BACK: dict[str, dict[str, Any]] = {
@@ -238,18 +299,44 @@ GIVEN_BACK: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("first", [descent(10, 8.0), descent(10, 1.1, 0.02)], ids=["gaussian", "sampled"])
+@pytest.mark.parametrize(
+    "first", [descent(10, 8.0), descent(10, 1.1, 0.02)], ids=["gaussian", "sampled"]
+)
 @pytest.mark.parametrize("given", GIVEN_BACK.values(), ids=GIVEN_BACK)
-def test_an_event_that_gives_a_budget_back(site: Site, given: dict[str, Any], first: dict[str, Any]) -> None:
-    """By anyone who holds the releasing worker's key: no sum falls, by whichever rule the account adds up."""
-    ledger = site.open(Policy.parse({"name": "p", "default": {"formal": {"epsilon": 8, "delta": "0.01"}}}))
+def test_an_event_that_gives_a_budget_back(
+    site: Site, given: dict[str, Any], first: dict[str, Any]
+) -> None:
+    """By anyone who holds the releasing worker's key: no sum falls, by whichever rule the account
+    adds up.
+    """
+    ledger = site.open(
+        Policy.parse({"name": "p", "default": {"formal": {"epsilon": 8, "delta": "0.01"}}})
+    )
     event = DpSgdEvent.model_validate(first["event"])
-    row = ledger.reserve(make_plan("a", kind="formal", claim={"epsilon": 2.0, "delta": 1e-6}, event=event))
+    row = ledger.reserve(
+        make_plan("a", kind="formal", claim={"epsilon": 2.0, "delta": 1e-6}, event=event)
+    )
     before = next(line.account.spent for line in ledger.budget() if line.used)
     assert (before.mu_squared is None) != (before.sampled is None)
-    content = vars(row) | {"release_id": "f" * 16, "idempotency_key": "b", "epsilon": _amount(0.01)} | given
-    append_past(ledger, content | ({"delta": _amount(given["delta"])} if "delta" in given else {}), key=release_key())
+    content = (
+        vars(row)
+        | {"release_id": "f" * 16, "idempotency_key": "b", "epsilon": _amount(0.01)}
+        | given
+    )
+    append_past(
+        ledger,
+        content | ({"delta": _amount(given["delta"])} if "delta" in given else {}),
+        key=release_key(),
+    )
     after = next(line.account.spent for line in ledger.budget() if line.used)
     assert (after.epsilon >= before.epsilon, after.delta >= before.delta) == (True, True)
-    assert after.mu_squared is None or before.mu_squared is None or after.mu_squared >= before.mu_squared
-    assert after.sampled is None or before.sampled is None or after.sampled.steps >= before.sampled.steps
+    assert (
+        after.mu_squared is None
+        or before.mu_squared is None
+        or after.mu_squared >= before.mu_squared
+    )
+    assert (
+        after.sampled is None
+        or before.sampled is None
+        or after.sampled.steps >= before.sampled.steps
+    )

@@ -1,4 +1,6 @@
-"""Would win: the service's memory, connections or model, by requests that never end or that no one waits for."""
+"""Would win: the service's memory, connections or model, by requests that never end or that no one
+waits for.
+"""
 
 import asyncio
 import gc
@@ -57,7 +59,11 @@ class Client:
         if self._pieces:
             self.read += 1
             piece = self._pieces.pop(0)
-            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces) or not self._whole}
+            return {
+                "type": "http.request",
+                "body": piece,
+                "more_body": bool(self._pieces) or not self._whole,
+            }
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -157,8 +163,14 @@ SLOW: dict[
     "chunks without an end": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
     "a chunk's length alone": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nfff", b""),
     "trailers without an end": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: a\r\n"),
-    "a file's body": (HEAD.replace(b"/code", b"/file?column=Text") + b"Content-Length: 4000000\r\n\r\nText\n", b"a\n"),
-    "a body without a key": (b"POST /code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{", b" "),
+    "a file's body": (
+        HEAD.replace(b"/code", b"/file?column=Text") + b"Content-Length: 4000000\r\n\r\nText\n",
+        b"a\n",
+    ),
+    "a body without a key": (
+        b"POST /code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        b" ",
+    ),
     "a second request": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HTTP", b""),
     "an expectation": (HEAD + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n", b""),
 }
@@ -172,26 +184,40 @@ def port_of() -> int:
 
 @pytest.fixture(scope="module")
 def site(coder: Coder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The service as `serve` starts it, behind Caddy with the shipped configuration and shorter times."""
+    """The service as `serve` starts it, behind Caddy with the shipped configuration and shorter
+    times.
+    """
     if CADDY is None:
         pytest.skip("no caddy (AUTOCODER_TEST_CADDY): the proxy's deadlines are not tried")
     inner, outer = port_of(), port_of()
     settings = Settings(state=State(Clients.of(KEYS)), hosts=("127.0.0.1",))
-    config = uvicorn.Config(create_app(coder, settings), port=inner, http="h11", log_level="critical")
+    config = uvicorn.Config(
+        create_app(coder, settings), port=inner, http="h11", log_level="critical"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     home = tmp_path_factory.mktemp("caddy")
-    times = {f"AUTOCODER_{name}_TIME": "1s" for name in ("HEADER", "BODY", "IDLE")} | {"AUTOCODER_ANSWER_TIME": "3s"}
-    places = {"AUTOCODER_PORT": str(outer), "AUTOCODER_SERVICE": f"127.0.0.1:{inner}", "HOME": str(home)}
+    times = {f"AUTOCODER_{name}_TIME": "1s" for name in ("HEADER", "BODY", "IDLE")} | {
+        "AUTOCODER_ANSWER_TIME": "3s"
+    }
+    places = {
+        "AUTOCODER_PORT": str(outer),
+        "AUTOCODER_SERVICE": f"127.0.0.1:{inner}",
+        "HOME": str(home),
+    }
     command = [CADDY, "run", "--config", str(CONFIGURATION), "--adapter", "caddyfile"]
     caddy = subprocess.Popen(
-        command, env=os.environ | times | places | {"XDG_DATA_HOME": str(home)}, stderr=subprocess.DEVNULL
+        command,
+        env=os.environ | times | places | {"XDG_DATA_HOME": str(home)},
+        stderr=subprocess.DEVNULL,
     )
     try:
         for _ in range(200):
             try:
-                if _answer(outer, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"):
+                if _answer(
+                    outer, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+                ):
                     break
             except OSError:
                 time.sleep(0.1)
@@ -233,7 +259,9 @@ def _closed(connection: socket.socket, again: bytes) -> None:
 
 
 def test_states_without_an_end(site: int) -> None:
-    """All at once: the proxy closes each connection at its deadline, and another client is answered meanwhile."""
+    """All at once: the proxy closes each connection at its deadline, and another client is answered
+    meanwhile.
+    """
 
     def hold(sent: bytes, again: bytes) -> None:
         with _connect(site) as connection:
@@ -242,9 +270,13 @@ def test_states_without_an_end(site: int) -> None:
 
     with ThreadPoolExecutor(len(SLOW)) as pool:
         held = {name: pool.submit(hold, *how) for name, how in SLOW.items()}
-        assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert b" 200 " in _answer(
+            site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        )
     assert [name for name, one in held.items() if one.exception()] == []
-    assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in _answer(
+        site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    )
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n"])
@@ -253,14 +285,18 @@ def test_a_handshake_that_does_not_begin_or_end(site: int, sent: bytes) -> None:
     held = [socket.create_connection(("127.0.0.1", site), 20) for _ in range(40)]
     for connection in held:
         connection.sendall(sent)
-    assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in _answer(
+        site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    )
     for connection in held:
         _closed(connection, b"")
         connection.close()
 
 
 def test_answers_that_nobody_reads(site: int) -> None:
-    """Requests in a row whose answers are not read: closed at the answer's deadline; others are answered meanwhile."""
+    """Requests in a row whose answers are not read: closed at the answer's deadline; others are
+    answered meanwhile.
+    """
     held = [_connect(site) for _ in range(8)]
 
     def ask(connection: ssl.SSLSocket) -> None:
@@ -272,7 +308,9 @@ def test_answers_that_nobody_reads(site: int) -> None:
 
     with ThreadPoolExecutor(len(held)) as pool:
         list(pool.map(ask, held))
-    assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in _answer(
+        site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    )
     for connection in held:
         connection.settimeout(20)
         with suppress(ConnectionError, ssl.SSLError):
@@ -282,17 +320,36 @@ def test_answers_that_nobody_reads(site: int) -> None:
 
 
 HOSTS = [
-    *("evil.example", "evil.example:8321", "127.0.0.1.evil.example", "localhost.evil.example", "", "*", "127.0.0.2"),
-    *("localhost@evil.example", "LOCALHOST.evil", "evil.example:127.0.0.1", "[::1].evil.example", "xn--lcalhost-54a"),
+    *(
+        "evil.example",
+        "evil.example:8321",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        "*",
+        "127.0.0.2",
+    ),
+    *(
+        "localhost@evil.example",
+        "LOCALHOST.evil",
+        "evil.example:127.0.0.1",
+        "[::1].evil.example",
+        "xn--lcalhost-54a",
+    ),
 ]
 
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/"), ("GET", "/version"), ("POST", "/code"), ("GET", "/openapi.json")]
+    ("method", "path"),
+    [("GET", "/"), ("GET", "/version"), ("POST", "/code"), ("GET", "/openapi.json")],
 )
-def test_a_page_that_makes_its_name_this_machine(coder: Coder, host: str, method: str, path: str) -> None:
-    """A browser then asks by that page's name (DNS rebinding): only this service's own names are answered."""
+def test_a_page_that_makes_its_name_this_machine(
+    coder: Coder, host: str, method: str, path: str
+) -> None:
+    """A browser then asks by that page's name (DNS rebinding): only this service's own names are
+    answered.
+    """
     app = create_app(coder, Settings(hosts=("localhost", "127.0.0.1")))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body: dict[str, Any] = {"json": {"narratives": "x"}} if method == "POST" else {}
@@ -300,8 +357,12 @@ def test_a_page_that_makes_its_name_this_machine(coder: Coder, host: str, method
         assert client.get("/health").status_code == 200
 
 
-def test_a_file_whose_answer_nobody_reads(coder: Coder, narratives: Callable[..., list[str]]) -> None:
-    """It is coded to its end, and others' files after it; the same client's next one waits for it to be read."""
+def test_a_file_whose_answer_nobody_reads(
+    coder: Coder, narratives: Callable[..., list[str]]
+) -> None:
+    """It is coded to its end, and others' files after it; the same client's next one waits for it
+    to be read.
+    """
 
     async def attack() -> None:
         app = create_app(coder, Settings(state=State(Clients.of(KEYS))))
@@ -309,9 +370,24 @@ def test_a_file_whose_answer_nobody_reads(coder: Coder, narratives: Callable[...
         reading = asyncio.Event()
 
         async def send_file(key: str, *, read: bool) -> int:
-            scope: Any = {"type": "http", "method": "POST", "path": "/file", "raw_path": b"/file", "scheme": "http"}
-            scope |= {"query_string": b"column=Text", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}
-            scope |= {"headers": [(b"x-api-key", key.encode()), (b"content-length", str(len(content)).encode())]}
+            scope: Any = {
+                "type": "http",
+                "method": "POST",
+                "path": "/file",
+                "raw_path": b"/file",
+                "scheme": "http",
+            }
+            scope |= {
+                "query_string": b"column=Text",
+                "client": ("127.0.0.1", 1),
+                "server": ("127.0.0.1", 80),
+            }
+            scope |= {
+                "headers": [
+                    (b"x-api-key", key.encode()),
+                    (b"content-length", str(len(content)).encode()),
+                ]
+            }
             sent: list[Any] = []
             asked = iter([{"type": "http.request", "body": content, "more_body": False}])
 
@@ -344,9 +420,11 @@ def test_a_file_whose_answer_nobody_reads(coder: Coder, narratives: Callable[...
 def test_a_file_whose_client_left(
     coder: Coder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many were read at a time
-    as a client sent, each in memory, and the answer to a revocation waited behind them. The first one is refused when
-    no one waits: the log does not get what the client would have read."""
+    """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many
+    were read at a time as a client sent, each in memory, and the answer to a revocation waited
+    behind them. The first one is refused when no one waits: the log does not get what the client
+    would have read.
+    """
     free, begun = threading.Event(), threading.Semaphore(0)
     at_once: list[int] = [0, 0]
     refused: list[InputError] = []
@@ -370,9 +448,21 @@ def test_a_file_whose_client_left(
         content = b"Text\na fall\n"
 
         async def send_file(*, leaves: bool) -> int | None:
-            scope: Any = {"type": "http", "method": "POST", "path": "/file", "raw_path": b"/file", "scheme": "http"}
-            scope |= {"query_string": b"column=Text", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}
-            scope |= {"headers": [(b"x-api-key", KEYS["anna"].encode()), (b"content-length", b"12")]}
+            scope: Any = {
+                "type": "http",
+                "method": "POST",
+                "path": "/file",
+                "raw_path": b"/file",
+                "scheme": "http",
+            }
+            scope |= {
+                "query_string": b"column=Text",
+                "client": ("127.0.0.1", 1),
+                "server": ("127.0.0.1", 80),
+            }
+            scope |= {
+                "headers": [(b"x-api-key", KEYS["anna"].encode()), (b"content-length", b"12")]
+            }
             sent: list[Any] = []
             asked = iter([{"type": "http.request", "body": content, "more_body": False}])
 

@@ -1,4 +1,6 @@
-"""Would win: unseen answers let through by scores of another model, whose 0.8 is none of this one's."""
+"""Would win: unseen answers let through by scores of another model, whose 0.8 is none of this
+one's.
+"""
 
 import json
 import shutil
@@ -41,17 +43,28 @@ def _written(place: Path, **said: Any) -> Path:
     return place
 
 
-def test_thresholds_of_this_years_with_next_years(tiny_bundle: Path, another: Path, tmp_path: Path) -> None:
-    """Refused with both names; with their own they are taken, and so is a file of before, which does not say."""
-    own = _written(tmp_path / "own.json", release="3f2a9c41d07b65e8", bundle_digest=bundle_digest(tiny_bundle))
+def test_thresholds_of_this_years_with_next_years(
+    tiny_bundle: Path, another: Path, tmp_path: Path
+) -> None:
+    """Refused with both names; with their own they are taken, and so is a file of before, which
+    does not say.
+    """
+    own = _written(
+        tmp_path / "own.json", release="3f2a9c41d07b65e8", bundle_digest=bundle_digest(tiny_bundle)
+    )
     assert open_bundle(tiny_bundle, thresholds=own).threshold_for(0.8) == 0.1
     with pytest.raises(InputError, match=r"another bundle \(release 3f2a9c41d07b65e8, not tiny\)"):
         open_bundle(another, thresholds=own)
-    assert open_bundle(another, thresholds=_written(tmp_path / "before.json")).threshold_for(0.8) == 0.1
+    assert (
+        open_bundle(another, thresholds=_written(tmp_path / "before.json")).threshold_for(0.8)
+        == 0.1
+    )
 
 
 @pytest.mark.parametrize("said", [None, 5, True, [], {}], ids=repr)
-def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: Path, said: Any) -> None:
+def test_a_file_that_names_its_bundle_in_no_words(
+    tiny_bundle: Path, tmp_path: Path, said: Any
+) -> None:
     """It does not pass for one of before."""
     with pytest.raises(InputError, match="its bundle_digest is not a text"):
         open_bundle(tiny_bundle, thresholds=_written(tmp_path / "odd.json", bundle_digest=said))
@@ -70,7 +83,9 @@ def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_a_number_that_lets_everything_through(tiny_bundle: Path, tmp_path: Path, said: dict[str, Any]) -> None:
+def test_a_number_that_lets_everything_through(
+    tiny_bundle: Path, tmp_path: Path, said: dict[str, Any]
+) -> None:
     """Or nothing: refused as the file is read."""
     with pytest.raises(InputError, match="odd"):
         open_bundle(tiny_bundle, thresholds=_written(tmp_path / "odd.json", **said))

@@ -1,5 +1,6 @@
-"""A partner's program: codes the test vectors of a bundle only by published libraries, and prints how many agree.
-python client.py onnxruntime BUNDLE"""
+"""A partner's program: codes the test vectors of a bundle only by published libraries, and prints
+how many agree. python client.py onnxruntime BUNDLE
+"""
 
 import json
 import sys
@@ -33,4 +34,8 @@ else:
         labels = json.load(file)["codes"]
     scores = SentenceTransformer(folder, device="cpu").float().encode(texts)
     codes = [labels[place] for place in scores.argmax(1)]
-print(json.dumps([sum(code == answer["codes"][0] for code, answer in zip(codes, answers)), len(answers)]))  # noqa: B905, T201
+print(
+    json.dumps(
+        [sum(code == answer["codes"][0] for code, answer in zip(codes, answers)), len(answers)]
+    )
+)

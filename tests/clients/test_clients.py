@@ -1,4 +1,6 @@
-"""The test vectors in the oldest and the newest libraries that a bundle is promised for, each in an environment."""
+"""The test vectors in the oldest and the newest libraries that a bundle is promised for, each in an
+environment.
+"""
 
 import json
 import subprocess
@@ -23,14 +25,20 @@ SENTENCES = {
 }
 
 
-def answered(way: str, folder: Path, environment: Path, pythons: Sequence[str], *packages: str) -> tuple[int, int]:
+def answered(
+    way: str, folder: Path, environment: Path, pythons: Sequence[str], *packages: str
+) -> tuple[int, int]:
     """Returns how many test vectors a program gives in an environment of its own, and of how many.
 
     Args:
         pythons: the first that is here is taken.
     """
     uv = [sys.executable, "-m", "uv"]
-    found = (one for one in pythons if not subprocess.run([*uv, "python", "find", one], capture_output=True).returncode)
+    found = (
+        one
+        for one in pythons
+        if not subprocess.run([*uv, "python", "find", one], capture_output=True).returncode
+    )
     python = next(found, None)
     if python is None:
         pytest.skip(f"Python {' or '.join(pythons)} is not here")
@@ -38,7 +46,9 @@ def answered(way: str, folder: Path, environment: Path, pythons: Sequence[str], 
     own = str(environment / "bin" / "python")
     subprocess.run([*uv, "pip", "install", "--quiet", "--python", own, *packages], check=True)
     program = str(Path(__file__).with_name("client.py"))
-    done = subprocess.run([own, program, way, str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [own, program, way, str(folder)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     right, texts = json.loads(done.stdout.splitlines()[-1])
     print(f"{way}, Python {python}, {', '.join(packages)}: {right} of {texts}")  # noqa: T201
@@ -47,7 +57,9 @@ def answered(way: str, folder: Path, environment: Path, pythons: Sequence[str], 
 
 @pytest.mark.parametrize("age", ["oldest", "newest"])
 @pytest.mark.parametrize("way", ["onnxruntime", "scikit-learn"])
-def test_onnxruntime_alone_and_in_scikit_learn(titled: Sealed, tmp_path: Path, age: str, way: str) -> None:
+def test_onnxruntime_alone_and_in_scikit_learn(
+    titled: Sealed, tmp_path: Path, age: str, way: str
+) -> None:
     pythons, *packages = ONNX[age]
     alone = [one for one in packages if way == "scikit-learn" or not one.startswith("scikit-learn")]
     right, texts = answered(way, titled.folder, tmp_path / way, pythons, *alone)
@@ -58,7 +70,12 @@ def test_onnxruntime_alone_and_in_scikit_learn(titled: Sealed, tmp_path: Path, a
 def test_sentence_transformers(sealed: Sealed, tmp_path: Path, age: str) -> None:
     pythons, *packages = SENTENCES[age]
     right, texts = answered(
-        "sentences", sealed.folder, tmp_path / age, pythons, f"torch=={version('torch').partition('+')[0]}", *packages
+        "sentences",
+        sealed.folder,
+        tmp_path / age,
+        pythons,
+        f"torch=={version('torch').partition('+')[0]}",
+        *packages,
     )
     assert right == texts > 0
 

@@ -12,7 +12,9 @@ from houses import ROOT, House, move_in, start_engine
 
 @pytest.fixture(scope="session")
 def house() -> Iterator[House]:
-    """The stack of docker-compose.yml; $AUTOCODER_TEST_HOUSE names the folder of one that runs, and keeps it."""
+    """The stack of docker-compose.yml; $AUTOCODER_TEST_HOUSE names the folder of one that runs, and
+    keeps it.
+    """
     engine = start_engine()
     kept = os.environ.get("AUTOCODER_TEST_HOUSE")
     folder = Path(kept or tempfile.mkdtemp(prefix="autocoder-house-"))

@@ -1,8 +1,10 @@
-"""A card that is not there: tensors of a device `card`, computed on the processor, refused where a real card refuses.
-What a machine without a card cannot see is a tensor left on the other side: an operation on both, an index that is on
-the card into one that does not, an array taken from its memory, a generator of the processor's. Importing this makes
-the device (torch's backend for devices written in Python); `torch.zeros(3, device="card")` and `module.to("card")` do
-what they do on CUDA. Speed, memory, streams and its own kernels' rounding are a real card's alone."""
+"""A card that is not there: tensors of a device `card`, computed on the processor, refused where a
+real card refuses. What a machine without a card cannot see is a tensor left on the other side: an
+operation on both, an index that is on the card into one that does not, an array taken from its
+memory, a generator of the processor's. Importing this makes the device (torch's backend for devices
+written in Python); `torch.zeros(3, device="card")` and `module.to("card")` do what they do on CUDA.
+Speed, memory, streams and its own kernels' rounding are a real card's alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 NAME = "card"
 
@@ -35,11 +40,17 @@ class OnCard(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnCard:
-        with torch.inference_mode(held.is_inference()):  # a view of what is older than inference mode is none of its
+        with torch.inference_mode(
+            held.is_inference()
+        ):  # a view of what is older than inference mode is none of its
             made = torch.Tensor._make_wrapper_subclass(
-                cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
+                cls,
+                held.shape,
+                strides=held.stride(),
+                storage_offset=held.storage_offset(),
+                dtype=held.dtype,
                 device=_CARD,
-            )  # fmt: skip
+            )
         made.held = held
         return made
 
@@ -95,7 +106,9 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _refuse_mixed(name, given)
     generator = kwargs.get("generator")
     if on_card and generator is not None and generator.device.type != NAME:
-        raise RuntimeError(f"{name}: expected a generator of the card, found one of {generator.device}")
+        raise RuntimeError(
+            f"{name}: expected a generator of the card, found one of {generator.device}"
+        )
     found = func(*tree_map(_held, args), **tree_map(_held, kwargs))
     same = {id(_held(one)): one for one in given}
     return tree_map(partial(_told, same=same, on_card=on_card), found)
@@ -103,9 +116,14 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _refuse_mixed(name: str, given: Iterable[Any]) -> None:
     """Except for numbers, which a card takes from the processor."""
-    kinds = {isinstance(one, OnCard) for one in given if isinstance(one, torch.Tensor) and one.dim() > 0}
+    kinds = {
+        isinstance(one, OnCard) for one in given if isinstance(one, torch.Tensor) and one.dim() > 0
+    }
     if len(kinds) > 1:
-        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found the card and the processor")
+        raise RuntimeError(
+            f"{name}: expected all tensors to be on the same device, found the card and the "
+            "processor"
+        )
 
 
 def _held(value: Any) -> Any:
@@ -142,7 +160,11 @@ def _cast(product: Any) -> Any:
         others = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 
         def of_kind(value: Any) -> Any:
-            return value.to(kind) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+            return (
+                value.to(kind)
+                if isinstance(value, torch.Tensor) and value.dtype == torch.float32
+                else value
+            )
 
         with torch._C._ExcludeDispatchKeyGuard(others):
             return product(*tree_map(of_kind, args), **tree_map(of_kind, kwargs))
@@ -152,5 +174,14 @@ def _cast(product: Any) -> Any:
 
 _EVERY = torch.library.Library("_", "IMPL")
 _EVERY.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-for _name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "scaled_dot_product_attention"):
+for _name in (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "scaled_dot_product_attention",
+):
     _LIBRARY.impl(_name, _cast(getattr(torch.ops.aten, _name)), "AutocastPrivateUse1")

@@ -1,6 +1,8 @@
-"""A card computes what the processor computes: the passes, fits and noise of the mechanisms, on both. They import the
-mechanisms alone, so that a machine with a card needs little (`make gpu`). AUTOCODER_TEST_DEVICE=card rehearses them
-without one, on a pretended card (`pretended`); with `cpu` both sides are the processor."""
+"""A card computes what the processor computes: the passes, fits and noise of the mechanisms, on
+both. They import the mechanisms alone, so that a machine with a card needs little (`make gpu`).
+AUTOCODER_TEST_DEVICE=card rehearses them without one, on a pretended card (`pretended`); with `cpu`
+both sides are the processor.
+"""
 
 import os
 from functools import partial
@@ -33,7 +35,9 @@ if DEVICE == "card":
     import pretended as pretended  # makes the device
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(), reason="torch sees no CUDA device"
+    ),
 ]
 N, LABELS, VOCABULARY = 48, 5, 200
 
@@ -45,9 +49,16 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     folder = tmp_path_factory.mktemp("encoder")
     config = RobertaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=80, pad_token_id=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=80,
+        pad_token_id=1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     torch.manual_seed(0)
     RobertaModel(config).save_pretrained(folder)
     return str(folder)
@@ -56,7 +67,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def pair(encoder: str) -> tuple[Classifier, Classifier]:
     config = ModelConfig(encoder=encoder)
-    on_cpu, on_device = (classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE))
+    on_cpu, on_device = (
+        classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE)
+    )
     assert on_device.flat.device.type == DEVICE
     return on_cpu, on_device
 
@@ -64,7 +77,10 @@ def pair(encoder: str) -> tuple[Classifier, Classifier]:
 @pytest.fixture(scope="module")
 def records() -> tuple[TokenInputs, Tensor]:
     g = torch.Generator().manual_seed(0)
-    ids = [torch.randint(5, VOCABULARY, (int(n),), generator=g).tolist() for n in torch.randint(4, 60, (N,))]
+    ids = [
+        torch.randint(5, VOCABULARY, (int(n),), generator=g).tolist()
+        for n in torch.randint(4, 60, (N,))
+    ]
     return TokenInputs.from_lists(ids, pad_id=1), torch.randint(LABELS, (N,), generator=g)
 
 
@@ -82,15 +98,22 @@ def test_draws_and_their_risks_agree(
 ) -> None:
     """Every record's risk and every draw's largest, to float32's rounding."""
     posterior = posterior_of(pair[0].flat, tmp_path)
-    one, other = (risks.risk_pass(made, *records, posterior, draws=range(6), seed=0, purpose="risk") for made in pair)
+    one, other = (
+        risks.risk_pass(made, *records, posterior, draws=range(6), seed=0, purpose="risk")
+        for made in pair
+    )
     torch.testing.assert_close(other.risk, one.risk, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(other.draw_maxima, one.draw_maxima, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_fits_agree(pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], optimiser: str) -> None:
+def test_fits_agree(
+    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], optimiser: str
+) -> None:
     """Two epochs over the same batches end with the same log-likelihoods, and have moved."""
-    phase = OptimiserPhase.model_validate({"optimiser": optimiser, "learning_rate": 1e-3, "epochs": 2})
+    phase = OptimiserPhase.model_validate(
+        {"optimiser": optimiser, "learning_rate": 1e-3, "epochs": 2}
+    )
     start = pair[0].flat.clone()
     losses = [train(made, *records, phase=phase, seed=0, purpose="fit") for made in pair]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
@@ -98,16 +121,23 @@ def test_fits_agree(pair: tuple[Classifier, Classifier], records: tuple[TokenInp
 
 
 def test_noise_is_the_same_on_both() -> None:
-    """The secret stream's normals, so that a run may go on elsewhere than it began: the float32 next to each other."""
+    """The secret stream's normals, so that a run may go on elsewhere than it began: the float32
+    next to each other.
+    """
     stream = SecretStream(bytes(range(32)))
     one, other = (
-        stream.normal_(torch.empty(100_000, device=d), purpose="gradient noise", step=3) for d in ("cpu", DEVICE)
+        stream.normal_(torch.empty(100_000, device=d), purpose="gradient noise", step=3)
+        for d in ("cpu", DEVICE)
     )
     torch.testing.assert_close(other.cpu(), one, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_of_dp_sgd_agree(pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor]) -> None:
-    """With one key, three steps with clipped sums, noise and samples end at the same parameters, another key's not."""
+def test_steps_of_dp_sgd_agree(
+    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor]
+) -> None:
+    """With one key, three steps with clipped sums, noise and samples end at the same parameters,
+    another key's not.
+    """
     config = DpSgd(batch_size=16, epochs=1, optimiser="sgd", learning_rate=0.5)
     segment = NoiseSegment(steps=3, noise_multiplier=0.5, l2_clip_norm=1.0)
     event = DpSgdEvent(sampling_prob=16 / N, segments=(segment,))
@@ -124,7 +154,12 @@ def test_steps_of_dp_sgd_agree(pair: tuple[Classifier, Classifier], records: tup
 WIDTH = 8
 MECHANISMS: tuple[Mechanism, ...] = (
     DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=0.5),
-    DpSgd(optimiser="sgd", epochs=3, sampling_prob=1.0, class_weights=ClassWeightsConfig(noise_multiplier=2.0)),
+    DpSgd(
+        optimiser="sgd",
+        epochs=3,
+        sampling_prob=1.0,
+        class_weights=ClassWeightsConfig(noise_multiplier=2.0),
+    ),
     PriorDescent(steps=3),
     SwagPpm(
         round="reweighted",
@@ -137,8 +172,12 @@ MECHANISMS: tuple[Mechanism, ...] = (
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.kind)
-def test_a_fit_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every mechanism that trains on the device, with one key: what the head says is the same on both."""
+def test_a_fit_agrees(
+    mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every mechanism that trains on the device, with one key: what the head says is the same on
+    both.
+    """
     monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
     g = torch.Generator().manual_seed(0)
     features = torch.randn(N, WIDTH, generator=g)
@@ -149,7 +188,9 @@ def test_a_fit_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp
         torch.manual_seed(0)
         part = nn.Linear(WIDTH, LABELS).to(device)
         config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-        return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device(device))
+        return Classifier(
+            config=config, whole=part, part=part, pool=None, device=torch.device(device)
+        )
 
     said = []
     for device in ("cpu", DEVICE):
@@ -159,8 +200,12 @@ def test_a_fit_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp
     torch.testing.assert_close(said[1], said[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("trainable", "precision"), [("head", "float32"), ("head", "bfloat16"), ("full", "float32")])
-def test_the_encoder_agrees(encoder: str, records: tuple[TokenInputs, Tensor], trainable: Any, precision: Any) -> None:
+@pytest.mark.parametrize(
+    ("trainable", "precision"), [("head", "float32"), ("head", "bfloat16"), ("full", "float32")]
+)
+def test_the_encoder_agrees(
+    encoder: str, records: tuple[TokenInputs, Tensor], trainable: Any, precision: Any
+) -> None:
     config = ModelConfig(encoder=encoder, trainable=trainable, pooling="mean", precision=precision)
     made = [classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE)]
     read = [one.encode(records[0]) if trainable == "head" else records[0] for one in made]
@@ -170,14 +215,20 @@ def test_the_encoder_agrees(encoder: str, records: tuple[TokenInputs, Tensor], t
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_a_released_model_agrees(encoder: str, records: tuple[TokenInputs, Tensor], pooling: Any) -> None:
+def test_a_released_model_agrees(
+    encoder: str, records: tuple[TokenInputs, Tensor], pooling: Any
+) -> None:
     """Coding on a card: scores come back to the processor, in float32."""
     said = []
     for device in ("cpu", DEVICE):
         config = ModelConfig(encoder=encoder, pooling=pooling)
-        model = classifier.build(config, num_labels=LABELS, seed=0, device=device).releasable().eval()
+        model = (
+            classifier.build(config, num_labels=LABELS, seed=0, device=device).releasable().eval()
+        )
         codes = tuple(map(str, range(LABELS)))
-        said.append(export.Released(model, None, codes, 64, device=torch.device(device)).scores(records[0]))
+        said.append(
+            export.Released(model, None, codes, 64, device=torch.device(device)).scores(records[0])
+        )
     assert said[1].device.type == "cpu"
     torch.testing.assert_close(said[1], said[0], rtol=1e-3, atol=1e-4)
 

@@ -1,5 +1,6 @@
-"""The operator's pages in a real browser: the tests and the pictures of the docs take the same steps. The browser is
-the system's Chromium; Playwright downloads none. All it asks is on loopback."""
+"""The operator's pages in a real browser: the tests and the pictures of the docs take the same
+steps. The browser is the system's Chromium; Playwright downloads none. All it asks is on loopback.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 from stacks import Stack
 
 PATIENCE = 600_000
-"""Milliseconds; Playwright's own few seconds are short where runs and servers work beside the browser."""
+"""Milliseconds; Playwright's own few seconds are short where runs and servers work beside the
+browser.
+"""
 expect.set_options(timeout=PATIENCE)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -27,7 +30,8 @@ def chromium() -> str | None:
 def browsing(stack: Stack, *, width: int = 1280, height: int = 900) -> Iterator[Operator]:
     """A browser that is logged in to the stack's page as the operator."""
     with sync_playwright() as driver:
-        # Chromium's own sandbox wants namespaces, which containers and root lack; it opens nothing but our page.
+        # Chromium's own sandbox wants namespaces, which containers and root lack; it opens nothing
+        # but our page.
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(PATIENCE)
@@ -62,8 +66,12 @@ class Operator:
         self.page.wait_for_url("**/dashboard**")
 
     def open_form(self, deployment: str, *, section: str = "Advanced (YAML)") -> None:
-        """The custom-run form of a deployment, once its fields are there, the heading of a section among them."""
-        self.page.goto(f"{self._ui}/deployments/deployment/{self._stack.deployment(deployment)['id']}/run")
+        """The custom-run form of a deployment, once its fields are there, the heading of a section
+        among them.
+        """
+        self.page.goto(
+            f"{self._ui}/deployments/deployment/{self._stack.deployment(deployment)['id']}/run"
+        )
         self.page.get_by_text(section).first.wait_for()
 
     def fill(self, label: str, value: str) -> Locator:

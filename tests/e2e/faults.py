@@ -136,7 +136,9 @@ class Scene:
         before = self.stack.state["processes"]
         for name in names:
             os.kill(before[name], signal.SIGKILL)
-        self.stack.wait("the restart", lambda: all(self.stack.state["processes"][n] != before[n] for n in names))
+        self.stack.wait(
+            "the restart", lambda: all(self.stack.state["processes"][n] != before[n] for n in names)
+        )
 
 
 def process_killed(scene: Scene) -> None:
@@ -147,7 +149,9 @@ def process_killed(scene: Scene) -> None:
 
 
 def host_lost(scene: Scene) -> None:
-    """Worker and process die at once, and another worker comes up: only the missing heartbeat tells."""
+    """Worker and process die at once, and another worker comes up: only the missing heartbeat
+    tells.
+    """
     scene.worker.kill()
     process_killed(scene)
     scene.worker.start()
@@ -191,15 +195,22 @@ def handed_to_two(scene: Scene) -> None:
     env = scene.worker.environment | {"PREFECT__FLOW_RUN_ID": scene.run["id"]}
     with (scene.stack.folder / "logs" / "second.log").open("ab") as log:
         scene.spare.append(
-            subprocess.Popen([sys.executable, "-m", "prefect.engine"], env=env, stdout=log, stderr=log, cwd="/")
+            subprocess.Popen(
+                [sys.executable, "-m", "prefect.engine"], env=env, stdout=log, stderr=log, cwd="/"
+            )
         )
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
-    "process-killed": process_killed, "host-lost": host_lost, "server-killed": server_killed,
-    "postgres-killed": postgres_killed, "postgres-away": postgres_away, "redis-lost": redis_lost,
-    "network-cut": network_cut, "handed-to-two": handed_to_two,
-}  # fmt: skip
+    "process-killed": process_killed,
+    "host-lost": host_lost,
+    "server-killed": server_killed,
+    "postgres-killed": postgres_killed,
+    "postgres-away": postgres_away,
+    "redis-lost": redis_lost,
+    "network-cut": network_cut,
+    "handed-to-two": handed_to_two,
+}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ def with_settings(parameters: dict[str, Any], settings: dict[str, Any]) -> dict[
     """The form with settings in its YAML text, beside those that are there."""
     form = parameters["parameters"]
     advanced = merged(yaml.safe_load(form["advanced"]), settings)
-    return parameters | {"parameters": form | {"advanced": yaml.safe_dump(advanced, default_flow_style=True)}}
+    return parameters | {
+        "parameters": form | {"advanced": yaml.safe_dump(advanced, default_flow_style=True)}
+    }
 
 
 def merged(sections: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +43,9 @@ def small(stack: Stack, *, seed: int | None = None) -> dict[str, Any]:
     return with_settings(parameters, {"fit": {"seed": seed}, "release": {"label": f"seed-{seed}"}})
 
 
-def start(stack: Stack, name: str, parameters: dict[str, Any], *, after: float = 0.0) -> httpx.Response:
+def start(
+    stack: Stack, name: str, parameters: dict[str, Any], *, after: float = 0.0
+) -> httpx.Response:
     """What the page does when its form is sent, or the scheduler with a moment to come."""
     moment = (datetime.now(UTC) + timedelta(seconds=after)).isoformat()
     state = {"type": "SCHEDULED", "state_details": {"scheduled_time": moment}}
@@ -54,7 +58,9 @@ def processes_of(run: dict[str, Any]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == run["id"].replace("-", ""):
+            if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == run[
+                "id"
+            ].replace("-", ""):
                 found.append(process)
         except psutil.Error:
             continue

@@ -57,7 +57,9 @@ class Stack:
 
         def answer() -> httpx.Response | None:
             with suppress(httpx.TransportError):
-                response = httpx.post(f"{self.api}{path}", json=body or {}, auth=self.auth, timeout=60)
+                response = httpx.post(
+                    f"{self.api}{path}", json=body or {}, auth=self.auth, timeout=60
+                )
                 if response.status_code < 500:
                     return response
             return None
@@ -86,10 +88,15 @@ class Stack:
 
     def said(self, run_id: str) -> list[str]:
         """The log lines of a run that the server has."""
-        return [r["message"] for r in self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}}).json()]
+        return [
+            r["message"]
+            for r in self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}}).json()
+        ]
 
     def wait(self, what: str, ready: Callable[[], Any], *, pause: float = 1.0) -> Any:
-        """What `ready` gives, once it is something. Half an hour is for a machine that has much else to do."""
+        """What `ready` gives, once it is something. Half an hour is for a machine that has much
+        else to do.
+        """
         deadline = time.monotonic() + 1800
         while time.monotonic() < deadline:
             found = ready()
@@ -100,17 +107,22 @@ class Stack:
 
     def logs(self) -> str:
         return "\n".join(
-            f"== {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in (self.folder / "logs").glob("*")
+            f"== {p.name}\n{p.read_text(errors='replace')[-1500:]}"
+            for p in (self.folder / "logs").glob("*")
         )
 
     def environment(self, **changes: str) -> dict[str, str]:
         """What a client or a worker of the stack needs."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
         return kept | {
-            "PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": ":".join(self.auth),
-            "AUTOCODER_HOME": str(self.home), "AUTOCODER_LEDGER_URL": self.ledger_url(), "DO_NOT_TRACK": "1",
-            "COLUMNS": "200", **changes,
-        }  # fmt: skip
+            "PREFECT_API_URL": self.api,
+            "PREFECT_API_AUTH_STRING": ":".join(self.auth),
+            "AUTOCODER_HOME": str(self.home),
+            "AUTOCODER_LEDGER_URL": self.ledger_url(),
+            "DO_NOT_TRACK": "1",
+            "COLUMNS": "200",
+            **changes,
+        }
 
     def command(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """`autocoder …`, as the officer or operator runs it beside the stack."""
@@ -134,14 +146,22 @@ def missing() -> str | None:
 
 @contextmanager
 def started(*, webhook: str | None = None) -> Iterator[Stack]:
-    """A stack of its own, as `make stack` starts it, on 400 synthetic records; none of its processes is left behind."""
+    """A stack of its own, as `make stack` starts it, on 400 synthetic records; none of its
+    processes is left behind.
+    """
     folder = Path(tempfile.mkdtemp(prefix="autocoder-stack-"))
     folder.chmod(0o755)  # PostgreSQL's user must come through
     data = write_demo_data(folder / "data", records=400, seed=1)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
     process = subprocess.Popen(
         [
-            *(sys.executable, str(ROOT / "scripts" / "stack.py"), "--folder", str(folder / "stack"), "--json"),
+            *(
+                sys.executable,
+                str(ROOT / "scripts" / "stack.py"),
+                "--folder",
+                str(folder / "stack"),
+                "--json",
+            ),
             *("--data", str(data.csv), "--codelist", str(data.codelist)),
         ],
         stdout=subprocess.PIPE,
@@ -159,7 +179,9 @@ def started(*, webhook: str | None = None) -> Iterator[Stack]:
         pids = Stack(folder / "stack").state["processes"].values()
         process.send_signal(signal.SIGTERM)
         assert process.wait(600) == 0
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a component outlived the stack"
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], (
+            "a component outlived the stack"
+        )
     finally:
         process.kill()
         process.communicate()
@@ -167,7 +189,9 @@ def started(*, webhook: str | None = None) -> Iterator[Stack]:
 
 
 def with_officer(stack: Stack) -> Path:
-    """Private key of the one officer whom the budget policy names; the first use puts that policy in force."""
+    """Private key of the one officer whom the budget policy names; the first use puts that policy
+    in force.
+    """
     keys = stack.folder / "officer"
     if not keys.exists():
         made = stack.command("keys", "new", "--out", str(keys))
@@ -181,7 +205,16 @@ def with_officer(stack: Stack) -> Path:
         file = stack.folder / "policy.yaml"
         file.write_text(yaml.safe_dump(policy))
         changed = stack.command(
-            *("ledger", "change-policy", "--policy", str(file), "--requester", "lead", "--reason", "start")
+            *(
+                "ledger",
+                "change-policy",
+                "--policy",
+                str(file),
+                "--requester",
+                "lead",
+                "--reason",
+                "start",
+            )
         )
         assert changed.returncode == 0, changed.stderr
     return keys / "signing-key.pem"

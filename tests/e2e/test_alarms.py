@@ -1,4 +1,6 @@
-"""What the stack tells by itself: notifications that arrive, metrics of real runs; and a file coded on it."""
+"""What the stack tells by itself: notifications that arrive, metrics of real runs; and a file coded
+on it.
+"""
 
 import csv
 import json
@@ -25,7 +27,9 @@ def released(stack: Stack, officer: Path) -> str:
     assert stack.wait("the retrain", lambda: ended(stack, run["id"]))["state_type"] == "COMPLETED"
     asked = stack.wait("the release run", lambda: release_run(stack, run["id"]))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
-    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--post")
+    posted = stack.command(
+        "approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--post"
+    )
     assert posted.returncode == 0, posted.stderr
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=run["id"])
@@ -33,18 +37,26 @@ def released(stack: Stack, officer: Path) -> str:
 
 
 def test_a_failure_is_notified(stack: Stack, sink: Sink) -> None:
-    """A file that is not there: refused in the first second of the run, and told with what to correct."""
+    """A file that is not there: refused in the first second of the run, and told with what to
+    correct.
+    """
     parameters = small(stack)
     parameters["parameters"]["source"] = "/no/such/records.csv"
     run = start(stack, "retrain/demo", parameters).json()
     assert stack.wait("its failure", lambda: ended(stack, run["id"]))["state_type"] == "FAILED"
-    (text, *_) = stack.wait("its notification", lambda: sink.having("failed", stack.run(run["id"])["name"]))
+    (text, *_) = stack.wait(
+        "its notification", lambda: sink.having("failed", stack.run(run["id"])["name"])
+    )
     assert "/no/such/records.csv" in text
     assert "Traceback" not in text
 
 
-def test_a_waiting_release_and_a_low_budget_are_notified(stack: Stack, sink: Sink, released: str) -> None:
-    """The first when it suspends, with its address; the second by housekeeping, from the ledger's own sums."""
+def test_a_waiting_release_and_a_low_budget_are_notified(
+    stack: Stack, sink: Sink, released: str
+) -> None:
+    """The first when it suspends, with its address; the second by housekeeping, from the ledger's
+    own sums.
+    """
     (waiting, *_) = stack.wait("the notification", lambda: sink.having("waits for an approval"))
     assert "/runs/flow-run/" in waiting
     assert start(stack, "housekeeping/housekeeping", {"low_share": 1.0}).is_success
@@ -57,11 +69,20 @@ def test_metrics_of_the_runs_on_the_stack(stack: Stack, released: str) -> None:
     """Stages of the retrain, the budget, workers of the pools, runs by state: everything answers."""
     told = stack.command("status", "--prometheus")
     assert told.returncode == 0, told.stderr
-    families = {family.name: family.samples for family in text_string_to_metric_families(told.stdout)}
-    ended_well = {s.labels["stage"] for s in families["autocoder_stage_runs"] if s.labels["result"] == "computed"}
+    families = {
+        family.name: family.samples for family in text_string_to_metric_families(told.stdout)
+    }
+    ended_well = {
+        s.labels["stage"]
+        for s in families["autocoder_stage_runs"]
+        if s.labels["result"] == "computed"
+    }
     assert {s.labels["stage"] for s in families["autocoder_stage_last_seconds"]} == ended_well
     assert len(ended_well) > 10
-    assert {s.labels["part"]: s.value for s in families["autocoder_up"]} == {"ledger": 1, "server": 1}
+    assert {s.labels["part"]: s.value for s in families["autocoder_up"]} == {
+        "ledger": 1,
+        "server": 1,
+    }
     assert {s.labels["pool"] for s in families["autocoder_workers_online"] if s.value} >= (
         {"cpu", "gpu"} if has_card() else {"cpu"}
     )
@@ -101,14 +122,22 @@ def test_status_of_the_stack(stack: Stack, released: str) -> None:
 
 
 def test_a_file_is_coded_on_the_stack(stack: Stack, released: str, tmp_path: Path) -> None:
-    """`code-batch` writes the rows of its input in their order, with codes added; its log holds no narrative."""
+    """`code-batch` writes the rows of its input in their order, with codes added; its log holds no
+    narrative.
+    """
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    narratives = [f"Employee fell from a ladder and fractured his wrist, case {n}." for n in range(40)]
+    narratives = [
+        f"Employee fell from a ladder and fractured his wrist, case {n}." for n in range(40)
+    ]
     with source.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerows([["ID", "Final Narrative"], *([n, text] for n, text in enumerate(narratives))])
+        writer.writerows(
+            [["ID", "Final Narrative"], *([n, text] for n, text in enumerate(narratives))]
+        )
     bundle = str(stack.home / "bundles" / released)
-    run = start(stack, "code-batch/code-batch", {"data": str(source), "out": str(out), "bundle": bundle}).json()
+    run = start(
+        stack, "code-batch/code-batch", {"data": str(source), "out": str(out), "bundle": bundle}
+    ).json()
     done = stack.wait("the coding", lambda: ended(stack, run["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]
     with out.open(newline="") as file:

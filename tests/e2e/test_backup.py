@@ -1,4 +1,6 @@
-"""A backup by the commands of docs/how-to/back-up-and-recover.md, restored into a fresh database and workspace."""
+"""A backup by the commands of docs/how-to/back-up-and-recover.md, restored into a fresh database
+and workspace.
+"""
 
 import os
 import re
@@ -20,7 +22,9 @@ pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(240
 
 
 def commands(number: int) -> list[str]:
-    """Lines of a block of the section *Back up and restore*: 0 is the environment, 1 backs up, 2 restores."""
+    """Lines of a block of the section *Back up and restore*: 0 is the environment, 1 backs up, 2
+    restores.
+    """
     section = (
         (ROOT / "docs" / "how-to" / "back-up-and-recover.md")
         .read_text()
@@ -31,21 +35,31 @@ def commands(number: int) -> list[str]:
 
 
 def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list[str]:
-    """Run commands in a folder that holds KEY.pem, after those that set the section's environment; what they print.
-    Only what the section writes in capitals is filled in, and the stack's folder of secrets is put where it says."""
+    """Run commands in a folder that holds KEY.pem, after those that set the section's environment;
+    what they print. Only what the section writes in capitals is filled in, and the stack's folder
+    of secrets is put where it says.
+    """
     found = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url)
     assert found is not None
     role, password, host, port = found.groups()
     (folder / "stack" / "secrets").mkdir(parents=True, exist_ok=True)
     (folder / "stack" / "secrets" / role).write_text(password)
     values = {"HOST": host, "PORT": port, "WORKSPACE": shlex.quote(str(workspace))}
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_", "PG"))}
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_", "PG"))
+    }
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     printed = []
     for line in lines:
         text = "\n".join(("set -euo pipefail", *commands(0), line))
-        command = ["bash", "-c", re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[0]], text)]
-        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1800)
+        command = [
+            "bash",
+            "-c",
+            re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[0]], text),
+        ]
+        done = subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, timeout=1800
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         printed.append(done.stdout + done.stderr)
     return printed
@@ -58,17 +72,29 @@ def fresh(tmp_path: Path) -> Iterator[str]:
     other = scripts_stack.Stack(folder, "", "")
     try:
         host, port = other.postgres()
-        url = f"postgresql+psycopg://ledger_owner:{other.secret('ledger_owner')}@{host}:{port}/ledger"
+        url = (
+            f"postgresql+psycopg://ledger_owner:{other.secret('ledger_owner')}@{host}:{port}/ledger"
+        )
         command = ("ledger", "migrate", "--release-role", "autocoder")
-        other.once(sys.executable, "-m", "flows.cli", *command, env=other.base | {"AUTOCODER_LEDGER_URL": url})
+        other.once(
+            sys.executable,
+            "-m",
+            "flows.cli",
+            *command,
+            env=other.base | {"AUTOCODER_LEDGER_URL": url},
+        )
         yield url
     finally:
         other.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_backup_restores_into_a_fresh_stack(stack: Stack, officer: Path, fresh: str, tmp_path: Path) -> None:
-    """The same rows, found whole by `verify` against the head that was signed before; history as closed as it was."""
+def test_a_backup_restores_into_a_fresh_stack(
+    stack: Stack, officer: Path, fresh: str, tmp_path: Path
+) -> None:
+    """The same rows, found whole by `verify` against the head that was signed before; history as
+    closed as it was.
+    """
     folder, home = tmp_path / "backup", tmp_path / "restored"
     folder.mkdir()
     home.mkdir(mode=0o700)
@@ -96,7 +122,9 @@ def test_a_backup_restores_into_a_fresh_stack(stack: Stack, officer: Path, fresh
         connection.execute("DELETE FROM ledger_row")
 
 
-def test_a_row_lost_on_the_way_is_found(stack: Stack, officer: Path, fresh: str, tmp_path: Path) -> None:
+def test_a_row_lost_on_the_way_is_found(
+    stack: Stack, officer: Path, fresh: str, tmp_path: Path
+) -> None:
     """A restore into a ledger that a superuser then shortens does not pass: the head tells."""
     shutil.copy(officer, tmp_path / "KEY.pem")
     shutil.copy(officer.with_name("signing-key.pub.pem"), tmp_path / "KEY.pub.pem")
@@ -108,6 +136,8 @@ def test_a_row_lost_on_the_way_is_found(stack: Stack, officer: Path, fresh: str,
 
     with psycopg.connect(fresh.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("ALTER TABLE ledger_row DISABLE TRIGGER ALL")
-        connection.execute("DELETE FROM ledger_row WHERE sequence = (SELECT max(sequence) FROM ledger_row)")
+        connection.execute(
+            "DELETE FROM ledger_row WHERE sequence = (SELECT max(sequence) FROM ledger_row)"
+        )
     with pytest.raises(AssertionError, match="missing: the ledger ends at row"):
         follow([verify], tmp_path, workspace=tmp_path, url=fresh)

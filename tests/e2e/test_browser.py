@@ -1,4 +1,6 @@
-"""The operator's page in Chromium: a form filled, a wrong value refused in it, a run seen, its release approved."""
+"""The operator's page in Chromium: a form filled, a wrong value refused in it, a run seen, its
+release approved.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ pytestmark = [
     pytest.mark.servers,
     pytest.mark.postgres,
     pytest.mark.timeout(2400),
-    pytest.mark.skipif(chromium() is None, reason="the page's test needs Chromium (Debian: chromium)"),
+    pytest.mark.skipif(
+        chromium() is None, reason="the page's test needs Chromium (Debian: chromium)"
+    ),
 ]
 
 
@@ -37,14 +41,18 @@ def test_the_page_wants_a_login(stack: Stack) -> None:
 
 
 def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) -> None:
-    """Out of range by the form itself; a pattern that only the server checks, when the form is sent. No run comes."""
+    """Out of range by the form itself; a pattern that only the server checks, when the form is
+    sent. No run comes.
+    """
     before = [len(stack.runs(flow)) for flow in ("audit", "retrain")]
     operator.open_form("audit/audit", section="Effort (Optional)")
     operator.fill("Plan", "PLAN.json")
     wrong = operator.fill("Trials", "-1")
     operator.submit()
     assert wrong.evaluate("field => field.validationMessage")
-    assert wrong.evaluate("field => field === document.activeElement"), "the page leads to the wrong field"
+    assert wrong.evaluate("field => field === document.activeElement"), (
+        "the page leads to the wrong field"
+    )
 
     operator.open_form("retrain/demo")
     operator.fill("Population", "no commas, please")
@@ -55,21 +63,29 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
 
 @pytest.fixture(scope="module")
 def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
-    """Id of a training run that was started by its form and has ended, under a policy with approvals."""
+    """Id of a training run that was started by its form and has ended, under a policy with
+    approvals.
+    """
     operator.open_form("retrain/demo")
     settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
-    operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())
+    operator.fill(
+        "Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip()
+    )
     run_id = operator.submitted()
     assert yaml.safe_load(stack.run(run_id)["parameters"]["parameters"]["advanced"]) == settings
 
     operator.leave()
-    assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
+    assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})[
+        "state_type"
+    ] == "COMPLETED"
     operator.open_run(run_id)
     expect(operator.page.get_by_text("Completed").first).to_be_visible()
     return run_id
 
 
-def test_a_retrain_and_its_plan_are_seen_in_the_page(stack: Stack, operator: Operator, retrained: str) -> None:
+def test_a_retrain_and_its_plan_are_seen_in_the_page(
+    stack: Stack, operator: Operator, retrained: str
+) -> None:
     """Its stages, what would be claimed, and the command that approves it."""
     page = operator.page
     operator.open_run(retrained, tab="TaskRuns")
@@ -82,7 +98,9 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(stack: Stack, operator: Ope
     expect(page.get_by_text("autocoder approve").first).to_be_visible()
 
 
-def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, officer: Path, retrained: str) -> None:
+def test_a_release_is_approved_in_the_page(
+    stack: Stack, operator: Operator, officer: Path, retrained: str
+) -> None:
     """A text that is no decision stays in the form; the officer's signature releases what she saw."""
     page = operator.page
     asked = stack.wait("the release run", lambda: release_run(stack, retrained))
@@ -94,7 +112,9 @@ def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, off
     expect(page.get_by_text("does not match").first).to_be_visible()
     assert stack.run(asked["id"])["state_name"] == "Suspended"
 
-    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--print")
+    signed = stack.command(
+        "approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--print"
+    )
     assert signed.returncode == 0, signed.stderr
     operator.open_run(asked["id"])
     operator.menu("Resume")

@@ -1,7 +1,8 @@
-"""Whatever dies, a training run on the stack ends with the result of an unbroken run, and with one release. Nightly
-five of them, and a full disk where one may be mounted, hit one run one after the other, in a few minutes;
-`--faults-repeat 5` gives each fault a run of its own, five times, each in another stage, with the network cut for five
-minutes ($AUTOCODER_TEST_CUT_SECONDS)."""
+"""Whatever dies, a training run on the stack ends with the result of an unbroken run, and with one
+release. Nightly five of them, and a full disk where one may be mounted, hit one run one after the
+other, in a few minutes; `--faults-repeat 5` gives each fault a run of its own, five times, each in
+another stage, with the network cut for five minutes ($AUTOCODER_TEST_CUT_SECONDS).
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,8 +26,9 @@ STAGES = 8
 """Faults hit when so many stages are finished, in turn; a run has a few more."""
 
 IN_ONE_RUN = ("handed-to-two", "server-killed", "postgres-killed", "redis-lost", "network-cut")
-"""Not the killed process, which is test_production's; nor the lost host, whose heartbeat is missed after seven minutes.
-Starts are four in all, by housekeeping: the first, one after the full disk, the second process, and one to spare.
+"""Not the killed process, which is test_production's; nor the lost host, whose heartbeat is missed
+after seven minutes. Starts are four in all, by housekeeping: the first, one after the full disk,
+the second process, and one to spare.
 """
 
 
@@ -36,10 +38,23 @@ def worker(stack: Stack) -> Iterator[Worker]:
     proxy = Proxy(int(stack.api.rpartition(":")[2].partition("/")[0]))
     own = Worker(stack, "faults", proxy)
     own.start()
-    stack.wait("the pool", lambda: any(p["name"] == "faults" for p in stack.post("/work_pools/filter").json()))
+    stack.wait(
+        "the pool",
+        lambda: any(p["name"] == "faults" for p in stack.post("/work_pools/filter").json()),
+    )
     known = stack.deployment("retrain/demo")
-    kept = ("flow_id", "entrypoint", "pull_steps", "parameters", "parameter_openapi_schema", "enforce_parameter_schema")
-    made = stack.post("/deployments/", {k: known[k] for k in kept} | {"name": "faults", "work_pool_name": "faults"})
+    kept = (
+        "flow_id",
+        "entrypoint",
+        "pull_steps",
+        "parameters",
+        "parameter_openapi_schema",
+        "enforce_parameter_schema",
+    )
+    made = stack.post(
+        "/deployments/",
+        {k: known[k] for k in kept} | {"name": "faults", "work_pool_name": "faults"},
+    )
     assert made.status_code in (200, 201), made.text
     yield own
     own.stop()
@@ -51,7 +66,9 @@ PACE = 5
 
 
 def longer(stack: Stack, pace: int) -> dict[str, Any]:
-    """A training run whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
+    """A training run whose stages take a few seconds each, times the pace, so that a fault finds
+    one at work.
+    """
     epochs = {"adamw": {"epochs": 20 * pace}, "sgd": {"epochs": 30 * pace}}
     draws = {"risk_draws": 400, "sensitivity_draws": 400}
     return with_settings(small(stack, seed=SEED), {"fit": epochs, "pseudo_posterior": draws})
@@ -59,12 +76,18 @@ def longer(stack: Stack, pace: int) -> dict[str, Any]:
 
 def manifests(home: Path) -> dict[str, bytes]:
     root = home / "private" / "stages"
-    return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
+    return {
+        str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))
+    }
 
 
 def give_key(stack: Stack, home: Path) -> None:
-    """Gives a workspace the registry key of the stack's: a ledger has one, and with it stages have the same names."""
-    shared, own = (Workspace(folder).create().private / "registry.key" for folder in (stack.home, home))
+    """Gives a workspace the registry key of the stack's: a ledger has one, and with it stages have
+    the same names.
+    """
+    shared, own = (
+        Workspace(folder).create().private / "registry.key" for folder in (stack.home, home)
+    )
     for file in (shared, own):
         if not file.exists():
             file.write_bytes(b"k" * 32 if file == shared else shared.read_bytes())
@@ -78,7 +101,9 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
         give_key(stack, home)
-        parameters = with_settings(longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}})
+        parameters = with_settings(
+            longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}}
+        )
         run = start(stack, "retrain/faults", parameters).json()
         done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
         assert done["state_type"] == "COMPLETED", done["state"]
@@ -88,13 +113,18 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
 
 
 def hurt(scene: Scene, home: Path, fault: str, *, after: int) -> None:
-    scene.stack.wait(f"{after} stages", lambda: len(manifests(home)) >= after or ended(scene.stack, scene.run["id"]))
+    scene.stack.wait(
+        f"{after} stages",
+        lambda: len(manifests(home)) >= after or ended(scene.stack, scene.run["id"]),
+    )
     assert not ended(scene.stack, scene.run["id"]), f"the run was over before {fault}"
     FAULTS[fault](scene)
 
 
 def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path) -> None:
-    """The run completes with the unbroken one's stages, byte for byte, and one release follows its approval."""
+    """The run completes with the unbroken one's stages, byte for byte, and one release follows its
+    approval.
+    """
     stack, run_id = scene.stack, scene.run["id"]
     done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
     assert done["state_type"] == "COMPLETED", done["state"]
@@ -104,7 +134,9 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
     asked = stack.wait("the release run", lambda: release_run(stack, run_id))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
     assert releases(stack, of_run=run_id) == []
-    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(key), "--yes", "--post")
+    posted = stack.command(
+        "approve", asked["parameters"]["plan"], "--key", str(key), "--yes", "--post"
+    )
     assert posted.returncode == 0, posted.stderr
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=run_id)
@@ -113,10 +145,14 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
     assert stack.command("ledger", "verify").returncode == 0
 
 
-def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
+def begin(
+    stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int
+) -> Scene:
     """Start a training run in a workspace of its own, under a label of its own."""
     give_key(stack, home)
-    parameters = with_settings(longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}})
+    parameters = with_settings(
+        longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}}
+    )
     run = start(stack, "retrain/faults", parameters).json()
     return Scene(stack, worker, run, cut_seconds)
 
@@ -139,7 +175,9 @@ def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
 def test_all_faults_in_one_run(
     stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
 ) -> None:
-    """The disk is full, the run is handed to two, server and database die, Redis forgets, the network is cut."""
+    """The disk is full, the run is handed to two, server and database die, Redis forgets, the
+    network is cut.
+    """
     home = stack.folder / "all-faults"
     with own_disk(home) as disk:
         scene = begin(stack, worker, home, home.name, cut_seconds=10, pace=PACE)
@@ -154,8 +192,8 @@ def test_all_faults_in_one_run(
 def test_a_database_that_is_away_ends_no_run(
     stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
 ) -> None:
-    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: Prefect's and the ledger's. It
-    goes on, or, where it reads the ledger meanwhile, is taken up.
+    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: Prefect's and
+    the ledger's. It goes on, or, where it reads the ledger meanwhile, is taken up.
     """
     home, expected = stack.folder / "database-away", unbroken(PACE)
     scene = begin(stack, worker, home, home.name, cut_seconds=2, pace=PACE)
@@ -168,14 +206,21 @@ def test_a_database_that_is_away_ends_no_run(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fault" in metafunc.fixturenames:
         rounds = range(int(metafunc.config.getoption("--faults-repeat") or 0))
-        none = [pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))]
+        none = [
+            pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))
+        ]
         each = [(f, n) for n in rounds for f in (*FAULTS, "disk-full")]
         metafunc.parametrize(("fault", "number"), each or none, ids=lambda value: str(value))
 
 
 @pytest.mark.long
 def test_one_fault(
-    stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path, fault: str, number: int
+    stack: Stack,
+    worker: Worker,
+    unbroken: Callable[[int], dict[str, bytes]],
+    officer: Path,
+    fault: str,
+    number: int,
 ) -> None:
     """Each fault alone, in a stage that differs from round to round."""
     home = stack.folder / f"{fault}-{number}"
@@ -194,7 +239,9 @@ def test_one_fault(
 
 
 def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> None:
-    """As the page's *Cancel* does it, in the middle of a long training: no process, no plan, no release."""
+    """As the page's *Cancel* does it, in the middle of a long training: no process, no plan, no
+    release.
+    """
     home = stack.folder / "cancelled"
     settings = {"fit": {"adamw": {"epochs": 10_000}}, "run": {"home": str(home)}}
     run = start(stack, "retrain/demo", with_settings(small(stack, seed=SEED), settings)).json()

@@ -1,5 +1,6 @@
-"""The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what. The
-tests go on from each other's state, in their order."""
+"""The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who
+may do what. The tests go on from each other's state, in their order.
+"""
 
 import os
 import signal
@@ -18,7 +19,12 @@ pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(240
 def test_the_api_refuses_whoever_does_not_log_in(stack: Stack) -> None:
     for path in ("/flow_runs/filter", "/deployments/filter", "/admin/database/clear"):
         assert httpx.post(f"{stack.api}{path}", json={}, timeout=30).status_code == 401
-        assert httpx.post(f"{stack.api}{path}", json={}, auth=("operator", "guess"), timeout=30).status_code == 401
+        assert (
+            httpx.post(
+                f"{stack.api}{path}", json={}, auth=("operator", "guess"), timeout=30
+            ).status_code
+            == 401
+        )
     assert stack.post("/flow_runs/filter").status_code == 200
 
 
@@ -26,9 +32,15 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
     """Prefect's role does not see the ledger; the pipeline's role may add to it, and nothing else."""
 
     def connect(role: str, database: str) -> psycopg.Connection:
-        return psycopg.connect(stack.ledger_url(role, database).replace("+psycopg", ""), autocommit=True)
+        return psycopg.connect(
+            stack.ledger_url(role, database).replace("+psycopg", ""), autocommit=True
+        )
 
-    for role, database in (("prefect", "ledger"), ("autocoder", "prefect"), ("ledger_owner", "prefect")):
+    for role, database in (
+        ("prefect", "ledger"),
+        ("autocoder", "prefect"),
+        ("ledger_owner", "prefect"),
+    ):
         with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
             connect(role, database)
     with connect("autocoder", "ledger") as connection:
@@ -42,7 +54,9 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
 
 
 def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
-    """It is in the database long before its hour, so that no one has to be there to schedule it then."""
+    """It is in the database long before its hour, so that no one has to be there to schedule it
+    then.
+    """
     wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-formal")["id"]]}}}
     (first, *_) = stack.wait("its schedule", lambda: stack.post("/flow_runs/filter", wanted).json())
     assert first["state_type"] == "SCHEDULED"
@@ -55,7 +69,12 @@ def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
     """A file, a column and a text of the wrong kind by the server, and no run comes of it."""
-    for field, wrong in (("advanced", {"fit": {}}), ("source", ""), ("label_column", ""), ("mechanism", "formal")):
+    for field, wrong in (
+        ("advanced", {"fit": {}}),
+        ("source", ""),
+        ("label_column", ""),
+        ("mechanism", "formal"),
+    ):
         parameters = small(stack)
         parameters["parameters"][field] = wrong
         response = start(stack, "retrain/demo", parameters)
@@ -66,7 +85,10 @@ def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
 def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
     """Out of range and misspelt: what is in the YAML text is read when the run begins."""
     runs = []
-    for name, value, said in (("epochs", -1, "greater than"), ("epocs", 3, "Did you mean fit.adamw.epochs")):
+    for name, value, said in (
+        ("epochs", -1, "greater than"),
+        ("epocs", 3, "Did you mean fit.adamw.epochs"),
+    ):
         parameters = with_settings(small(stack), {"fit": {"adamw": {name: value}}})
         runs.append((start(stack, "retrain/demo", parameters).json(), said))
     for run, said in runs:
@@ -75,8 +97,12 @@ def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
         assert said in done["state"]["message"]
 
 
-def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
-    """A scheduled training run whose process dies by SIGKILL continues, and ends with one release run that waits."""
+def test_killed_in_training_it_is_taken_up_and_asks_for_approval(
+    stack: Stack, officer: Path
+) -> None:
+    """A scheduled training run whose process dies by SIGKILL continues, and ends with one release
+    run that waits.
+    """
     # more than the kill takes, on a fast machine too
     parameters = with_settings(small(stack), {"fit": {"adamw": {"epochs": 50}}})
     run = start(stack, "retrain/demo", parameters, after=3).json()
@@ -101,22 +127,30 @@ def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, o
 
 
 def test_everything_may_die_while_it_waits(stack: Stack) -> None:
-    """PostgreSQL, Redis, server, services and workers by SIGKILL: they come back, and the run still waits."""
+    """PostgreSQL, Redis, server, services and workers by SIGKILL: they come back, and the run still
+    waits.
+    """
     before = stack.state["processes"]
     (waiting,) = stack.runs("release")
     for process in before.values():
         os.kill(process, signal.SIGKILL)
-    stack.wait("the restart", lambda: all(stack.state["processes"][name] != before[name] for name in before))
+    stack.wait(
+        "the restart",
+        lambda: all(stack.state["processes"][name] != before[name] for name in before),
+    )
     stack.wait("the waiting run", lambda: stack.run(waiting["id"])["state_name"] == "Suspended")
 
 
 def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_path: Path) -> None:
-    """A text that is none is refused by the form; a stranger's is refused by the run, which waits on; the officer's
-    releases, once."""
+    """A text that is none is refused by the form; a stranger's is refused by the run, which waits
+    on; the officer's releases, once.
+    """
     (asked,) = stack.runs("release")
     plan = asked["parameters"]["plan"]
     for text in ("I approve. B. Officer", "A" * 100):
-        said = stack.post(f"/flow_runs/{asked['id']}/resume", {"run_input": {"decision": text}}).json()
+        said = stack.post(
+            f"/flow_runs/{asked['id']}/resume", {"run_input": {"decision": text}}
+        ).json()
         assert said["status"] == "REJECT"
         assert stack.run(asked["id"])["state_name"] == "Suspended"
 
@@ -124,9 +158,14 @@ def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_pa
     stack.command("keys", "new", "--out", str(stranger))
     # The rule against zombies may take the run up once more after such a night; it asks again then.
     stack.wait("the waiting run", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
-    posted = stack.command("approve", plan, "--key", str(stranger / "signing-key.pem"), "--yes", "--post")
+    posted = stack.command(
+        "approve", plan, "--key", str(stranger / "signing-key.pem"), "--yes", "--post"
+    )
     assert posted.returncode == 0, posted.stderr
-    stack.wait("its refusal", lambda: [line for line in stack.said(asked["id"]) if "does not count" in line])
+    stack.wait(
+        "its refusal",
+        lambda: [line for line in stack.said(asked["id"]) if "does not count" in line],
+    )
     stack.wait("waiting again", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
     assert releases(stack) == []
 

@@ -48,11 +48,15 @@ def _mechanism(out: str) -> None:
 
 
 def _classifier(out: str) -> None:
-    rows = re.findall(r"^(\S+): accuracy ([\d.]+), epsilon (\S+), delta (\S+) \((.+)\)$", out, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^(\S+): accuracy ([\d.]+), epsilon (\S+), delta (\S+) \((.+)\)$", out, flags=re.MULTILINE
+    )
     (plain, best, *unclaimed), *private = rows
     assert (plain, unclaimed) == ("non-private", ["None", "None", "none"])
     assert len(private) == 2
-    assert all(4.95 <= float(epsilon) <= 5 and kind == "formal" for _, _, epsilon, _, kind in private)
+    assert all(
+        4.95 <= float(epsilon) <= 5 and kind == "formal" for _, _, epsilon, _, kind in private
+    )
     assert all(float(accuracy) >= float(best) - 0.02 for _, accuracy, *_ in private)
 
 
@@ -64,7 +68,9 @@ CHECKS: Mapping[str, Callable[[str], None]] = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_says_what_is_true(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_runs_and_says_what_is_true(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Short, and its figures are those of its claim. A new example needs a check here."""
     monkeypatch.setattr(sys, "argv", [str(example)])
     out = io.StringIO()
@@ -82,14 +88,19 @@ def _no_classifier() -> Any:
     raise AssertionError("this mechanism has a model of its own")
 
 
-def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished fit is not drawn again, its model loads itself, and it cannot be released; a record moves
-    the table, and noise is added to it, by what the event says."""
+def test_the_walked_through_mechanism_keeps_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished fit is not drawn again, its model loads itself, and it cannot be released; a
+    record moves the table, and noise is added to it, by what the event says.
+    """
     example = _from_example()
     labels = torch.arange(60) % 3
     features = torch.randn(60, 4)
     records = Records(FeatureInputs(features), labels)
-    plan = example["OutputPerturbation"]().plan(Task(records=60, classes=3, target_epsilon=4.0, delta=1e-4))
+    plan = example["OutputPerturbation"]().plan(
+        Task(records=60, classes=3, target_epsilon=4.0, delta=1e-4)
+    )
     run = Run(classes=3, seed=0, classifier=_no_classifier, folder=tmp_path)
     first = plan.fit(records, run)
     again = plan.fit(records, run)
@@ -101,7 +112,9 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, m
     tables: list[torch.Tensor] = []
     stds: set[Fraction] = set()
 
-    def spied(_: noise.SecretStream, table: torch.Tensor, *, std: Fraction, purpose: str, step: int) -> torch.Tensor:
+    def spied(
+        _: noise.SecretStream, table: torch.Tensor, *, std: Fraction, purpose: str, step: int
+    ) -> torch.Tensor:
         tables.append(table * 2.0**-30)
         stds.add(std / 2**30)
         return table
@@ -111,14 +124,21 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, m
         fewer = Records(FeatureInputs(features[kept]), labels[kept])
         plan.fit(fewer, Run(classes=3, seed=0, classifier=_no_classifier, resampled=True))
     assert stds == {Fraction(plan.event.noise_multiplier) * Fraction(plan.event.l2_sensitivity)}
-    assert float((tables[0] - tables[1]).norm()) == pytest.approx(plan.event.l2_sensitivity, rel=1e-5)
+    assert float((tables[0] - tables[1]).norm()) == pytest.approx(
+        plan.event.l2_sensitivity, rel=1e-5
+    )
 
 
 def test_the_page_quotes_the_example() -> None:
-    """Every block of Python on the page is a part of the file, whole lines of it, at some indentation."""
+    """Every block of Python on the page is a part of the file, whole lines of it, at some
+    indentation.
+    """
     code = (ROOT / "examples" / "own_mechanism.py").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "how-to" / "add-a-mechanism.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) >= 5
     for block in blocks:
-        assert any("\n" + textwrap.indent(block, indent) in "\n" + code for indent in ("", " " * 4, " " * 8)), block
+        assert any(
+            "\n" + textwrap.indent(block, indent) in "\n" + code
+            for indent in ("", " " * 4, " " * 8)
+        ), block

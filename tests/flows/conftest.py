@@ -1,4 +1,6 @@
-"""What tests of the commands share, all of pytest's processes together: libraries, a server, a finished job."""
+"""What tests of the commands share, all of pytest's processes together: libraries, a server, a
+finished job.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,13 +45,16 @@ def new(common: Path, small_data: tuple[Path, Path]) -> Iterator[Job]:
 @pytest.fixture(scope="session")
 def served(common: Path, server: str, new: Job) -> Job:
     """The same job with the shared Prefect server."""
-    return new.at(new.home, env=environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect")))
+    return new.at(
+        new.home, env=environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect"))
+    )
 
 
 @pytest.fixture(scope="session")
 def finished(common: Path, new: Job) -> Job:
-    """A job that ran to its end unbroken. Tests must not change its workspace; `stdout` and `stderr` beside it are what
-    it printed."""
+    """A job that ran to its end unbroken. Tests must not change its workspace; `stdout` and
+    `stderr` beside it are what it printed.
+    """
 
     def run(folder: Path) -> None:
         done = new.at(folder / "home").run("--json")
@@ -65,7 +70,16 @@ def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
     """A workspace under a policy of two approvals, and a plan to release into it."""
     job = finished.copy(tmp_path / "home")
     policy = write_policy(tmp_path, "officer", "director", minimum=2)
-    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
+    change = (
+        "--policy",
+        str(policy),
+        "--requester",
+        "lead",
+        "--reason",
+        "start",
+        "--home",
+        str(job.home),
+    )
     command("ledger", "change-policy", *change)
     return job, str(job.planned_as(finished))
 

@@ -1,4 +1,6 @@
-"""Commands in pytest's own process: those that load neither torch nor a server, and those that are refused."""
+"""Commands in pytest's own process: those that load neither torch nor a server, and those that are
+refused.
+"""
 
 import os
 import sys
@@ -31,14 +33,20 @@ def command(*arguments: object) -> str:
 
 
 class CommandRunner:
-    """A command that ends itself: the exit code and what stderr says. What it sets in the environment is undone."""
+    """A command that ends itself: the exit code and what stderr says. What it sets in the
+    environment is undone.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *arguments: str | Path) -> tuple[int, str]:
         words = ["autocoder", *map(str, arguments)]
-        with patch.dict(os.environ), patch.object(sys, "argv", words), pytest.raises(SystemExit) as end:
+        with (
+            patch.dict(os.environ),
+            patch.object(sys, "argv", words),
+            pytest.raises(SystemExit) as end,
+        ):
             cli.main()
         return int(end.value.code or 0), self._capsys.readouterr().err
 

@@ -24,7 +24,12 @@ from storage.ledger.records import VARIABLE
 from storage.paths import Workspace
 
 SMALL = (
-    *("fit.adamw.epochs=2", "fit.sgd.epochs=4", "fit.swag.rank=3", "pseudo_posterior.risk_draws=40"),
+    *(
+        "fit.adamw.epochs=2",
+        "fit.sgd.epochs=4",
+        "fit.swag.rank=3",
+        "pseudo_posterior.risk_draws=40",
+    ),
     "pseudo_posterior.sensitivity_draws=40",
 )
 """Settings that make the demo profile take seconds."""
@@ -33,14 +38,26 @@ ENCODED = ("ingest", "features")
 """Stages that every job on the same records has."""
 
 MARKER = "zebrafinch quicksilver marzipan"
-"""Words that no code, template or vocabulary holds; every tenth narrative of the data ends with them."""
+"""Words that no code, template or vocabulary holds; every tenth narrative of the data ends with
+them.
+"""
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a user who has set nothing of ours or of Prefect's but the tests' one registry key; one
-    thread: files run two at once."""
-    shared = {k: v for k, v in os.environ.items() if k == VARIABLE or not k.startswith(("PREFECT_", "AUTOCODER_"))}
-    quiet = {"NO_COLOR": "1", "COLUMNS": "200", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    """The environment of a user who has set nothing of ours or of Prefect's but the tests' one
+    registry key; one thread: files run two at once.
+    """
+    shared = {
+        k: v
+        for k, v in os.environ.items()
+        if k == VARIABLE or not k.startswith(("PREFECT_", "AUTOCODER_"))
+    }
+    quiet = {
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
     return shared | quiet | {"OMP_NUM_THREADS": "1"} | changes
 
 
@@ -58,11 +75,22 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 
 def start_server(folder: Path, **settings: str) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a Prefect server, on SQLite in `folder` without other settings; the process and the API's address, once it
-    answers."""
+    """Start a Prefect server, on SQLite in `folder` without other settings; the process and the
+    API's address, once it answers.
+    """
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
         env=environment(PREFECT_HOME=str(folder), **settings),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -83,7 +111,9 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def prefect_server(folder: Path, **settings: str) -> Iterator[str]:
-    """A Prefect server of its own, on SQLite in `folder` without other settings; gives the API's address."""
+    """A Prefect server of its own, on SQLite in `folder` without other settings; gives the API's
+    address.
+    """
     process, url = start_server(folder / "server", **settings)
     try:
         yield url
@@ -93,10 +123,16 @@ def prefect_server(folder: Path, **settings: str) -> Iterator[str]:
 
 
 def start_warm(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the process that commands are forks of; it takes commands as soon as its socket is there."""
-    address = Path(tempfile.mkdtemp(prefix="autocoder-")) / "socket"  # a socket's path must be short
+    """Start the process that commands are forks of; it takes commands as soon as its socket is
+    there.
+    """
+    address = (
+        Path(tempfile.mkdtemp(prefix="autocoder-")) / "socket"
+    )  # a socket's path must be short
     command = [sys.executable, str(Path(__file__).with_name("warm.py")), str(address)]
-    process = subprocess.Popen(command, env=environment(**warm.AT_LOADING, PYTHONPATH=os.pathsep.join(sys.path)))
+    process = subprocess.Popen(
+        command, env=environment(**warm.AT_LOADING, PYTHONPATH=os.pathsep.join(sys.path))
+    )
     while not address.exists():
         assert process.poll() is None, "the process for commands ended before it took one"
         time.sleep(0.05)
@@ -120,30 +156,48 @@ class Job:
         return replace(self, home=home, **changes)
 
     def copy(self, home: Path, *names: str) -> Job:
-        """The same job in a workspace where its stages, or those of these names, are finished; nothing was released."""
+        """The same job in a workspace where its stages, or those of these names, are finished;
+        nothing was released.
+        """
         private, stages = Workspace(home).create().private, self.home / "private" / "stages"
         for name in names or [folder.name for folder in stages.iterdir()]:
             shutil.copytree(stages / name, private / "stages" / name, copy_function=os.link)
         return self.at(home)
 
     def planned_as(self, other: Job) -> Path:
-        """The plan of another job as this workspace would have made it: of its own artifacts, under its own ledger."""
+        """The plan of another job as this workspace would have made it: of its own artifacts, under
+        its own ledger.
+        """
         from storage.ledger import Ledger
         from storage.ledger.journal import journals_of
         from tasks.releasing.plan import PlannedRelease
         from tasks.running.stage import Context
 
         (made,) = (other.home / "private" / "plans").glob("*.json")
-        content = json.loads(made.read_text().replace(str(other.home.resolve()), str(self.home.resolve())))
+        content = json.loads(
+            made.read_text().replace(str(other.home.resolve()), str(self.home.resolve()))
+        )
         content["plan"]["ledger"] = None
         workspace, context = Workspace(self.home), Context(home=str(self.home))
         ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
-        return PlannedRelease.model_validate_json(json.dumps(content)).bind(ledger, context).save(context)
+        return (
+            PlannedRelease.model_validate_json(json.dumps(content))
+            .bind(ledger, context)
+            .save(context)
+        )
 
     def options(self) -> list[str]:
         """Data and settings, as `retrain`, `compare` and `audit` take them."""
         settings = [part for setting in self.settings for part in ("--set", setting)]
-        return ["--profile", "demo", "--data", str(self.data), "--codelist", str(self.codelist), *settings]
+        return [
+            "--profile",
+            "demo",
+            "--data",
+            str(self.data),
+            "--codelist",
+            str(self.codelist),
+            *settings,
+        ]
 
     def arguments(self, *extra: str) -> list[str]:
         """The training run as a command line, for a process of its own."""
@@ -154,12 +208,17 @@ class Job:
         return self.command("retrain", *self.options(), *extra)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return warm.command(self.warm, *arguments, "--home", str(self.home), env=self.env, timeout=500)
+        return warm.command(
+            self.warm, *arguments, "--home", str(self.home), env=self.env, timeout=500
+        )
 
     def stages(self) -> dict[str, bytes]:
         """Manifest of each finished stage: it holds the digest of every file."""
         root = self.home / "private" / "stages"
-        return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
+        return {
+            str(p.parent.relative_to(root)): p.read_bytes()
+            for p in sorted(root.rglob("manifest.json"))
+        }
 
     def ledger(self) -> list[dict[str, Any]]:
         return json.loads(self.command("ledger", "show", "--json").stdout)["rows"]

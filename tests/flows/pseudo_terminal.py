@@ -12,12 +12,18 @@ from contextlib import suppress
 
 
 def seen(width: int, *arguments: object, code: int = 0) -> list[str]:
-    """Returns the lines that a command writes on a terminal of this width, without colours and movements."""
+    """Returns the lines that a command writes on a terminal of this width, without colours and
+    movements.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")} | {"TERM": "xterm"}
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")} | {
+        "TERM": "xterm"
+    }
     command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, close_fds=True)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, close_fds=True
+    )
     os.close(theirs)
     output = b""
     with suppress(OSError):  # the terminal ends with the process

@@ -1,4 +1,6 @@
-"""Process workers of a real Prefect server, and their ends; a run of theirs that stands still where a test wants it."""
+"""Process workers of a real Prefect server, and their ends; a run of theirs that stands still where
+a test wants it.
+"""
 
 import os
 import signal
@@ -24,11 +26,28 @@ def workers(
     started = []
     served = [part for queue in queues for part in ("--work-queue", queue)]
     for i in range(number):
-        own = {"PREFECT_HOME": str(folder / f"prefect-{i}"), "AUTOCODER_HOME": str(folder / f"worker-{i}")}
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, *served, "--limit", "1"]
+        own = {
+            "PREFECT_HOME": str(folder / f"prefect-{i}"),
+            "AUTOCODER_HOME": str(folder / f"worker-{i}"),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            "--pool",
+            pool,
+            *served,
+            "--limit",
+            "1",
+        ]
         started.append(
             subprocess.Popen(
-                [*command, "--name", f"{pool}-{i}"], env=env | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [*command, "--name", f"{pool}-{i}"],
+                env=env | own,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         )
     try:
@@ -49,10 +68,13 @@ def runs_of(server: str, flow: str) -> list[dict[str, Any]]:
     return _asked(f"{server}/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
 
 
-def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *, with_worker: bool = False) -> str:
-    """SIGKILL to all that a worker has started, once its run of the flow is at work; returns the run's id. Its
-    processes are halted first, so that the run can't end before. With its worker it dies after its first heartbeat;
-    `kill_with_worker` is for one that dies before."""
+def kill_a_run(
+    server: str, flow: str, started: list[subprocess.Popen[bytes]], *, with_worker: bool = False
+) -> str:
+    """SIGKILL to all that a worker has started, once its run of the flow is at work; returns the
+    run's id. Its processes are halted first, so that the run can't end before. With its worker it
+    dies after its first heartbeat; `kill_with_worker` is for one that dies before.
+    """
     while True:  # the test's own limit ends it
         for worker in started:
             at_work = psutil.Process(worker.pid).children(recursive=True)
@@ -78,7 +100,9 @@ def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None
 
 
 def _running(server: str, flow: str, processes: Sequence[psutil.Process]) -> list[dict[str, Any]]:
-    """Returns the runs of a flow that these processes are at; none unless all of them are `Running` on the server."""
+    """Returns the runs of a flow that these processes are at; none unless all of them are `Running`
+    on the server.
+    """
     ids: set[str | None] = set()
     for process in processes:
         with suppress(psutil.Error):
@@ -88,8 +112,9 @@ def _running(server: str, flow: str, processes: Sequence[psutil.Process]) -> lis
 
 
 def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:
-    """Name the process to the test. Prefect calls this when the server has the run as `Running`, and sends the first
-    heartbeat afterwards."""
+    """Name the process to the test. Prefect calls this when the server has the run as `Running`,
+    and sends the first heartbeat afterwards.
+    """
     folder = Path(flow_run.parameters["folder"])
     number = len(list(folder.glob("start-*")))
     named = folder / f"start-{number}.partial"
@@ -101,7 +126,8 @@ def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:
 
 @flow(name="audit", on_running=[_stand_still], persist_result=False)
 def standing(folder: str, still: int) -> None:
-    """A run of one of our flows' names. It has no task and logs nothing; it ends once the file `go` is in the folder.
+    """A run of one of our flows' names. It has no task and logs nothing; it ends once the file `go`
+    is in the folder.
 
     Args:
         folder: where it names its process, in a file for each start.
@@ -122,7 +148,9 @@ def deployed(client: SyncPrefectClient, pool: str) -> Any:
 
 
 def kill_with_worker(folder: Path, number: int, started: list[subprocess.Popen[bytes]]) -> None:
-    """SIGKILL to the worker whose run of `standing` is at this start, and to all that it has started."""
+    """SIGKILL to the worker whose run of `standing` is at this start, and to all that it has
+    started.
+    """
     named = folder / f"start-{number}"
     while not named.exists():  # the test's own limit ends it
         time.sleep(0.1)
@@ -138,7 +166,10 @@ def kill_with_worker(folder: Path, number: int, started: list[subprocess.Popen[b
 
 def has_beaten(server: str, run: str) -> bool:
     """Whether the server got a heartbeat of the run."""
-    beats = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
+    beats = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{run}"]},
+    }
     return bool(_asked(f"{server}/events/filter", {"filter": beats})["events"])
 
 

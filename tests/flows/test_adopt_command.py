@@ -37,7 +37,8 @@ def own(sealed: Sealed, tmp_path: Path, narratives: Callable[..., list[str]]) ->
     command("code", "--bundle", sealed.folder, "--data", source, "--text", "Text", "--out", out)
     codes = [row["code"] for row in read_csv(out)]
     other = {
-        code: codes[0] if code != codes[0] else next(c for c in [*codes, "111"] if c != codes[0]) for code in codes
+        code: codes[0] if code != codes[0] else next(c for c in [*codes, "111"] if c != codes[0])
+        for code in codes
     }
     records = [
         {"Text": row["Text"], "Code": row["code"] if n % 10 else other[row["code"]]}
@@ -50,23 +51,37 @@ def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, s
     return invoke("adopt", archive, "--key", sealed.trust.pinned, "--out", out, *more)
 
 
-def test_unlisted_codes_are_refused_or_errors(archive: Path, sealed: Sealed, own: Path, tmp_path: Path) -> None:
-    """Refused before anything is written, with the option that takes them; with it fewer rows are right."""
+def test_unlisted_codes_are_refused_or_errors(
+    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
+) -> None:
+    """Refused before anything is written, with the option that takes them; with it fewer rows are
+    right.
+    """
     rows = read_csv(own)
-    strange = write_csv(tmp_path / "strange.csv", [row | {"Code": "no-code"} for row in rows[:60]] + rows[60:])
+    strange = write_csv(
+        tmp_path / "strange.csv", [row | {"Code": "no-code"} for row in rows[:60]] + rows[60:]
+    )
     given, folder = ("--text", "Text", "--label", "Code"), tmp_path / "coder"
-    with pytest.raises(InputError, match=r"60 of 300 codes are not on the list .* --allow-unlisted"):
+    with pytest.raises(
+        InputError, match=r"60 of 300 codes are not on the list .* --allow-unlisted"
+    ):
         _adopt(archive, sealed, folder, "--data", strange, *given)
     assert not folder.exists()
     best = {}
     for name, data in (("listed", own), ("unlisted", strange)):
-        code, said, _ = _adopt(archive, sealed, tmp_path / name, "--data", data, *given, "--allow-unlisted")
+        code, said, _ = _adopt(
+            archive, sealed, tmp_path / name, "--data", data, *given, "--allow-unlisted"
+        )
         assert code == 0, said
-        best[name] = json.loads((tmp_path / name / "thresholds.json").read_text())["reached"]["accuracy_of_all"]
+        best[name] = json.loads((tmp_path / name / "thresholds.json").read_text())["reached"][
+            "accuracy_of_all"
+        ]
     assert best["unlisted"] < best["listed"]
 
 
-def test_later_commands_take_settings_from_it(archive: Path, sealed: Sealed, own: Path, tmp_path: Path) -> None:
+def test_later_commands_take_settings_from_it(
+    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
+) -> None:
     """Adopted with own records, `code` needs neither --text nor --accuracy; a page sums each up."""
     folder = tmp_path / "coder"
     given = ("--data", own, "--text", "Text", "--label", "Code", "--accuracy", "0.8", "--sets")
@@ -82,7 +97,9 @@ def test_later_commands_take_settings_from_it(archive: Path, sealed: Sealed, own
     code, said, _ = invoke("code", "--bundle", folder, "--data", own, "--out", out, "--json")
     known = json.loads(said)
     fitted = json.loads((folder / "thresholds.json").read_text())["thresholds"]
-    assert known["threshold"] == next(one["threshold"] for one in fitted if one["target_accuracy"] == 0.8)
+    assert known["threshold"] == next(
+        one["threshold"] for one in fitted if one["target_accuracy"] == 0.8
+    )
     marked = sum(row["needs_review"] == "true" for row in read_csv(out))
     assert marked == known["needs_review"]
     summary = Path(known["summary"]).read_text(encoding="utf-8")
@@ -92,17 +109,38 @@ def test_later_commands_take_settings_from_it(archive: Path, sealed: Sealed, own
     if CHROMIUM is not None:
         check_accessible_file(folder / "report.html", Path(known["summary"]))
     chosen = invoke(
-        "code", "--bundle", folder, "--data", own, "--out", tmp_path / "b.csv", "--threshold", "0", "--json"
+        "code",
+        "--bundle",
+        folder,
+        "--data",
+        own,
+        "--out",
+        tmp_path / "b.csv",
+        "--threshold",
+        "0",
+        "--json",
     )
     assert json.loads(chosen[1])["threshold"] == 0
-    covered = ("code", "--bundle", folder, "--data", own, "--out", tmp_path / "c.csv", "--coverage", "0.9")
+    covered = (
+        "code",
+        "--bundle",
+        folder,
+        "--data",
+        own,
+        "--out",
+        tmp_path / "c.csv",
+        "--coverage",
+        "0.9",
+    )
     assert invoke(*covered)[0] == 0
     assert invoke("verify", folder)[0] == 0
     assert "fell" not in report + "".join(row["Code"] for row in read_csv(own))
 
 
 def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: Path) -> None:
-    """Rows by score and by code add up to those of the file; without a threshold nothing is for a person."""
+    """Rows by score and by code add up to those of the file; without a threshold nothing is for a
+    person.
+    """
     from tasks.coding import coded_summary
 
     out = tmp_path / "plain.csv"
@@ -116,11 +154,24 @@ def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: P
     assert f"<td>{codes.count(most):,}</td>" in page
 
 
-def test_a_summary_that_cannot_be_written_costs_no_row(sealed: Sealed, own: Path, tmp_path: Path) -> None:
+def test_a_summary_that_cannot_be_written_costs_no_row(
+    sealed: Sealed, own: Path, tmp_path: Path
+) -> None:
     """The coded file is whole, and a note says why it stands alone."""
     out = tmp_path / "plain.csv"
     (tmp_path / "plain.csv.summary.html").mkdir()
-    given = ("code", "--bundle", sealed.folder, "--data", own, "--text", "Text", "--out", out, "--json")
+    given = (
+        "code",
+        "--bundle",
+        sealed.folder,
+        "--data",
+        own,
+        "--text",
+        "Text",
+        "--out",
+        out,
+        "--json",
+    )
     code, said, noted = invoke(*given)
     assert (code, json.loads(said)["summary"]) == (0, None)
     assert "note: no summary" in noted
@@ -150,7 +201,9 @@ def test_what_cannot_be_adopted_leaves_nothing(
 def test_two_adoptions_into_one_folder_at_once(
     archive: Path, sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second to end is refused; the first's folder stays whole, and nothing of the second is left."""
+    """The second to end is refused; the first's folder stays whole, and nothing of the second is
+    left.
+    """
     from tasks.coding import adopt as module
 
     out, real = tmp_path / "coder", module._fill
@@ -170,13 +223,20 @@ def test_two_adoptions_into_one_folder_at_once(
         assert heading in page
 
 
-def test_a_revoked_or_changed_bundle_codes_no_more(archive: Path, sealed: Sealed, tmp_path: Path) -> None:
-    """The file of roots is read at each use: it revokes, and no older one brings back; a changed file is named."""
+def test_a_revoked_or_changed_bundle_codes_no_more(
+    archive: Path, sealed: Sealed, tmp_path: Path
+) -> None:
+    """The file of roots is read at each use: it revokes, and no older one brings back; a changed
+    file is named.
+    """
     roots, folder, signing = tmp_path / "roots.json", tmp_path / "coder", sealed.key
     chain = with_next_root((Root.first(signing.public_key()),), days=9)
     write_roots(roots, sign_newest(chain, signing))
     assert _adopt(archive, sealed, folder, "--roots", roots)[0] == 0
-    uses = (("code", "--bundle", folder, "x"), ("serve", "--bundle", folder, "--no-key", "--port", free_port()))
+    uses = (
+        ("code", "--bundle", folder, "x"),
+        ("serve", "--bundle", folder, "--no-key", "--port", free_port()),
+    )
     assert invoke(*uses[0])[0] == 0
     with pytest.raises(InputError, match="exists"):
         _adopt(archive, sealed, folder)
@@ -189,10 +249,16 @@ def test_a_revoked_or_changed_bundle_codes_no_more(archive: Path, sealed: Sealed
     assert invoke("verify", folder)[0] == 1
     licence.write_bytes(content)
     gone = RevokedRelease(
-        release_id=sealed.folder.name, bundle_digest="0" * 64, revoked_on="2026-11-01", reason="a wrong code list"
+        release_id=sealed.folder.name,
+        bundle_digest="0" * 64,
+        revoked_on="2026-11-01",
+        reason="a wrong code list",
     )
     older = roots.read_bytes()
-    write_roots(roots, sign_newest(with_next_root(sign_newest(chain, signing), revoked=(gone,), days=9), signing))
+    write_roots(
+        roots,
+        sign_newest(with_next_root(sign_newest(chain, signing), revoked=(gone,), days=9), signing),
+    )
     for arguments in uses:
         with pytest.raises(UnsoundBundle, match="a wrong code list"):
             invoke(*arguments)

@@ -1,5 +1,7 @@
-"""Plan, approve, release by the commands: a release that no one signed for does not happen. The plan and its artifacts
-are those of the finished job; each test has a workspace and a ledger of its own."""
+"""Plan, approve, release by the commands: a release that no one signed for does not happen. The
+plan and its artifacts are those of the finished job; each test has a workspace and a ledger of its
+own.
+"""
 
 import json
 import re
@@ -30,21 +32,29 @@ def refuse(job: Job, plan: str, name: str) -> str:
 
 
 def rows(job: Job, kind: str) -> list:
-    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == kind]
+    return [
+        row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == kind
+    ]
 
 
-def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tuple[Job, str]) -> None:
+def test_a_retrain_that_could_not_release_is_refused_before_it_trains(
+    site: tuple[Job, str],
+) -> None:
     """The plan to approve is there only after the training; the text says how to go about it."""
     job, _ = site
     with pytest.raises(InputError, match=r"2 signed approvals.*--plan-only.*autocoder audit PLAN"):
         command("retrain", *job.options(), "--home", str(job.home), "--dry-run")
 
 
-@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.save_decision"])
+@pytest.mark.parametrize(
+    "step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.save_decision"]
+)
 def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Wherever it died: no refusal is beside the plan that the ledger does not have, and there is one row."""
+    """Wherever it died: no refusal is beside the plan that the ledger does not have, and there is
+    one row.
+    """
     job, plan = site
     approve(job, plan, "officer")
     decisions = Path(plan).with_name(f"{Path(plan).stem}.decisions")
@@ -71,7 +81,9 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     with pytest.raises(InputError, match="already given"):
         approve(job, plan, "officer")
     write_policy(job.home.parent, "stranger", minimum=1)  # a file that is not in force lends no key
-    with pytest.raises(InputError, match=r"the policy does not list key .*Its approvers: director, officer"):
+    with pytest.raises(
+        InputError, match=r"the policy does not list key .*Its approvers: director, officer"
+    ):
         approve(job, plan, "stranger")
     refused = job.command("release", plan)
     assert refused.returncode == 2
@@ -93,8 +105,9 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
 
 
 def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> None:
-    """`plan show` in the terminal, as JSON and as a page; `approve` quotes leakage and budget before it signs. Looking
-    changes nothing that is signed."""
+    """`plan show` in the terminal, as JSON and as a page; `approve` quotes leakage and budget
+    before it signs. Looking changes nothing that is signed.
+    """
     job, plan = site
     for words in (["plan", plan], ["status", "--home", str(job.home)]):
         done = slow_imports.command(words, tmp_path)
@@ -120,7 +133,9 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     assert digest[:12] in err
     copy = tmp_path / Path(plan).name
     copy.write_bytes(Path(plan).read_bytes())
-    code, out, err = invoke("approve", copy, "--key", key, "--yes", "--print", "--home", tmp_path / "elsewhere")
+    code, out, err = invoke(
+        "approve", copy, "--key", key, "--yes", "--print", "--home", tmp_path / "elsewhere"
+    )
     assert code == 0
     assert "budget and audit cannot be shown: " in err
     assert "has no ledger" in err

@@ -1,6 +1,8 @@
-"""`audit`, the gate and `approve --despite-audit`, on a mechanism that claims much less than it leaks. Weights of 0.02
-shrink every loss that the claim is computed from; an optimiser that rescales its gradients hardly notices. So the claim
-is a fiftieth of an unweighted one, and the leak stays: what an audit is there to find."""
+"""`audit`, the gate and `approve --despite-audit`, on a mechanism that claims much less than it
+leaks. Weights of 0.02 shrink every loss that the claim is computed from; an optimiser that rescales
+its gradients hardly notices. So the claim is a fiftieth of an unweighted one, and the leak stays:
+what an audit is there to find.
+"""
 
 import json
 import re
@@ -23,8 +25,17 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 LEAKY = (
-    *("fit.adamw.epochs=10", "fit.sgd.epochs=4", "fit.swag.rank=3", "pseudo_posterior.risk_draws=40"),
-    *("pseudo_posterior.sensitivity_draws=40", "pseudo_posterior.c=0.02", "pseudo_posterior.reweight=false"),
+    *(
+        "fit.adamw.epochs=10",
+        "fit.sgd.epochs=4",
+        "fit.swag.rank=3",
+        "pseudo_posterior.risk_draws=40",
+    ),
+    *(
+        "pseudo_posterior.sensitivity_draws=40",
+        "pseudo_posterior.c=0.02",
+        "pseudo_posterior.reweight=false",
+    ),
     "release.enabled=false",
 )
 
@@ -46,7 +57,16 @@ def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("audit")
     policy = write_policy(folder, "officer", minimum=0)
     job = new.at(Workspace(folder / "home").create().home, settings=LEAKY)
-    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
+    change = (
+        "--policy",
+        str(policy),
+        "--requester",
+        "lead",
+        "--reason",
+        "start",
+        "--home",
+        str(job.home),
+    )
     command("ledger", "change-policy", *change)
     planned = job.run("--json")
     assert planned.returncode == 0, planned.stderr
@@ -65,29 +85,48 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert swag["figures"]["epsilon_lower_bound"] > 1.0
     assert swag["verdict"] == "contradicted"
     assert swag["confidence"] == 0.95
-    assert {bound["name"] for bound in swag["figures"]["bounds"]} == {"in-distribution", "mislabelled"}
+    assert {bound["name"] for bound in swag["figures"]["bounds"]} == {
+        "in-distribution",
+        "mislabelled",
+    }
     assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
 
 
 def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
-    """A plan without the audit that the policy wants ends with that sentence, though signatures are missing too."""
+    """A plan without the audit that the policy wants ends with that sentence, though signatures are
+    missing too.
+    """
     planned = PlannedRelease.load(Path(site.plan))
     rule = SimpleNamespace(minimum=1)
-    stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
+    stands: Any = SimpleNamespace(
+        missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule)
+    )
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        approval.may_release(CheckedPlan.of(planned, site.ledger), stands, file=site.plan, deployed=True)
-    other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
+        approval.may_release(
+            CheckedPlan.of(planned, site.ledger), stands, file=site.plan, deployed=True
+        )
+    other = planned.model_copy(
+        update={"candidate": planned.candidate.model_copy(update={"seed": 1})}
+    )
     unaudited: Any = SimpleNamespace(
         find=lambda key: None,
-        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict", digest="own"),
+        policy=lambda: SimpleNamespace(
+            require_audit=True, audit_reach=1.0, name="strict", digest="own"
+        ),
         rows=tuple,
     )
-    with pytest.raises(BudgetRefused, match="requires an audit that could have contradicted the claim"):
-        approval.may_release(CheckedPlan.of(other, unaudited), stands, file=site.plan, deployed=True)
+    with pytest.raises(
+        BudgetRefused, match="requires an audit that could have contradicted the claim"
+    ):
+        approval.may_release(
+            CheckedPlan.of(other, unaudited), stands, file=site.plan, deployed=True
+        )
 
 
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
-    """No draw before an officer has signed, with a reason; then the line is in row, statement, certificate and card."""
+    """No draw before an officer has signed, with a reason; then the line is in row, statement,
+    certificate and card.
+    """
     blocked = site.job.command("release", site.plan)
     assert blocked.returncode == 2
     assert "contradicts the claim: claimed ε 0.0" in blocked.stderr
@@ -98,7 +137,9 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert not any(row.kind == "release" for row in site.ledger.rows())
 
     key = str(site.job.home.parent / "officer" / "signing-key.pem")
-    with pytest.raises(InputError, match="the audit of row"):  # what `release` would refuse is not signed
+    with pytest.raises(
+        InputError, match="the audit of row"
+    ):  # what `release` would refuse is not signed
         command("approve", site.plan, "--key", key, "--yes")
     with pytest.raises(InputError, match="--reason: it is empty"):
         command("approve", site.plan, "--despite-audit", "--key", key, "--reason", " ")
@@ -124,16 +165,22 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
         r"\(95 % .*16 training runs.*\): contradicted; overridden by officer",
         said["line"],
     )
-    (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
+    (row,) = [
+        one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"
+    ]
     assert row.details["audit"]["line"] == said["line"]
     here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate.md"))
     command("ledger", "export", "page", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
     checked = CheckedPlan.of(planned, site.ledger)
     stands = approval.approval_status(Context(home=str(site.job.home)), checked)
-    plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext()))
+    plan = plan_page.markdown(
+        plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext())
+    )
     certificate = (tmp_path / "certificate.md").read_text()
-    measured = said["line"].split("; overridden")[0].removeprefix("c")  # a sentence of the plan begins with it
+    measured = (
+        said["line"].split("; overridden")[0].removeprefix("c")
+    )  # a sentence of the plan begins with it
     for told in (certificate, (bundle / PAGE).read_text(), plan):
         assert measured in told.replace("\\", "")
     assert "SWAG's Gaussian is the pseudo posterior. *If not:*" in plan
@@ -156,5 +203,7 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
 
     bare = tmp_path / "bare.json"
     bare.write_bytes(Path(site.plan).read_bytes())
-    with pytest.raises(InputError, match=r"bare\.settings, which holds its settings, is not next to it"):
+    with pytest.raises(
+        InputError, match=r"bare\.settings, which holds its settings, is not next to it"
+    ):
         command("audit", str(bare), "--home", str(tmp_path))

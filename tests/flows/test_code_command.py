@@ -22,9 +22,13 @@ def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is reported."""
+    """Line breaks inside quotes, blank narratives and other columns go through; nothing of a
+    narrative is reported.
+    """
     texts = {"=1+1": "Employee fell\nfrom a ladder.", "2": "", "3": "Burned by hot oil."}
-    source = write_csv(tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()])
+    source = write_csv(
+        tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()]
+    )
     out = tmp_path / "coded.csv"
     options = ("--text", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
     done = code(new, "--bundle", tiny_bundle, "--data", source, "--out", out, *options)
@@ -33,14 +37,16 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     assert [row["Text"] for row in coded] == list(texts.values())
     assert coded[0]["id"] == "'=1+1", "a formula is made text"
     for row in coded:
-        assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), "a blank narrative gets no code"
+        assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), (
+            "a blank narrative gets no code"
+        )
         assert not row["code"] or 0 <= float(row["score"]) <= 1
     told = json.loads(done.stdout)
     assert (told["rows"], told["blank"]) == (3, 1)
     assert {row["bundle_digest"] for row in coded} == {told["bundle_digest"]}
-    assert {(row["model"], row["classification"], row["classification_version"]) for row in coded} == {
-        ("tiny", "OIICS", "2.01")
-    }
+    assert {
+        (row["model"], row["classification"], row["classification_version"]) for row in coded
+    } == {("tiny", "OIICS", "2.01")}
     assert "ladder" not in done.stdout + done.stderr
 
 
@@ -59,13 +65,28 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     ids=["column", "empty", "encoding", "missing", "code taken", "no header", "suffix", "folder"],
 )
 def test_what_cannot_be_coded_leaves_no_output(
-    tiny_bundle: Path, tmp_path: Path, told: CommandRunner, content: bytes | None, column: str, out: str, said: str
+    tiny_bundle: Path,
+    tmp_path: Path,
+    told: CommandRunner,
+    content: bytes | None,
+    column: str,
+    out: str,
+    said: str,
 ) -> None:
     """One line, exit code 2, neither the output nor a part of it."""
     source = tmp_path / "new.csv"
     if content is not None:
         source.write_bytes(content)
-    arguments = ("--bundle", tiny_bundle, "--data", source, "--text", column, "--out", tmp_path / out)
+    arguments = (
+        "--bundle",
+        tiny_bundle,
+        "--data",
+        source,
+        "--text",
+        column,
+        "--out",
+        tmp_path / out,
+    )
     status, error = told("code", *arguments)
     assert (status, "error: " in error) == (2, True)
     assert said in error
@@ -74,13 +95,28 @@ def test_what_cannot_be_coded_leaves_no_output(
 
 
 @pytest.mark.servers
-def test_killed_it_goes_on(new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]) -> None:
-    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one."""
+def test_killed_it_goes_on(
+    new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an
+    unbroken one.
+    """
     texts = narratives(64_000)
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
-    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--json", "--out")
-    process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
+    arguments = (
+        "--bundle",
+        str(tiny_bundle),
+        "--data",
+        str(source),
+        "--text",
+        "Text",
+        "--json",
+        "--out",
+    )
+    process = subprocess.Popen(
+        command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL
+    )
     pieces = tmp_path / ".coded.csv.coding"
     while len(list(pieces.glob("*/*.parquet"))) < 3:
         assert process.poll() is None, "it ended before it could be killed; give it more rows"
@@ -98,14 +134,30 @@ def test_killed_it_goes_on(new: Job, tiny_bundle: Path, tmp_path: Path, narrativ
 
 
 @pytest.mark.servers
-def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
+def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(
+    new: Job, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for the full disk: the merge fails, the output of before
+    is untouched.
+    """
     source = write_csv(tmp_path / "new.csv", [{"Text": f"fell {n} " * 20} for n in range(3000)])
     out = tmp_path / "coded.csv"
     out.write_text("mine\n")
     line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
-    given = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--overwrite", "--out", str(out))
-    full = subprocess.run([*line, *command(*given)], capture_output=True, text=True, env=environment(), timeout=300)
+    given = (
+        "--bundle",
+        str(tiny_bundle),
+        "--data",
+        str(source),
+        "--text",
+        "Text",
+        "--overwrite",
+        "--out",
+        str(out),
+    )
+    full = subprocess.run(
+        [*line, *command(*given)], capture_output=True, text=True, env=environment(), timeout=300
+    )
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr
     assert "code: " in full.stderr
@@ -121,7 +173,10 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         (("--data", "a.csv"), "--out"),
         (("x", "--out", "a.csv"), "require --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
-        (("--data", "a.csv", "--out", "b.csv", "--engine", "many"), "--engine many: give a number of processes"),
+        (
+            ("--data", "a.csv", "--out", "b.csv", "--engine", "many"),
+            "--engine many: give a number of processes",
+        ),
     ):
         status, error = told("code", *arguments)
         assert status == 2

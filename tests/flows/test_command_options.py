@@ -36,8 +36,18 @@ def test_a_group_is_spread_into_options() -> None:
         typer.echo(json.dumps([group.name, group.twice, output.as_json, times]))
 
     runner = CliRunner()
-    assert json.loads(runner.invoke(app, ["--name", "a", "--json", "--times", "2"]).stdout) == ["a", False, True, 2]
-    assert json.loads(runner.invoke(app, ["--name", "a", "--twice"]).stdout) == ["a", True, False, 1]
+    assert json.loads(runner.invoke(app, ["--name", "a", "--json", "--times", "2"]).stdout) == [
+        "a",
+        False,
+        True,
+        2,
+    ]
+    assert json.loads(runner.invoke(app, ["--name", "a", "--twice"]).stdout) == [
+        "a",
+        True,
+        False,
+        1,
+    ]
     refused = runner.invoke(app, [])
     assert refused.exit_code == 2
     assert "--name" in refused.stderr
@@ -68,8 +78,9 @@ def every_command() -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("path", sorted(path for path, _ in every_command()))
 def test_help_fits_the_terminal_and_a_value_is_given_once(path: str) -> None:
-    """At most 80 columns and 12 options, without boxes; --help-all has every option; each option that takes one value
-    is refused when it is given twice, whatever the values are."""
+    """At most 80 columns and 12 options, without boxes; --help-all has every option; each option
+    that takes one value is refused when it is given twice, whatever the values are.
+    """
     command = dict(every_command())[path]
     short = CliRunner().invoke(cli.app, [*path.split(), "--help"]).stdout
     whole = CliRunner().invoke(cli.app, [*path.split(), "--help-all"]).stdout
@@ -90,7 +101,9 @@ def test_help_fits_the_terminal_and_a_value_is_given_once(path: str) -> None:
 def test_the_first_page_has_twelve_commands_and_the_other_all() -> None:
     """Training comes first; --help-all lists each that is not hidden."""
     first = CliRunner().invoke(cli.app, ["--help"]).stdout
-    offered = [line.split()[0] for line in first.splitlines() if line.startswith("  ") and line[2] != " "][2:]
+    offered = [
+        line.split()[0] for line in first.splitlines() if line.startswith("  ") and line[2] != " "
+    ][2:]
     names = {path.split()[0] for path, command in every_command() if not command.hidden}
     assert len(offered) <= 12
     assert offered[0] == "train"
@@ -100,7 +113,9 @@ def test_the_first_page_has_twelve_commands_and_the_other_all() -> None:
     assert all(len(line) <= 80 for line in (first + listed).splitlines())
 
 
-def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_side_by_side_have_a_line_each_and_no_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     labels = [f"stage {number}" for number in range(20)]
 
     def stage(label: str) -> None:
@@ -108,7 +123,9 @@ def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureF
         progress.finished(label, {}, reused=True, seconds=0)
 
     with ConsoleListener(bars=False):
-        threads = [threading.Thread(target=copy_context().run, args=(stage, label)) for label in labels]
+        threads = [
+            threading.Thread(target=copy_context().run, args=(stage, label)) for label in labels
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -118,7 +135,9 @@ def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureF
 
 
 def test_a_stage_has_its_bar_again_after_the_one_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the encoding of records after that of titles: it is the longest, and was without a bar to its end."""
+    """As the encoding of records after that of titles: it is the longest, and was without a bar to
+    its end.
+    """
     monkeypatch.setenv("FORCE_COLOR", "1")
     with ConsoleListener() as listener:
         progress.started("features")
@@ -136,5 +155,7 @@ def test_help_leaves_examples_whole() -> None:
         shown = CliRunner().invoke(cli.app, [*path.split(), "--help"]).stdout
         _, _, examples = shown.partition("\n  Example")
         lines = [line for line in examples.splitlines()[1:] if line.startswith("    ")]
-        for line in lines[: next((n for n, one in enumerate(lines) if one.startswith("     ")), None)]:
+        for line in lines[
+            : next((n for n, one in enumerate(lines) if one.startswith("     ")), None)
+        ]:
             assert line.startswith("    "), line

@@ -1,4 +1,6 @@
-"""`autocoder compare` as its user runs it: every branch measured and recorded, an internal report, clear refusals."""
+"""`autocoder compare` as its user runs it: every branch measured and recorded, an internal report,
+clear refusals.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,10 @@ from tasks.bundle.sentences import COUPLED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
-CHOSEN = (*("non-private", "swag-ppm", "swag-ppm-reweighted"), *("dp-sgd", "dp-sgd-tuned", "prior-descent"))
+CHOSEN = (
+    *("non-private", "swag-ppm", "swag-ppm-reweighted"),
+    *("dp-sgd", "dp-sgd-tuned", "prior-descent"),
+)
 AIMING = ("dp-sgd", "dp-sgd-tuned", "prior-descent")
 """Those with a target."""
 
@@ -29,7 +34,16 @@ def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     home = tmp_path_factory.mktemp("compare") / "home"
-    chosen = ("--branches", ",".join(CHOSEN), "--seeds", "1", "--epsilon", str(GIVEN), "--epsilons", "2")
+    chosen = (
+        "--branches",
+        ",".join(CHOSEN),
+        "--seeds",
+        "1",
+        "--epsilon",
+        str(GIVEN),
+        "--epsilons",
+        "2",
+    )
     done = run(finished.copy(home, *ENCODED), *chosen)
     assert done.returncode == 0, done.stderr
     return home, json.loads(done.stdout)
@@ -75,13 +89,17 @@ def test_what_has_a_claim_and_a_bundle_has_a_plan(given: dict) -> None:
     assert set(given["plans"]) == {"swag-ppm", "swag-ppm-reweighted", *at}
 
 
-def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: tuple[Path, dict]) -> None:
+def test_each_claim_is_in_the_ledger_and_nothing_is_charged(
+    new: Job, compared: tuple[Path, dict]
+) -> None:
     """One internal row a branch and seed."""
     rows = [row for row in new.at(compared[0]).ledger() if row["label"].startswith("compare: ")]
     rows = rows[: len(CHOSEN)]  # later comparisons of this file add theirs
     assert {row["label"].split(",")[0].removeprefix("compare: ") for row in rows} == set(CHOSEN)
     assert {row["state"] for row in rows} == {"internal"}
-    kinds = {row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows}
+    kinds = {
+        row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows
+    }
     assert kinds["non-private"] == "none"
     assert kinds["prior-descent"] == "formal"
 
@@ -89,7 +107,9 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: 
 def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     new: Job, compared: tuple[Path, dict], given: dict, told: CommandRunner, tmp_path: Path
 ) -> None:
-    """Reserved, charged to the formal account, bundled with its own words; again, the same bundle and no new charge."""
+    """Reserved, charged to the formal account, bundled with its own words; again, the same bundle
+    and no new charge.
+    """
     plan = given["plans"]["prior-descent at epsilon 6"]
     code, error = told("release", plan, "--home", tmp_path / "other")
     assert code == 2, "its records are not charged to another workspace's ledger"
@@ -111,7 +131,9 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     assert json.loads(job.command("release", plan, "--json").stdout) == made
 
 
-def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict], given: dict, tmp_path: Path) -> None:
+def test_a_plan_edited_by_hand_is_refused(
+    new: Job, compared: tuple[Path, dict], given: dict, tmp_path: Path
+) -> None:
     """A smaller epsilon, or another artifact, in the plan's file: nothing is reserved."""
     home, result = compared[0], given
     plan = json.loads(Path(result["plans"]["dp-sgd-tuned at epsilon 6"]).read_text())
@@ -120,9 +142,9 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
     quieter = json.loads(json.dumps(plan))
     quieter["plan"]["event"]["segments"][0]["noise_multiplier"] *= 2
     other = json.loads(json.dumps(plan))
-    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["prior-descent at epsilon 6"]).read_text())[
-        "candidate"
-    ]["fitted"]
+    other["candidate"]["fitted"] = json.loads(
+        Path(result["plans"]["prior-descent at epsilon 6"]).read_text()
+    )["candidate"]["fitted"]
     context = Context(home=str(home), device="cpu")
     for changed, said in (
         (plan, None),
@@ -146,23 +168,35 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("trainable", "prior"), [("lora", "none"), ("full", "titles"), ("lora", "titles"), ("full", "none")]
+    ("trainable", "prior"),
+    [("lora", "none"), ("full", "titles"), ("lora", "titles"), ("full", "none")],
 )
 def test_the_other_trainable_parts_compare_too(
     trainable: str, prior: str, new: Job, tiny_roberta: Path, tmp_path: Path
 ) -> None:
-    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim, from titles too.
-    Nightly: `tasks/fitting/test_chain.py` takes each part from a file to a release, and
-    `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens."""
+    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim,
+    from titles too. Nightly: `tasks/fitting/test_chain.py` takes each part from a file to a
+    release, and `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens.
+    """
     settings = {
-        "model.encoder": str(tiny_roberta), "model.trainable": trainable, "model.prior": prior,
-        "model.pooling": "first" if prior == "none" else "mean", "model.max_length": "16", "model.lora_rank": "2",
-        "pseudo_posterior.risk_draws": "3", "pseudo_posterior.sensitivity_draws": "3",
-    }  # fmt: skip
+        "model.encoder": str(tiny_roberta),
+        "model.trainable": trainable,
+        "model.prior": prior,
+        "model.pooling": "first" if prior == "none" else "mean",
+        "model.max_length": "16",
+        "model.lora_rank": "2",
+        "pseudo_posterior.risk_draws": "3",
+        "pseudo_posterior.sensitivity_draws": "3",
+    }
     branches = (
-        "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad" if trainable == "full" else "dp-sgd-class-weighted,sad"
+        "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad"
+        if trainable == "full"
+        else "dp-sgd-class-weighted,sad"
     )
-    job = new.at(tmp_path / "home", settings=(*new.settings, *(f"{name}={value}" for name, value in settings.items())))
+    job = new.at(
+        tmp_path / "home",
+        settings=(*new.settings, *(f"{name}={value}" for name, value in settings.items())),
+    )
     done = run(job, "--branches", branches, "--seeds", "1", "--epsilon", "8")
     assert done.returncode == 0, done.stderr
     result = {branch["branch"]: branch for branch in json.loads(done.stdout)["branches"]}
@@ -176,10 +210,22 @@ def test_the_other_trainable_parts_compare_too(
 def test_running_again_computes_nothing(new: Job, compared: tuple[Path, dict]) -> None:
     home, result = compared
     before = {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")}
-    again = run(new.at(home), "--branches", ",".join(CHOSEN), "--seeds", "1", "--epsilon", "6", "--epsilons", "2")
+    again = run(
+        new.at(home),
+        "--branches",
+        ",".join(CHOSEN),
+        "--seeds",
+        "1",
+        "--epsilon",
+        "6",
+        "--epsilons",
+        "2",
+    )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["branches"] == result["branches"]
-    assert {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")} == before
+    assert {
+        p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")
+    } == before
 
 
 def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_path: Path) -> None:
@@ -198,4 +244,8 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
     larger = ("--branches", "dp-sgd", "--epsilon", "4", "--set", "rivals.batch_size=5000")
     done = run(new.at(tmp_path / "home"), *larger)
     last = done.stderr.splitlines()[-1]
-    assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (2, True, True), done.stderr
+    assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (
+        2,
+        True,
+        True,
+    ), done.stderr

@@ -38,7 +38,12 @@ GIVEN: dict[str, dict[str, Any]] = {
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "formal": {
         "parameters": {
-            **{"source": "r.csv", "codelist": "none", "text_columns": ["Job title"], "label_column": "Code"},
+            **{
+                "source": "r.csv",
+                "codelist": "none",
+                "text_columns": ["Job title"],
+                "label_column": "Code",
+            },
             **{"population": "jobs", "target_epsilon": 5},
         }
     },
@@ -58,13 +63,17 @@ def given(name: str) -> dict[str, Any]:
 
 
 def filled(name: str) -> dict[str, Any]:
-    """Returns the form as Prefect's page sends it when no one changes it, except for what must be given. The page puts
-    the schema's default into every field that the deployment leaves out, in sections too."""
+    """Returns the form as Prefect's page sends it when no one changes it, except for what must be
+    given. The page puts the schema's default into every field that the deployment leaves out, in
+    sections too.
+    """
     schema = flow_of(name).parameters.model_dump()
     return with_defaults(given(name), schema, schema["definitions"])
 
 
-def with_defaults(values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(
+    values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any]
+) -> dict[str, Any]:
     result = dict(values)
     for name, entry in schema.get("properties", {}).items():
         section = definitions.get(entry.get("$ref", "").rpartition("/")[2])
@@ -88,18 +97,24 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
-    """A title that is no raw name and a help text, or a section that has them; a number has a lower limit."""
+    """A title that is no raw name and a help text, or a section that has them; a number has a lower
+    limit.
+    """
     for field, entry in flow_of(name).parameters.properties.items():
         assert entry.get("title"), f"{name}.{field} has no title"
         assert entry["title"] != field, f"{name}.{field} is shown by its raw name"
-        assert entry.get("description") or "$ref" in entry or "allOf" in entry, f"{name}.{field} has no help"
+        assert entry.get("description") or "$ref" in entry or "allOf" in entry, (
+            f"{name}.{field} has no help"
+        )
     for section, schema in (flow_of(name).parameters.definitions or {}).items():
         for field, entry in schema.get("properties", {}).items():
             told = entry.get("description") or "$ref" in entry or "const" in entry
             assert told, f"{name}: {section}.{field} has no help"
             for kind in (entry, *entry.get("anyOf", ())):
                 if kind.get("type") in {"integer", "number"}:
-                    assert {"minimum", "exclusiveMinimum"} & set(kind), f"{name}: {section}.{field} has no lower limit"
+                    assert {"minimum", "exclusiveMinimum"} & set(kind), (
+                        f"{name}: {section}.{field} has no lower limit"
+                    )
 
 
 @pytest.mark.parametrize(
@@ -146,18 +161,25 @@ FILES = {"source": "r.csv", "codelist": "c.csv"}
 
 
 def form_with(name: str, **changed: Any) -> RecordsForm:
-    """Returns a deployment's form with files, with an epsilon where it asks for one, and with further changes."""
+    """Returns a deployment's form with files, with an epsilon where it asks for one, and with
+    further changes.
+    """
     kind = FormalForm if "formal" in DEPLOYMENTS[name]["entrypoint"] else RecordsForm
     return kind.model_validate(filled(name)["parameters"] | FILES | changed)
 
 
 @pytest.mark.parametrize("profile", RETRAINED)
 def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> None:
-    """And so their digests, by which a release is found; a command's own parameters survive the form."""
+    """And so their digests, by which a release is found; a command's own parameters survive the
+    form.
+    """
     aim = {"target_epsilon": 3.0} if "formal" in profile else {}
     named = parameters(
         profile,
-        [*(f"formal.{name}={value}" for name, value in aim.items()), "release.deployment=release/release"],
+        [
+            *(f"formal.{name}={value}" for name, value in aim.items()),
+            "release.deployment=release/release",
+        ],
         data=Path("r.csv"),
         codelist=Path("c.csv"),
     )
@@ -207,7 +229,9 @@ def test_wrong_settings_in_the_text_are_named(text: str, words: str) -> None:
 
 def test_a_day_in_the_text_needs_no_quotes() -> None:
     """YAML reads it as a date."""
-    made = form_with("demo-formal", advanced="{profile: demo-formal, data: {ingest: {train_before: 2022-07-01}}}")
+    made = form_with(
+        "demo-formal", advanced="{profile: demo-formal, data: {ingest: {train_before: 2022-07-01}}}"
+    )
     assert str(made.parameters().data.ingest.train_before) == "2022-07-01"
 
 
@@ -222,7 +246,11 @@ def test_deployments_are_applied_without_the_paths_that_nobody_named() -> None:
 def test_a_form_begins_with_the_records_and_ends_with_the_text(name: str) -> None:
     """Every field has its place; the page shows fields without one in any order."""
     schema = flow_of(name).parameters.model_dump()
-    (form,) = (entry for title, entry in schema["definitions"].items() if title in ("FormalForm", "RecordsForm"))
+    (form,) = (
+        entry
+        for title, entry in schema["definitions"].items()
+        if title in ("FormalForm", "RecordsForm")
+    )
     places = {field: entry["position"] for field, entry in form["properties"].items()}
     order = sorted(places, key=lambda field: places[field])
     required = ["source", "codelist", "text_columns", "label_column", "population"]
@@ -232,7 +260,9 @@ def test_a_form_begins_with_the_records_and_ends_with_the_text(name: str) -> Non
     assert not any("default" in form["properties"][field] for field in required)
 
 
-def run_of(url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Flow[Any, Any] | None = None) -> Any:
+def run_of(
+    url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Flow[Any, Any] | None = None
+) -> Any:
     """Runs a flow as a run of a deployment, which the server holds with its own values."""
     run_flow_of = flow or parameters_of_the_run
     settings: dict[Any, Any] = {PREFECT_API_URL: url, PREFECT_LOGGING_TO_API_ENABLED: False}
@@ -250,7 +280,9 @@ def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
 
 
 def test_a_deployment_lends_its_population_to_no_other_columns() -> None:
-    """Neither population nor classification of a profile stand for other columns, anyone who sends the form."""
+    """Neither population nor classification of a profile stand for other columns, anyone who sends
+    the form.
+    """
     other = {"text_columns": ["title"], "label_column": "code"}
     for names, lacking in (
         ({}, "data.population"),
@@ -262,22 +294,32 @@ def test_a_deployment_lends_its_population_to_no_other_columns() -> None:
 
 
 def test_other_records_get_nothing_that_the_profile_says_of_its_own() -> None:
-    """With names of their own they pass: not public, split by share, with the plain sentence, and nothing at once."""
+    """With names of their own they pass: not public, split by share, with the plain sentence, and
+    nothing at once.
+    """
     same = form_with("osha-formal").parameters()
     assert (same.data.public, str(same.data.ingest.train_before)) == (True, "2016-05-01")
     columns = {"text_columns": ["title"], "label_column": "code"}
     columns["advanced"] = "{profile: osha-formal, data: {classification: SOC}}"
     for names in ({"population": "jobs"}, {"population": "jobs"} | columns):
         made = form_with("osha-formal", **names).parameters()
-        assert (made.data.public, made.data.ingest.train_before, made.model.prior_sentence) == (False, None, "")
+        assert (made.data.public, made.data.ingest.train_before, made.model.prior_sentence) == (
+            False,
+            None,
+            "",
+        )
     assert form_with("demo").parameters().release.enabled
     assert not form_with("demo", population="jobs").parameters().release.enabled
 
 
 @pytest.mark.servers
 def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: str) -> None:
-    """At a real server: what an operator registered is compared with what a run sends, and not with itself."""
-    named = parameters("osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv"))
+    """At a real server: what an operator registered is compared with what a run sends, and not with
+    itself.
+    """
+    named = parameters(
+        "osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv")
+    )
     own = form_of(named, WorkerSettings()).model_dump(mode="json")
     assert run_of(server, own, own) == named
     assert run_of(server, own, own | {"source": "next.csv"}).data.source == ("next.csv",)
@@ -302,20 +344,33 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
         run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=estimated)
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
         names = [
-            run.name for run in client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"])))
+            run.name
+            for run in client.read_flow_runs(
+                flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"]))
+            )
         ]
     assert "demo, SWAG-PPM" in names
     named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
-    assert str(named["formal"]).format(parameters=form_with("osha-formal")) == "osha-severe-injuries, formal ε 3.0"
-    assert {name for name, flow in named.items() if flow is None} == {*("code-batch", "ledger-verify", "housekeeping")}
+    assert (
+        str(named["formal"]).format(parameters=form_with("osha-formal"))
+        == "osha-severe-injuries, formal ε 3.0"
+    )
+    assert {name for name, flow in named.items() if flow is None} == {
+        *("code-batch", "ledger-verify", "housekeeping")
+    }
 
 
 def test_dead_runs_of_every_flow_are_found() -> None:
-    """The rule that declares silent runs crashed leaves out what waits in silence, and housekeeping."""
+    """The rule that declares silent runs crashed leaves out what waits in silence, and
+    housekeeping.
+    """
     rules = yaml.safe_load((FOLDER / "automations.yaml").read_text(encoding="utf-8"))
     (zombies,) = [rule["trigger"] for rule in rules if rule["name"] == "zombies"]
     runs = {flow_of(name).name for name in DEPLOYMENTS}
-    assert runs - set(zombies["match_related"]["prefect.resource.name"]) == {"release", "housekeeping"}
+    assert runs - set(zombies["match_related"]["prefect.resource.name"]) == {
+        "release",
+        "housekeeping",
+    }
     assert runs - set(RESUMED) == {"housekeeping"}
 
 
@@ -324,12 +379,18 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
     release = DEPLOYMENTS["release"]
     assert release["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     assert release["work_pool"] == {"name": "cpu", "work_queue_name": "release"}
-    in_queue = [name for name, d in DEPLOYMENTS.items() if d["work_pool"].get("work_queue_name") == "release"]
+    in_queue = [
+        name
+        for name, d in DEPLOYMENTS.items()
+        if d["work_pool"].get("work_queue_name") == "release"
+    ]
     assert in_queue == ["release", "handover", "revoke"], "all that is signed"
 
 
 def test_every_retrain_asks_the_release_deployment() -> None:
-    """Train and release are two: none releases by itself, and except for the demo none asks for it before an audit."""
+    """Train and release are two: none releases by itself, and except for the demo none asks for it
+    before an audit.
+    """
     retrains = [name for name, d in DEPLOYMENTS.items() if "retrain" in d["tags"]]
     assert sorted(retrains) == sorted([*RETRAINED, "formal"])
     asked = {name: form_with(name).parameters().release for name in RETRAINED}
@@ -350,11 +411,15 @@ def test_the_form_for_your_own_records_becomes_the_profile() -> None:
     plain = FormalForm.model_validate(values)
     assert plain.parameters() == parameters("formal", settings, data=Path("r.csv"), named=named)
     assert plain.parameters().model.prior == "none"
-    yaml_text = "data: {classification: SOC, classification_version: '2.010', ingest: {date_column: Day}}"
+    yaml_text = (
+        "data: {classification: SOC, classification_version: '2.010', ingest: {date_column: Day}}"
+    )
     extra = {"codelist": "c.csv", "advanced": yaml_text}
     more = FormalForm.model_validate(values | extra).parameters()
     named |= {"classification": "SOC", "classification-version": "2.010", "date": "Day"}
-    assert more == parameters("formal", settings, data=Path("r.csv"), codelist=Path("c.csv"), named=named)
+    assert more == parameters(
+        "formal", settings, data=Path("r.csv"), codelist=Path("c.csv"), named=named
+    )
     assert more.model.prior == "titles"
 
 
@@ -373,13 +438,19 @@ def test_a_server_refuses_a_form_without_records(server: str) -> None:
         for name in given_values:
             lacking = {key: value for key, value in given_values.items() if key != name}
             with pytest.raises(PrefectHTTPStatusError, match="409"):
-                client.create_flow_run_from_deployment(deployment, parameters={"parameters": lacking})
-        run = client.create_flow_run_from_deployment(deployment, parameters={"parameters": given_values})
+                client.create_flow_run_from_deployment(
+                    deployment, parameters={"parameters": lacking}
+                )
+        run = client.create_flow_run_from_deployment(
+            deployment, parameters={"parameters": given_values}
+        )
         client.delete_flow_run(run.id)
 
 
 def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
-    """The quarterly training run has the values of its form and an epsilon, since no one is there to give one."""
+    """The quarterly training run has the values of its form and an epsilon, since no one is there
+    to give one.
+    """
     planned = {
         name: schedule["parameters"]["parameters"]
         for name, entry in DEPLOYMENTS.items()
@@ -395,7 +466,9 @@ def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
 
 
 def test_automations_are_what_prefect_takes() -> None:
-    """Each rule, with our two words in place; those that run something name a deployment that is there."""
+    """Each rule, with our two words in place; those that run something name a deployment that is
+    there.
+    """
     for rule in yaml.safe_load((FOLDER / "automations.yaml").read_text()):
         if rule["name"] == "resume":
             resumed = rule["trigger"]["match_related"]["prefect.resource.name"]

@@ -1,4 +1,6 @@
-"""A unit of up to three records: every epsilon that is shown is the accountant's, three times that of one record."""
+"""A unit of up to three records: every epsilon that is shown is the accountant's, three times that
+of one record.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,9 @@ class Page(Run):
         self.texts[key] = markdown
 
 
-def test_a_plan_that_is_not_released(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
+def test_a_plan_that_is_not_released(
+    finished: tuple[Context, RetrainParameters, Chain, Lines],
+) -> None:
     """The page of a run that stops after its plan shows the plan's claim."""
     context, chosen, made, _ = finished
     page = Page()
@@ -66,23 +70,31 @@ def test_a_plan_that_is_not_released(finished: tuple[Context, RetrainParameters,
     measured = made.measured["weighted"]
     assert measured is not None
     running = running_maximum(measured.path)
-    prefect_page.publish_artifacts(context, chosen, planned.plan, None, plan_file=file, scores={}, running=running)
+    prefect_page.publish_artifacts(
+        context, chosen, planned.plan, None, plan_file=file, scores={}, running=running
+    )
     assert f"autocoder audit {file}" in texts["release"], "what comes next is named"
     assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
 
 
 def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
-    """No stage shows an epsilon of its own: the row of the ledger is the accountant's, and its line shows that."""
+    """No stage shows an epsilon of its own: the row of the ledger is the accountant's, and its line
+    shows that.
+    """
     context, chosen, made, lines = finished
     assert not any("epsilon" in figures for figures in lines.shown.values())
     refs: Any = {"dataset": made.dataset, "evaluated": made.evaluated, "measured": made.measured}
     with progress.listening(lines):
-        ledger_records.record_retrain(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
+        ledger_records.record_retrain(
+            context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs
+        )
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
 
 
-def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path) -> None:
+def test_a_target_is_met_by_the_unit(
+    finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path
+) -> None:
     """The search says what the accountant says of each fit, and its target is the unit's."""
     context, chosen, made, _ = finished
     target = round(6 * sensitivity(made), 2)

@@ -1,4 +1,6 @@
-"""A disk that fills up while a release is published: one clear line, nothing half-published, nothing charged twice."""
+"""A disk that fills up while a release is published: one clear line, nothing half-published,
+nothing charged twice.
+"""
 
 import errno
 import shutil
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.servers
 
 
 def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights do not."""
+    """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights
+    do not.
+    """
     job = finished.copy(tmp_path / "home")
     full = job.at(job.home, env=job.env | {FILE_SIZE: str(40_000 << 10)}).run()
     assert full.returncode == 2, full.stderr
@@ -31,8 +35,12 @@ def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
     assert row["state"] == "committed"
 
 
-def test_no_space_once_the_budget_is_charged(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each file that is made durable: no bundle and no part of one stays; with space again it is the same."""
+def test_no_space_once_the_budget_is_charged(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each file that is made durable: no bundle and no part of one stays; with space again it is
+    the same.
+    """
     content = sealed.copy(tmp_path / "content", seal=False)
     release, bundles = content.name, tmp_path / "bundles"
 
@@ -40,7 +48,9 @@ def test_no_space_once_the_budget_is_charged(sealed: Sealed, tmp_path: Path, mon
         def build(made: Path) -> None:
             shutil.copytree(content, made, dirs_exist_ok=True)
 
-        return folder.publish(bundles, release, allowed=CONTENT, build=build, expected=sealed.row.bundle_digest)
+        return folder.publish(
+            bundles, release, allowed=CONTENT, build=build, expected=sealed.row.bundle_digest
+        )
 
     real = folder._sync
     for written in range(len(folder.content_files(content))):

@@ -18,7 +18,9 @@ from tasks.coding.coder import open_bundle, require_not_revoked
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
-    """One line for what holds; other weights of the right shape, signed by the agency, give other answers."""
+    """One line for what holds; other weights of the right shape, signed by the agency, give other
+    answers.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -32,7 +34,13 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     assert "48 test vectors" in out
     folder = sealed.copy(tmp_path)
     weights = folder / "2_Dense" / "model.safetensors"
-    save_file({name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in load_file(weights).items()}, weights)
+    save_file(
+        {
+            name: tensor + 0.1 * torch.randn(tensor.shape)
+            for name, tensor in load_file(weights).items()
+        },
+        weights,
+    )
     code, _, err = run("verify", folder, "--key", key, "--no-golden")
     assert (code, "2_Dense/model.safetensors: was changed since it was signed" in err) == (1, True)
     from storage.artifacts import digest
@@ -71,7 +79,9 @@ def test_a_model_that_its_libraries_choke_on(
     (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
     code, _, err = run("verify", sealed.unsigned_proof(folder), "--allow-unsigned")
     assert code == 1
-    assert re.search(r"NOT SOUND  (labels.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
+    assert re.search(r"NOT SOUND  (labels.json|golden.jsonl): the model cannot .* \(\w+\)", err), (
+        err
+    )
 
 
 def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
@@ -85,7 +95,10 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
         ((*handed, "--to", "x" * 201), "--to: give a name"),
         ((*handed, "--to", "Statistics\tOffice"), "--to: give a name"),
         ((*handed, "--to", " "), "--to: give a name"),
-        (("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home), "not in this ledger"),
+        (
+            ("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home),
+            "not in this ledger",
+        ),
     ):
         with pytest.raises(StorageError, match=problem):
             run(*(str(part) for part in arguments))
@@ -93,33 +106,53 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: Path) -> None:
-    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does. The
-    ledger's list and the release's own page say so first, with the reason and who holds the bundle."""
+    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all
+    the same, it does. The ledger's list and the release's own page say so first, with the reason
+    and who holds the bundle.
+    """
     release = str(sealed.row.release_id)
-    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    house = shutil.copytree(
+        sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again")
+    )
     home, text = ("--home", house), "Employee fell from a ladder."
-    _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
+    _, out, _ = run(
+        "handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home
+    )
     bundle = ("--bundle", json.loads(out)["archive"])
     status, _, answered_by = run("code", text, *bundle, *home)
     assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
     listed = run("ledger", "show", *home)[1]
     assert listed.index(f"Release {release}: REVOKED on") < listed.index("population")
-    assert "REVOKED on" in run("ledger", "export", "page", "--release", release, *home)[1].split("mechanism")[0]
+    assert (
+        "REVOKED on"
+        in run("ledger", "export", "page", "--release", release, *home)[1].split("mechanism")[0]
+    )
     shown = run("ledger", "show", release, *home)[1]
     assert shown.startswith(f"Release {release}: REVOKED")
-    assert "an error in the list. Do not use or share it. Shared with: Statistics Office." in " ".join(shown.split())
+    assert (
+        "an error in the list. Do not use or share it. Shared with: Statistics Office."
+        in " ".join(shown.split())
+    )
     assert json.loads(run("ledger", "show", release, "--json", *home)[1])["revoked_on"]
     for given in (home, (*bundle, *home)):
-        with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list.* Name a newer one"):
+        with pytest.raises(
+            StorageError, match=r"was revoked on .*: an error in the list.* Name a newer one"
+        ):
             run("code", text, *given)
     assert run("code", text, *bundle, "--home", tmp_path / "elsewhere")[0] == 0
 
 
-def test_a_worker_without_ledger_knows_revoked(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the ledger's address and no password, as in a container: the roots beside the bundles say it."""
+def test_a_worker_without_ledger_knows_revoked(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the ledger's address and no password, as in a container: the roots beside the bundles
+    say it.
+    """
     release = str(sealed.row.release_id)
-    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    house = shutil.copytree(
+        sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again")
+    )
     coder = open_bundle(house / "bundles" / release)
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
     with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
@@ -128,10 +161,16 @@ def test_a_worker_without_ledger_knows_revoked(sealed: Sealed, tmp_path: Path, m
     require_not_revoked(coder, house)
     with monkeypatch.context() as patch:
         patch.delenv("AUTOCODER_LEDGER_URL")
-        run("revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house)
+        run(
+            "revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house
+        )
     source = tmp_path / "in.csv"
     source.write_text("Final Narrative\nEmployee fell.\n")
-    job: dict[str, Any] = {"data": str(source), "out": str(tmp_path / "out.csv"), "home": str(house)}
+    job: dict[str, Any] = {
+        "data": str(source),
+        "out": str(tmp_path / "out.csv"),
+        "home": str(house),
+    }
     with pytest.raises(StorageError, match=r"was revoked on .*: an error"):
         code_batch.fn(**job)
     assert not list(tmp_path.glob("*out.csv*"))
@@ -140,14 +179,20 @@ def test_a_worker_without_ledger_knows_revoked(sealed: Sealed, tmp_path: Path, m
         require_not_revoked(coder, house)
 
 
-def test_hand_over_and_revoke(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hand_over_and_revoke(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the workspace to a partner and back: the archive verifies until the roots say otherwise."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     release, key = str(sealed.row.release_id), sealed.trust.pinned
     assert key
-    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    house = shutil.copytree(
+        sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again")
+    )
     home = ("--home", house)
-    _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
+    _, out, _ = run(
+        "handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home
+    )
     told = json.loads(out)
     archive = Path(told["archive"])
     assert told["release_row"] == sealed.row.sequence
@@ -166,7 +211,9 @@ def test_hand_over_and_revoke(sealed: Sealed, tmp_path: Path, monkeypatch: pytes
 def test_a_form_hands_over_and_revokes_as_the_commands_do(sealed: Sealed, tmp_path: Path) -> None:
     """With the ledger's row, the archive and the roots."""
     release = str(sealed.row.release_id)
-    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    house = shutil.copytree(
+        sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again")
+    )
     place = {"folder": str(tmp_path), "home": str(house)}
     handed = deployed.handover.fn(release, "Statistics Office", **place)
     assert handed.release_row == sealed.row.sequence

@@ -1,4 +1,6 @@
-"""deployments/images: what its build imports is what its extras install, so that no removed package ends the build."""
+"""deployments/images: what its build imports is what its extras install, so that no removed package
+ends the build.
+"""
 
 import re
 from importlib import metadata
@@ -25,7 +27,8 @@ def installed(distribution: str, extras: frozenset[str]) -> set[str]:
         waiting += [
             (one.name, frozenset(one.extras))
             for one in requirements
-            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *wanted))
+            if one.marker is None
+            or any(one.marker.evaluate({"extra": extra}) for extra in ("", *wanted))
         ]
     return {name for name, _ in found}
 
@@ -35,11 +38,19 @@ def normal(name: str) -> str:
 
 
 def test_the_build_imports_only_what_it_installs() -> None:
-    (extras,) = re.findall(r"-e '\.\[([a-z0-9,]+)\]'", (IMAGES / "autocoder.Dockerfile").read_text())
+    (extras,) = re.findall(
+        r"-e '\.\[([a-z0-9,]+)\]'", (IMAGES / "autocoder.Dockerfile").read_text()
+    )
     there = installed("autocoder", frozenset(extras.split(",")))
     distributions = metadata.packages_distributions()
-    names = [line for line in (IMAGES / "imported.txt").read_text().splitlines() if not line.startswith("#")]
+    names = [
+        line
+        for line in (IMAGES / "imported.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert len(names) > 20
-    missing = [n for n in names if not there & {normal(d) for d in distributions.get(n.split(".")[0], [])}]
+    missing = [
+        n for n in names if not there & {normal(d) for d in distributions.get(n.split(".")[0], [])}
+    ]
     assert not missing, "no extra of the image brings them"
     assert "model-signing" not in there, "what only the tests use is no part of it"

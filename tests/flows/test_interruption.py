@@ -36,13 +36,17 @@ try:
 except KeyboardInterrupt:
     interruption.leave()
 """
-COMPUTING = BY_ITSELF.replace("time.sleep(60)", 'hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)')
+COMPUTING = BY_ITSELF.replace(
+    "time.sleep(60)", 'hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)'
+)
 
 
 def interrupted(waiting: str, *, before: str = "") -> tuple[int, str, str]:
     """Exit code and output of a program that gets one SIGINT once it waits."""
     command = [sys.executable, "-c", PROGRAM.format(before=before, waiting=waiting)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
@@ -50,10 +54,18 @@ def interrupted(waiting: str, *, before: str = "") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("waiting", [SWALLOWED, BY_ITSELF, COMPUTING], ids=["swallowed", "by itself", "computing"])
+@pytest.mark.parametrize(
+    "waiting", [SWALLOWED, BY_ITSELF, COMPUTING], ids=["swallowed", "by itself", "computing"]
+)
 def test_one_sentence_and_130(waiting: str) -> None:
-    """Also where a library swallows the exception, or computes for minutes without a look at signals."""
-    assert interrupted(waiting) == (130, "", "error: interrupted. Run the same command to resume.\n")
+    """Also where a library swallows the exception, or computes for minutes without a look at
+    signals.
+    """
+    assert interrupted(waiting) == (
+        130,
+        "",
+        "error: interrupted. Run the same command to resume.\n",
+    )
 
 
 def test_a_server_ends_by_its_own_handler() -> None:

@@ -1,4 +1,6 @@
-"""`kill -9` anywhere: the next run resumes, ends with the same weights bit for bit, and there is one release."""
+"""`kill -9` anywhere: the next run resumes, ends with the same weights bit for bit, and there is
+one release.
+"""
 
 import json
 import os
@@ -23,8 +25,9 @@ pytestmark = pytest.mark.servers
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
-    """Every file of every stage equals the unbroken run's. The moments are random, somewhere in a stage that is random
-    too: a seed that fails is printed, so that it can be tried again."""
+    """Every file of every stage equals the unbroken run's. The moments are random, somewhere in a
+    stage that is random too: a seed that fails is printed, so that it can be tried again.
+    """
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201
     moments = random.Random(seed)
@@ -32,7 +35,11 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     kills = 0
     for stages in sorted(moments.sample(range(len(finished.stages())), 5)):
         process = subprocess.Popen(
-            job.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=job.env
+            job.arguments(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=job.env,
         )
         while len(job.stages()) < stages and process.poll() is None:
             time.sleep(0.02)
@@ -51,8 +58,9 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
 
 
 def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> None:
-    """The same command started twice on one workspace, where the narratives are encoded: each other stage is computed
-    once, both end with the one release."""
+    """The same command started twice on one workspace, where the narratives are encoded: each other
+    stage is computed once, both end with the one release.
+    """
     job = finished.copy(tmp_path / "home", "features")
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: job.run("--json"), range(2)))
@@ -131,7 +139,9 @@ for line in sys.stdin:
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Releases without Prefect around it, each in a process of its own that dies at one point; the libraries load once."""
+"""Releases without Prefect around it, each in a process of its own that dies at one point; the
+libraries load once.
+"""
 
 
 BEFORE = tuple((point, "before") for point in POINTS)
@@ -141,13 +151,17 @@ AFTER = tuple((point, "after") for point in POINTS)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "moments",
-    [pytest.param((*BEFORE, AFTER[-1]), id="before"), pytest.param(AFTER, id="after", marks=pytest.mark.long)],
+    [
+        pytest.param((*BEFORE, AFTER[-1]), id="before"),
+        pytest.param(AFTER, id="after", marks=pytest.mark.long),
+    ],
 )
 def test_killed_at_each_step_of_the_release_there_is_one_draw(
     moments: tuple[tuple[str, str], ...], finished: Job, tmp_path: Path
 ) -> None:
-    """The draw on the disk and its digest in the ledger never change once there. After a step is nearly before the next
-    one: all of these moments are nightly, except for the last."""
+    """The draw on the disk and its digest in the ledger never change once there. After a step is
+    nearly before the next one: all of these moments are nightly, except for the last.
+    """
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     job = finished.copy(tmp_path / "home")
@@ -167,7 +181,10 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(
         for point, when in moments:
             print(point, when, file=process.stdin, flush=True)
             assert process.stdout.readline().strip() == str(-signal.SIGKILL), (point, when)
-            draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
+            draws |= {
+                p.read_bytes()
+                for p in (job.home / "private" / "releases").rglob("draw.safetensors")
+            }
             rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
             digests |= {row.draw_digest for row in rows if row.draw_digest}
             bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
@@ -184,5 +201,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(
     assert len(draws) == 1
     assert digests == {row["draw_digest"]}
     bundle, key = job.home / "bundles" / row["release_id"], job.home / "signing-key.pub.pem"
-    sound = warm.command(job.warm, "verify", str(bundle), "--key", str(key), "--json", env=job.env, timeout=300)
+    sound = warm.command(
+        job.warm, "verify", str(bundle), "--key", str(key), "--json", env=job.env, timeout=300
+    )
     assert json.loads(sound.stdout)["golden_answers"] == 48, sound.stderr

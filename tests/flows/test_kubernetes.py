@@ -1,4 +1,6 @@
-"""deployments/kubernetes: valid for Kubernetes 1.34, as closed as docker-compose.yml, and with the same secrets."""
+"""deployments/kubernetes: valid for Kubernetes 1.34, as closed as docker-compose.yml, and with the
+same secrets.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,21 +54,32 @@ def test_no_pod_is_root_writable_or_capable(name: str) -> None:
 
 
 def test_pods_hold_what_the_services_of_compose_hold() -> None:
-    """Same command; the same volumes, to write where Compose writes; secrets of the guide's commands."""
+    """Same command; the same volumes, to write where Compose writes; secrets of the guide's
+    commands.
+    """
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     guide = (FOLDER / "README.md").read_text()
     for name, pod in deployments().items():
         (container,) = pod["containers"]
         assert container["args"] == services[name]["command"]
         ours = {(m["mountPath"], bool(m.get("readOnly"))) for m in container["volumeMounts"]}
-        theirs = {(v.removesuffix(":ro").rsplit(":", 1)[1], v.endswith(":ro")) for v in services[name]["volumes"]}
+        theirs = {
+            (v.removesuffix(":ro").rsplit(":", 1)[1], v.endswith(":ro"))
+            for v in services[name]["volumes"]
+        }
         assert ours - {("/tmp", False), ("/run/secrets", True)} == theirs
         for volume in pod["volumes"]:
             secret = volume.get("secret", {}).get("secretName")
             if secret in (None, "engine"):
                 continue
-            (command,) = (line for line in guide.splitlines() if f"secret generic {secret} " in line)
-            files = {part.partition("=")[2].partition("=")[0] for part in command.split() if "--from-file" in part}
+            (command,) = (
+                line for line in guide.splitlines() if f"secret generic {secret} " in line
+            )
+            files = {
+                part.partition("=")[2].partition("=")[0]
+                for part in command.split()
+                if "--from-file" in part
+            }
             assert files == set(services[name]["secrets"]) - {"storage_key"}, name
 
 
@@ -80,7 +93,9 @@ def test_workers_have_the_settings_of_compose() -> None:
 
 
 def test_volumes_and_settings_exist() -> None:
-    claims = {item["metadata"]["name"] for item in resources() if item["kind"] == "PersistentVolumeClaim"}
+    claims = {
+        item["metadata"]["name"] for item in resources() if item["kind"] == "PersistentVolumeClaim"
+    }
     used = {
         volume["persistentVolumeClaim"]["claimName"]
         for pod in deployments().values()

@@ -39,7 +39,9 @@ populations:
 
 
 def release_plan(key, **changes):
-    event = SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175)
+    event = SwagPpmEvent(
+        reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175
+    )
     claim = {"epsilon": CLAIMED, "sensitivity": 2.175, "draws": 500, "mc_failure_prob": 1 / 501}
     claim |= {"assumptions": ("SWAG stands for the posterior",), "unprotected_inputs": ("weights",)}
     own: dict[str, Any] = {"release_label": "first | quarter", "cohorts": ("2023", "2024")}
@@ -55,11 +57,15 @@ def release_plan(key, **changes):
 
 @pytest.fixture
 def home(tmp_path):
-    """A workspace with a committed release, a reserved one and a non-private evaluation, under the policy above."""
+    """A workspace with a committed release, a reserved one and a non-private evaluation, under the
+    policy above.
+    """
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     workspace = Workspace(tmp_path / "home").create()
-    opened = Ledger.open(workspace.ledger_url, policy=Policy.load(policy), key=release_key(workspace))
+    opened = Ledger.open(
+        workspace.ledger_url, policy=Policy.load(policy), key=release_key(workspace)
+    )
     committed = opened.reserve(release_plan("a")).release_id or ""
     opened.mark_drawn(committed, draw_digest="d", sensitivity=2.25, epsilon=DRAWN)
     (workspace.bundles / committed).mkdir()
@@ -67,10 +73,14 @@ def home(tmp_path):
     opened.reserve(release_plan("b", cohorts=("2023",)))
     opened.record(
         Evaluation(
-            label="non-private", population="injuries", data_fingerprint="f", requester="operator",
-            event=NonPrivateEvent(epochs=3), details={"macro_f1": 0.49},
+            label="non-private",
+            population="injuries",
+            data_fingerprint="f",
+            requester="operator",
+            event=NonPrivateEvent(epochs=3),
+            details={"macro_f1": 0.49},
         )
-    )  # fmt: skip
+    )
     return workspace.home
 
 
@@ -96,7 +106,11 @@ def test_list_gives_each_release_once_with_what_it_cost(home):
     assert committed["records_rounded"] == 86_210
     assert Decimal(rows[2]["epsilon"]) >= Decimal(CLAIMED)
     assert (baseline["mechanism"], baseline["epsilon"]) == ("non-private", None)
-    assert [row["state"] for row in listed(home, "--all")][1:4] == ["reserved", "drawn", "committed"]
+    assert [row["state"] for row in listed(home, "--all")][1:4] == [
+        "reserved",
+        "drawn",
+        "committed",
+    ]
     assert "committed" in run("show", "--home", home)
     assert "non-private" not in run("show", "--home", home)
     assert "non-private" in run("show", "--home", home, "--all")
@@ -104,7 +118,9 @@ def test_list_gives_each_release_once_with_what_it_cost(home):
 
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_a_list_keeps_ids_and_amounts_whole_at_every_width(home, width):
-    """From a terminal: an id can be copied, no ε is cut or rounded down, and columns that are left out are named."""
+    """From a terminal: an id can be copied, no ε is cut or rounded down, and columns that are left
+    out are named.
+    """
     released = [row for row in listed(home) if row["kind"] == "release"]
     lines = seen(width, "ledger", "show", "--home", home)
     assert max(map(len, lines[1:])) <= width, "the first line names the ledger's file"
@@ -128,7 +144,9 @@ def test_a_list_keeps_ids_and_amounts_whole_at_every_width(home, width):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_budget_in_four_lines_a_cohort(home, width):
-    """A heading a population; spent rounded up, left rounded down, how many more fit, and how they add up."""
+    """A heading a population; spent rounded up, left rounded down, how many more fit, and how they
+    add up.
+    """
     lines = seen(width, "ledger", "show", "--home", home)
     assert "Budget of injuries (policy two populations), one record replaced" in lines
     at = lines.index("2024 (estimated): spent ε 4.5 of 5")
@@ -138,7 +156,10 @@ def test_a_budget_in_four_lines_a_cohort(home, width):
         "  composition basic: the releases' epsilons and deltas are added",
         "",
     ]
-    assert "budgets not used yet (injuries, each other cohort): estimated ε 10, formal ε 8 (δ 1e-5)" in " ".join(lines)
+    assert (
+        "budgets not used yet (injuries, each other cohort): estimated ε 10, formal ε 8 (δ 1e-5)"
+        in " ".join(lines)
+    )
 
 
 def test_a_release_at_80_columns(home):
@@ -164,11 +185,19 @@ def test_a_release_at_80_columns(home):
 
 def test_amounts_and_cohorts_in_words():
     """Spent is rounded up and what is left down; years that follow one another are a span."""
-    assert [text.spent(Decimal(value)) for value in ("4.999999", "8.12799501", "5", "1.00000000001")] == [
-        "5", "8.128", "5", "1.0001",
-    ]  # fmt: skip
+    assert [
+        text.spent(Decimal(value)) for value in ("4.999999", "8.12799501", "5", "1.00000000001")
+    ] == [
+        "5",
+        "8.128",
+        "5",
+        "1.0001",
+    ]
     assert text.spent(None) == "–"
-    assert (text.delta(Decimal("0.00001234")), text.delta(Decimal("0.00001"))) == ("1.24e-5", "1e-5")
+    assert (text.delta(Decimal("0.00001234")), text.delta(Decimal("0.00001"))) == (
+        "1.24e-5",
+        "1e-5",
+    )
     assert (
         text.cohorts(("2019", "2021", "2022", "2023", "2024-Q1", "2025", "2026"))
         == "2019, 2021-2023, 2024-Q1, 2025, 2026"
@@ -176,13 +205,24 @@ def test_amounts_and_cohorts_in_words():
 
 
 def test_a_table_breaks_nothing_that_must_stay_whole():
-    """Too narrow for its columns, it becomes lines; a wide name is broken and not cut; a pipe has no width."""
-    columns = [Column("id", ["0123456789abcdef"]), Column("name", ["a very long name of many words"], wraps=True)]
-    assert table_lines(columns, None) == ["id                name", "0123456789abcdef  a very long name of many words"]
+    """Too narrow for its columns, it becomes lines; a wide name is broken and not cut; a pipe has
+    no width.
+    """
+    columns = [
+        Column("id", ["0123456789abcdef"]),
+        Column("name", ["a very long name of many words"], wraps=True),
+    ]
+    assert table_lines(columns, None) == [
+        "id                name",
+        "0123456789abcdef  a very long name of many words",
+    ]
     narrow = table_lines(columns, 32)
     assert narrow[1].startswith("0123456789abcdef  a very")
     assert " ".join(line[18:] for line in narrow[1:]) == "a very long name of many words"
-    assert table_lines(columns, 20) == ["id: 0123456789abcdef", "name: a very long name of many words"]
+    assert table_lines(columns, 20) == [
+        "id: 0123456789abcdef",
+        "name: a very long name of many words",
+    ]
 
 
 def test_show_tells_all_of_one_release(home):
@@ -200,7 +240,10 @@ def test_budget_of_two_populations(home):
     """Each account beside its cap; cohorts with a cap of their own; `*` for those not charged yet."""
     lines = json.loads(run("show", "--home", home, "--json"))["budget"]
     found = {
-        (line["population"], line["cohort"], line["guarantee_kind"]): (line["epsilon_spent"], line["epsilon_cap"])
+        (line["population"], line["cohort"], line["guarantee_kind"]): (
+            line["epsilon_spent"],
+            line["epsilon_cap"],
+        )
         for line in lines
     }
     local = "asymptotic-local"
@@ -214,18 +257,29 @@ def test_budget_of_two_populations(home):
 
 
 def test_a_budget_warns_of_a_cap_on_delta_that_many_records_share():
-    """As a release does: delta 1e-3 of 13,000 records is 13 of them in the mean; of 100 records nothing is said."""
+    """As a release does: delta 1e-3 of 13,000 records is 13 of them in the mean; of 100 records
+    nothing is said.
+    """
     cap = Cap(epsilon=Decimal(10), delta=Decimal("1e-3"))
     account = Account("injuries", "2023", "formal", rule="basic")
-    said = {n: "\n".join(text.budget_text([BudgetLine(account, cap)], "p", {"injuries": n})) for n in (100, 13_000)}
-    assert "warning: the cap of δ 0.001 counts for each of about 13,000 records: 13 of them" in said[13_000]
+    said = {
+        n: "\n".join(text.budget_text([BudgetLine(account, cap)], "p", {"injuries": n}))
+        for n in (100, 13_000)
+    }
+    assert (
+        "warning: the cap of δ 0.001 counts for each of about 13,000 records: 13 of them"
+        in said[13_000]
+    )
     assert "warning" not in said[100]
 
 
 def test_keys_head_and_verify(home, tmp_path):
     """A signed head is made, kept, and holds; a ledger cut behind it is named and exits 1."""
     run("new", "--out", tmp_path / "keys", of="keys")
-    private, public = tmp_path / "keys" / "signing-key.pem", tmp_path / "keys" / "signing-key.pub.pem"
+    private, public = (
+        tmp_path / "keys" / "signing-key.pem",
+        tmp_path / "keys" / "signing-key.pub.pem",
+    )
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     head = tmp_path / "head.json"
     run("export", "head", "--home", home, "--key", private, "--out", head)
@@ -267,9 +321,20 @@ def test_a_page_of_a_release(home, tmp_path):
     run("export", "page", "--release", release, "--home", home, "--out", tmp_path / "release.md")
     text = (tmp_path / "release.md").read_text()
     for part in (
-        release, "NOT a formal guarantee", "| ε | 4.5 |", "O(n^-1/2)", "2.25", "86210", "SWAG stands for the posterior",
-        "weights", "first \\| quarter", "| 2024 |", "=operator", "abcdef", listed(home)[1]["hash"],
-    ):  # fmt: skip
+        release,
+        "NOT a formal guarantee",
+        "| ε | 4.5 |",
+        "O(n^-1/2)",
+        "2.25",
+        "86210",
+        "SWAG stands for the posterior",
+        "weights",
+        "first \\| quarter",
+        "| 2024 |",
+        "=operator",
+        "abcdef",
+        listed(home)[1]["hash"],
+    ):
         assert part in text, part
 
 
@@ -300,14 +365,32 @@ def test_recover_burns_by_hand_only_with_apply(home):
 def test_a_policy_change_is_recorded(home, tmp_path):
     """The new caps hold, the row says who and why, the spending stays."""
     policy = tmp_path / "wider.yaml"
-    policy.write_text(POLICY.replace("epsilon: 10", "epsilon: 12").replace("two populations", "wider"))
-    run("change-policy", "--home", home, "--policy", policy, "--requester", "officer", "--reason", "board 12")
+    policy.write_text(
+        POLICY.replace("epsilon: 10", "epsilon: 12").replace("two populations", "wider")
+    )
+    run(
+        "change-policy",
+        "--home",
+        home,
+        "--policy",
+        policy,
+        "--requester",
+        "officer",
+        "--reason",
+        "board 12",
+    )
     row = listed(home, "--all")[-1]
     assert (row["kind"], row["requester"], row["reason"], row["label"]) == (
-        "budget-change", "officer", "board 12", "wider",
-    )  # fmt: skip
+        "budget-change",
+        "officer",
+        "board 12",
+        "wider",
+    )
     lines = json.loads(run("show", "--home", home, "--json"))["budget"]
-    caps = {(line["population"], line["cohort"], line["guarantee_kind"]): line["epsilon_cap"] for line in lines}
+    caps = {
+        (line["population"], line["cohort"], line["guarantee_kind"]): line["epsilon_cap"]
+        for line in lines
+    }
     assert caps["injuries", "2023", "asymptotic-local"] == "12"
 
 

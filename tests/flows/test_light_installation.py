@@ -1,4 +1,6 @@
-"""Partners' installations: the base dependencies of pyproject.toml, alone and with the extra `partner`."""
+"""Partners' installations: the base dependencies of pyproject.toml, alone and with the extra
+`partner`.
+"""
 
 import json
 import re
@@ -93,13 +95,24 @@ def _command(hidden: set[str], *commands: Sequence[Any]) -> list[str]:
     return [sys.executable, "-c", f"HIDDEN, COMMANDS, END = {hidden}, {listed}, {END!r}\n{PROGRAM}"]
 
 
-def _run(hidden: set[str], folder: Path, *commands: Sequence[Any]) -> subprocess.CompletedProcess[str]:
+def _run(
+    hidden: set[str], folder: Path, *commands: Sequence[Any]
+) -> subprocess.CompletedProcess[str]:
     env = environment(PYTHONPATH=str(ROOT))
-    return subprocess.run(_command(hidden, *commands), capture_output=True, text=True, timeout=240, cwd=folder, env=env)
+    return subprocess.run(
+        _command(hidden, *commands),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=folder,
+        env=env,
+    )
 
 
 def test_the_extras_are_what_is_hidden(bare: set[str], hidden: set[str]) -> None:
-    """Each package of an extra by its module, so that none is forgotten in a message; the base has none of them."""
+    """Each package of an extra by its module, so that none is forgotten in a message; the base has
+    none of them.
+    """
     modules = {"scikit_learn": "sklearn"}
     train = {name.replace("-", "_") for name in _names(EXTRAS["train"])} - {"autocoder"}
     assert {modules.get(name, name) for name in train} == TRAINING - {"absl", "docket"}
@@ -131,15 +144,23 @@ def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
     assert "48 test vectors" in adopted
     assert "20 rows coded" in coded
     assert json.loads(answer)["codes"]
-    last = "error: not installed: uvicorn. This needs the extra `partner`: pip install '.[partner]'\n"
+    last = (
+        "error: not installed: uvicorn. This needs the extra `partner`: pip install '.[partner]'\n"
+    )
     assert (done.returncode, nothing, done.stderr.splitlines(keepends=True)[-1]) == (2, "", last)
 
 
 @pytest.mark.servers
 def test_a_partner_needs_no_training(
-    hidden: set[str], titled: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+    hidden: set[str],
+    titled: Sealed,
+    tmp_path: Path,
+    narratives: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Own thresholds, sample, drift, status: each ends well on a bundle, where nothing else can be imported."""
+    """Own thresholds, sample, drift, status: each ends well on a bundle, where nothing else can be
+    imported.
+    """
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     texts = narratives(200)
     listed = titled.folder / "codelist.csv"
@@ -147,25 +168,51 @@ def test_a_partner_needs_no_training(
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
     given, labelled = ("--data", hand, "--text", "Text"), ("--label", "Code")
-    filled = [{"qa_row": number, "qa_weight": 2, "human_code": codes[number % 3]} for number in range(1, 101)]
+    filled = [
+        {"qa_row": number, "qa_weight": 2, "human_code": codes[number % 3]}
+        for number in range(1, 101)
+    ]
     write_csv(tmp_path / "filled.csv", filled)
     done = _run(
         hidden,
         tmp_path,
-        ("adopt", titled.folder, "--key", titled.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
+        (
+            "adopt",
+            titled.folder,
+            "--key",
+            titled.trust.pinned,
+            "--out",
+            "coder",
+            *given,
+            *labelled,
+            "--sets",
+        ),
         ("code", "--bundle", "coder", *given, "--out", "coded.csv", "--coverage", "0.9"),
         ("sample", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
         ("drift", "coded.csv", "--reference", "coded.csv"),
         ("release", "--help"),
         ("status", "--check", "--json"),
-        ("estimate", "coded.csv", "--sample", "filled.csv", "--codelist", listed, "--plot", "x.png"),
+        (
+            "estimate",
+            "coded.csv",
+            "--sample",
+            "filled.csv",
+            "--codelist",
+            listed,
+            "--plot",
+            "x.png",
+        ),
     )
-    assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
+    assert (
+        done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}"
+    ), done.stderr
     adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
     assert "read: coder/report.html\nnext: autocoder code --bundle coder" in adopted
     assert json.loads(drawn)["rows"] == 200
     assert "Release a plan" in helped
-    assert {one["check"]: one for one in json.loads(found)}["installation"]["result"].startswith("light")
+    assert {one["check"]: one for one in json.loads(found)}["installation"]["result"].startswith(
+        "light"
+    )
     assert (done.returncode, nothing) == (2, "")
 
 
@@ -174,7 +221,9 @@ def test_a_partner_serves(hidden: set[str], titled: Sealed, tmp_path: Path) -> N
     """The service codes a narrative and has its review page."""
     port = free_port()
     given = ("--bundle", titled.folder, "--key", titled.trust.pinned, "--port", port, "--no-key")
-    process = subprocess.Popen(_command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+    process = subprocess.Popen(
+        _command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT))
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         while not answers(f"{url}/health"):
@@ -182,7 +231,9 @@ def test_a_partner_serves(hidden: set[str], titled: Sealed, tmp_path: Path) -> N
             time.sleep(0.2)
         assert httpx.get(f"{url}/review").status_code == 200
         assert httpx.post(f"{url}/code", json={"narratives": ["Employee fell."]}).status_code == 200
-        explained = httpx.post(f"{url}/explain", json={"narrative": "Employee fell.", "codes": ["111"]})
+        explained = httpx.post(
+            f"{url}/explain", json={"narrative": "Employee fell.", "codes": ["111"]}
+        )
         assert explained.status_code == 501
         assert LAST.strip() in explained.json()["detail"]
     finally:

@@ -1,4 +1,6 @@
-"""Of what a schedule missed the newest alone catches up: a weekend without a worker is one round, not two hundred."""
+"""Of what a schedule missed the newest alone catches up: a weekend without a worker is one round,
+not two hundred.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +17,19 @@ from flows.server import dead_runs
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
 
 
-def run(deployment: UUID | None, hours: float, *, by_schedule: bool = True, count: int = 0) -> FlowRun:
+def run(
+    deployment: UUID | None, hours: float, *, by_schedule: bool = True, count: int = 0
+) -> FlowRun:
     when = NOW - timedelta(hours=hours)
     return FlowRun(
-        name=f"{hours:g}", flow_id=uuid4(), deployment_id=deployment, auto_scheduled=by_schedule,
-        expected_start_time=when, run_count=count, state=Scheduled(scheduled_time=when),
-    )  # fmt: skip
+        name=f"{hours:g}",
+        flow_id=uuid4(),
+        deployment_id=deployment,
+        auto_scheduled=by_schedule,
+        expected_start_time=when,
+        run_count=count,
+        state=Scheduled(scheduled_time=when),
+    )
 
 
 def test_the_newest_of_each_deployment_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""deployments/monitoring against what `autocoder status --serve` tells, and in a Prometheus of Debian's."""
+"""deployments/monitoring against what `autocoder status --serve` tells, and in a Prometheus of
+Debian's.
+"""
 
 import json
 import re
@@ -28,7 +30,9 @@ _SCRAPED = {"up": {"job", "instance"}}
 
 
 class Everything(Collector):
-    """Every family that there is, made by the command's own functions; a stage ended, one runs, one failed."""
+    """Every family that there is, made by the command's own functions; a stage ended, one runs, one
+    failed.
+    """
 
     def collect(self) -> Iterator[Metric]:
         with tempfile.TemporaryDirectory() as private:
@@ -37,13 +41,22 @@ class Everything(Collector):
             listener.sized("fit", 100)
             for done in range(3):
                 listener.report("fit", done, 2)
-            with patch("torch.cuda.is_available", return_value=True), patch("torch.cuda.max_memory_allocated", int):
+            with (
+                patch("torch.cuda.is_available", return_value=True),
+                patch("torch.cuda.max_memory_allocated", int),
+            ):
                 listener.finished("fit", {}, reused=False, seconds=1)
             listener.started("head")
             listener.failed("head")
             listener.started("risks")
             yield from worker_metrics.families(Path(private))
-        account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
+        account = {
+            "population": "p",
+            "cohort": "2015",
+            "guarantee_kind": "k",
+            "epsilon_cap": "4",
+            "epsilon_left": "1",
+        }
         yield from of_ledger({"budget": [account], "open_releases": [], "plans": []})
         yield from of_server(
             {
@@ -78,21 +91,27 @@ def rules() -> list[dict[str, Any]]:
 
 
 def names(expression: str) -> set[str]:
-    """Metrics in a PromQL expression: words before a selector or on their own that are no function, word or label."""
+    """Metrics in a PromQL expression: words before a selector or on their own that are no function,
+    word or label.
+    """
     bare = re.sub(r"\{[^}]*\}|by \([^)]*\)|\[\w+\]|offset \w+", " ", expression)
     words = set(re.findall(r"\b([a-z_]+)\b(?!\s*\()", bare))
     return words - {"and", "or", "unless", "by"}
 
 
 def test_every_metric_and_label_that_is_asked_for_is_told() -> None:
-    """By dashboard and alarms; and the dashboard shows every metric, so that a new one is not forgotten."""
+    """By dashboard and alarms; and the dashboard shows every metric, so that a new one is not
+    forgotten.
+    """
     told = exposed()
     for expression in (*queries(), *(rule["expr"] for rule in rules())):
         assert names(expression), expression
         for name in names(expression):
             assert name in told, f"{name} in {expression}"
         for label in re.findall(r"(\w+)=\"", expression):
-            assert any(label in told[name] for name in names(expression)), f"{label} in {expression}"
+            assert any(label in told[name] for name in names(expression)), (
+                f"{label} in {expression}"
+            )
     asked = set().union(*(names(expression) for expression in queries()))
     assert asked == set(told) - set(_SCRAPED)
     for target in (target for panel in dashboard()["panels"] for target in panel["targets"]):
@@ -108,7 +127,9 @@ def promtool(*arguments: str) -> None:
 
 
 def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
-    """Prometheus' own tool: the rules, the settings, and a day of samples for each alarm, quiet ones included."""
+    """Prometheus' own tool: the rules, the settings, and a day of samples for each alarm, quiet
+    ones included.
+    """
     promtool("check", "rules", str(MONITORING / "alerts.yml"))
     promtool("check", "config", str(MONITORING / "prometheus.yml"))
     cases = Path(__file__).with_name("alerts_test.yml").read_text()
@@ -126,25 +147,39 @@ def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
 
 @pytest.mark.servers
 def test_a_prometheus_reads_it_and_answers_the_dashboard(tmp_path: Path) -> None:
-    """Scraped over HTTP with the settings of the project; each panel's question has an answer, an alarm fires."""
+    """Scraped over HTTP with the settings of the project; each panel's question has an answer, an
+    alarm fires.
+    """
     if not shutil.which("prometheus"):
         pytest.skip("needs prometheus (Debian: prometheus)")
     registry = CollectorRegistry()
     registry.register(Everything())
     served, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
-    settings = (MONITORING / "prometheus.yml").read_text().replace("metrics:9464", f"127.0.0.1:{served.server_port}")
+    settings = (
+        (MONITORING / "prometheus.yml")
+        .read_text()
+        .replace("metrics:9464", f"127.0.0.1:{served.server_port}")
+    )
     shutil.copy(MONITORING / "alerts.yml", tmp_path)
     (tmp_path / "prometheus.yml").write_text(re.sub(r"\b[23]0s\b", "1s", settings))
     port = free_port()
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
 
         def ask(expression: str) -> list[Any]:
             try:
-                answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, timeout=30)
+                answer = httpx.get(
+                    f"http://127.0.0.1:{port}/api/v1/query",
+                    params={"query": expression},
+                    timeout=30,
+                )
             except httpx.TransportError:
                 assert process.poll() is None, (tmp_path / "log").read_text()
                 return []
@@ -153,7 +188,10 @@ def test_a_prometheus_reads_it_and_answers_the_dashboard(tmp_path: Path) -> None
             assert answer.json()["status"] in ("success", "error"), answer.text
             return answer.json()["data"]["result"] if answer.is_success else []
 
-        for expression in (*queries(), 'ALERTS{alertname="AutocoderStageFailed", alertstate="firing"}'):
+        for expression in (
+            *queries(),
+            'ALERTS{alertname="AutocoderStageFailed", alertstate="firing"}',
+        ):
             while not ask(expression):  # the test's own time limit ends what never comes
                 time.sleep(0.2)
     finally:

@@ -14,10 +14,15 @@ from tasks.retraining.run import warnings_of
 
 def printed(text: str) -> list[list[str]]:
     """The words of each command that an output offers, by what is before it."""
-    return [shlex.split(line)[1:] for line in re.findall(r"^(?:read|next|then)[: ]\s*(autocoder .*)$", text, re.M)]
+    return [
+        shlex.split(line)[1:]
+        for line in re.findall(r"^(?:read|next|then)[: ]\s*(autocoder .*)$", text, re.M)
+    ]
 
 
-def test_a_command_names_the_workspace_unless_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_names_the_workspace_unless_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOCODER_HOME", str(tmp_path))
     assert command_line("release", "a plan.json") == "autocoder release 'a plan.json'"
     assert command_line("status", home=tmp_path) == "autocoder status"
@@ -26,15 +31,21 @@ def test_a_command_names_the_workspace_unless_it_is_found(tmp_path: Path, monkey
 
 
 def follow(words: list[str], **given: str) -> list[list[str]]:
-    """Runs a command, a person's words in place of those in capitals, and returns the commands that it offers."""
+    """Runs a command, a person's words in place of those in capitals, and returns the commands that
+    it offers.
+    """
     code, out, err = invoke(*[given.get(word, word) for word in words])
     assert code == 0, out + err
     return printed(out)
 
 
-def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a plan in a workspace of another name to the estimate of a coded file, each following command is the printed
-    one: only PARTNER and COLUMN are filled in, the audit has no reruns, and the renewed plan is audited anew."""
+def test_each_printed_command_runs(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a plan in a workspace of another name to the estimate of a coded file, each following
+    command is the printed one: only PARTNER and COLUMN are filled in, the audit has no reruns, and
+    the renewed plan is audited anew.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     follow(["demo-data", "--out", "demo", "--records", "600"])
@@ -55,12 +66,16 @@ def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch:
     (estimate,) = follow(["sample", "coded.csv", "--rows", "100", "--out", "a sample.csv"])
     rows = (tmp_path / "a sample.csv").read_text().splitlines()
     assert rows[0].endswith(",human_code")
-    (tmp_path / "a sample.csv").write_text("\n".join([rows[0], *(f"{row}111" for row in rows[1:])]) + "\n")
+    (tmp_path / "a sample.csv").write_text(
+        "\n".join([rows[0], *(f"{row}111" for row in rows[1:])]) + "\n"
+    )
     assert follow(estimate) == []
 
 
 def test_these_commands_offer_one() -> None:
-    """Above, in `test_approval_command` and `test_watching`; a further command that offers one belongs there."""
+    """Above, in `test_approval_command` and `test_watching`; a further command that offers one
+    belongs there.
+    """
     offers = re.compile(r"command_line\(|next_commands|_remedy\(")
     files = (Path(__file__).resolve().parents[2] / "flows" / "commands").glob("*.py")
     offering = {file.stem for file in files if offers.search(file.read_text())} - {"terminal"}
@@ -74,7 +89,9 @@ def test_useless_training_runs_are_warned_of() -> None:
     for train, codes in ((99, 2), (100, 51), (6, 46)):
         (line,) = warnings_of(data, train=train, test=9, codes=codes)
         assert f"{train} training records for {codes} codes" in line
-    early = data.model_copy(update={"ingest": data.ingest.model_copy(update={"train_before": "2015-01-05"})})
+    early = data.model_copy(
+        update={"ingest": data.ingest.model_copy(update={"train_before": "2015-01-05"})}
+    )
     assert "dated before 2015-01-05" in next(warnings_of(early, train=400, test=1601, codes=2))
     assert list(warnings_of(early, train=400, test=1600, codes=2)) == []
     unnamed = data.model_copy(update={"population": "default"})

@@ -19,7 +19,9 @@ def test_doctor_tells_what_is_here(finished: Job) -> None:
 
 def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
     """With what to do, and exit code 1."""
-    job = finished.at(finished.home, env=finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
+    job = finished.at(
+        finished.home, env=finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
+    )
     done = job.command("status", "--check")
     assert done.returncode == 1
     assert "does not answer" in done.stdout
@@ -27,7 +29,9 @@ def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
 
 
 def test_purge_lists_then_removes_and_the_ledger_has_it(finished: Job, tmp_path: Path) -> None:
-    """Nothing is removed without --yes, nothing young ever; the ledger records how many folders went."""
+    """Nothing is removed without --yes, nothing young ever; the ledger records how many folders
+    went.
+    """
     job = finished.copy(tmp_path / "home")
     stages = job.home / "private" / "stages"
     assert "is older than" in job.command("purge", "--older-than", "30").stdout

@@ -1,4 +1,6 @@
-"""`autocoder train --deploy NAME --cron LINE` registers a run with its very parameters on a real Prefect server."""
+"""`autocoder train --deploy NAME --cron LINE` registers a run with its very parameters on a real
+Prefect server.
+"""
 
 from pathlib import Path
 from uuid import UUID
@@ -36,11 +38,24 @@ def registered(server: str, served: Job, tmp_path: Path, monkeypatch: pytest.Mon
     return served.at(tmp_path / "home")
 
 
-def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: Job, server: str) -> None:
-    """Parameters, schedule and pool are on the server; its scheduled run reads as the command's own parameters."""
+def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(
+    registered: Job, server: str
+) -> None:
+    """Parameters, schedule and pool are on the server; its scheduled run reads as the command's own
+    parameters.
+    """
     job = registered
     options = ("--profile", "demo-formal", "--epsilon", "5", "--data", str(job.data))
-    options += ("--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON, "--time-zone", ZONE)
+    options += (
+        "--codelist",
+        str(job.codelist),
+        "--deploy",
+        "own",
+        "--cron",
+        CRON,
+        "--time-zone",
+        ZONE,
+    )
     done = job.command("retrain", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"deployment retrain/own: runs at {CRON} ({ZONE}) on pool cpu")
@@ -48,7 +63,11 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     assert not job.home.exists(), "nothing ran"
     content = deployment(server, "own").json()
     (schedule,) = content["schedules"]
-    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, ZONE, True)
+    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (
+        CRON,
+        ZONE,
+        True,
+    )
     assert (content["work_pool_name"], content["work_queue_name"]) == ("cpu", "default")
     assert content["enforce_parameter_schema"] is True
     with (
@@ -58,7 +77,10 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
         run = client.create_flow_run_from_deployment(UUID(content["id"]))
     form = retrain.validate_parameters(run.parameters)["parameters"]
     expected = parameters(
-        "demo-formal", ["formal.target_epsilon=5.0"], data=job.data.resolve(), codelist=job.codelist.resolve()
+        "demo-formal",
+        ["formal.target_epsilon=5.0"],
+        data=job.data.resolve(),
+        codelist=job.codelist.resolve(),
     )
     assert isinstance(form, FormalForm)
     assert (form.parameters(), form.run().home) == (expected, str(job.home))
@@ -84,7 +106,9 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
         (("--deploy", "wrong", "--set", "fit.swag.rank=9"), "exceeds the snapshots"),
     ],
 )
-def test_what_cannot_run_is_not_registered(registered: Job, server: str, options: tuple[str, ...], says: str) -> None:
+def test_what_cannot_run_is_not_registered(
+    registered: Job, server: str, options: tuple[str, ...], says: str
+) -> None:
     """Each mistake is named, and the server has no such deployment afterwards."""
     done = registered.command("retrain", *registered.options(), *options)
     assert done.returncode == 2

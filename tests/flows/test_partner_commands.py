@@ -24,7 +24,11 @@ from storage.ledger.heads import key_id
 
 
 @pytest.fixture(scope="module")
-def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narratives: Callable[..., list[str]]) -> Path:
+def coded(
+    tiny_bundle: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    narratives: Callable[..., list[str]],
+) -> Path:
     folder = tmp_path_factory.mktemp("coded")
     source, out = folder / "new.csv", folder / "coded.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
@@ -57,13 +61,17 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
     given = ("sample", coded, "--out", sample, "--text", "Text", "--rows", "100", "--json")
     assert json.loads(invoke(*given)[1])["sampled"] == 100
     model = read_csv(coded)
-    filled = [row | {"human_code": model[int(row["qa_row"]) - 1]["code"]} for row in read_csv(sample)]
+    filled = [
+        row | {"human_code": model[int(row["qa_row"]) - 1]["code"]} for row in read_csv(sample)
+    ]
     write_csv(sample, filled)
     options = ("--sample", sample, "--by", "model", "--out", out)
     _, said, _ = invoke("estimate", coded, *options, "--plot", tmp_path / "counts.svg")
     assert "100 rows coded manually of 300" in said
     for row in read_csv(out):
-        assert row["note"] == "few" or float(row["estimate"]) == pytest.approx(int(row["machine"]), abs=0.11)
+        assert row["note"] == "few" or float(row["estimate"]) == pytest.approx(
+            int(row["machine"]), abs=0.11
+        )
         assert row["model"] in {"_T", model[0]["model"]}
     content = json.loads(invoke("estimate", coded, "--sample", sample, "--json")[1])
     assert content["sampled"] == 100
@@ -71,9 +79,15 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
         invoke("estimate", coded, *options)
 
 
-def test_the_tutorial_makes_its_table(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command of the page in its order, and its lines of Python; fewer narratives and hours than there."""
-    page = (Path(__file__).parents[2] / "docs/tutorials/published-table.md").read_text(encoding="utf-8")
+def test_the_tutorial_makes_its_table(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the page in its order, and its lines of Python; fewer narratives and hours
+    than there.
+    """
+    page = (Path(__file__).parents[2] / "docs/tutorials/published-table.md").read_text(
+        encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     steps = re.findall(r"^    ```(python|)\n(.*?)^    ```$", page, flags=re.MULTILINE | re.DOTALL)
     assert [language for language, _ in steps] == ["", "", "", "python", "", ""]
@@ -81,23 +95,34 @@ def test_the_tutorial_makes_its_table(tiny_bundle: Path, tmp_path: Path, monkeyp
         if language:
             exec(textwrap.dedent(block), {})
         else:
-            fewer = block.replace("\\\n", " ").replace("3000", "200").replace("--rows 400", "--rows 80")
+            fewer = (
+                block.replace("\\\n", " ").replace("3000", "200").replace("--rows 400", "--rows 80")
+            )
             arguments = shlex.split(fewer.replace("BUNDLE", str(tiny_bundle)))[1:]
-            # what a random encoder codes may have none of the codes that the people of this page choose
-            command(*arguments, *(["--codelist", "demo/codelist.csv"] if "--sample" in arguments else []))
+            # what a random encoder codes may have none of the codes that the people of this page
+            # choose
+            command(
+                *arguments,
+                *(["--codelist", "demo/codelist.csv"] if "--sample" in arguments else []),
+            )
     rows = read_csv(tmp_path / "counts.csv")
     assert any(row["State"] == "_T" and row["estimate_low"] for row in rows)
     assert (tmp_path / "counts.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_drift_says_its_verdict_by_exit_code(coded: Path, tmp_path: Path) -> None:
-    """A period against itself is stable; one in which half of the rows went to one code has drifted: exit code 3."""
+    """A period against itself is stable; one in which half of the rows went to one code has
+    drifted: exit code 3.
+    """
     code, out, _ = invoke("drift", coded, "--reference", coded, "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "stable")
     rows = read_csv(coded)
     given = [row["code"] for row in rows]
     rare = min(CODES, key=given.count)
-    moved = write_csv(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
+    moved = write_csv(
+        tmp_path / "moved.csv",
+        [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)],
+    )
     code, out, _ = invoke("drift", moved, "--reference", coded)
     assert code == 3, out
     with pytest.raises(InputError, match=r"none\.csv"):
@@ -121,7 +146,9 @@ def test_an_open_door_is_refused(
         invoke("serve", "--bundle", tiny_bundle, *arguments)
 
 
-def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp_path: Path) -> None:
+def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(
+    sealed: Sealed, tmp_path: Path
+) -> None:
     folder = sealed.copy(tmp_path)
     (folder / "LICENSE").write_text("changed")
     assert sealed.trust.pinned
@@ -130,14 +157,23 @@ def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp
 
 
 @pytest.fixture
-def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
+def served(
+    sealed: Sealed, tmp_path: Path
+) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
     """The service as a process of its own, its address, the header of its key."""
     key = "0123456789abcdef-key"
     (tmp_path / "key.txt").write_text(key + "\n")
     port = free_port()
     arguments = ["serve", "--bundle", sealed.folder, "--key", sealed.trust.pinned, "--port", port]
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *map(str, arguments), "--api-key-file", str(tmp_path / "key.txt")],
+        [
+            sys.executable,
+            "-m",
+            "flows.cli",
+            *map(str, arguments),
+            "--api-key-file",
+            str(tmp_path / "key.txt"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -155,9 +191,12 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
 
 
 @pytest.mark.servers
-def test_sigterm_lets_requests_end(served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed) -> None:
-    """SIGTERM in the middle of a request: no one new comes in, it gets its whole answer, the process ends by itself and
-    has told no narrative."""
+def test_sigterm_lets_requests_end(
+    served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed
+) -> None:
+    """SIGTERM in the middle of a request: no one new comes in, it gets its whole answer, the
+    process ends by itself and has told no narrative.
+    """
     address, header, process = served
     assert httpx.get(f"{address}/version").status_code == 401
     known = httpx.get(f"{address}/version", headers=header).json()
@@ -166,7 +205,9 @@ def test_sigterm_lets_requests_end(served: tuple[str, dict[str, str], subprocess
 
     def halting() -> Iterator[bytes]:
         yield body[:1000]
-        assert httpx.get(f"{address}/health").status_code == 200  # by now the first half has been read
+        assert (
+            httpx.get(f"{address}/health").status_code == 200
+        )  # by now the first half has been read
         process.send_signal(signal.SIGTERM)
         with pytest.raises(httpx.TransportError):  # nobody new comes in
             while True:
@@ -175,7 +216,10 @@ def test_sigterm_lets_requests_end(served: tuple[str, dict[str, str], subprocess
         yield body[1000:]
 
     answer = httpx.post(
-        f"{address}/code", content=halting(), headers=header | {"Content-Type": "application/json"}, timeout=500
+        f"{address}/code",
+        content=halting(),
+        headers=header | {"Content-Type": "application/json"},
+        timeout=500,
     )
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["results"]) == 64

@@ -1,4 +1,6 @@
-"""What a plan is held against and who pays for it: nothing written manually, no other ledger or key, one draw."""
+"""What a plan is held against and who pays for it: nothing written manually, no other ledger or
+key, one draw.
+"""
 
 import json
 from collections.abc import Callable
@@ -49,7 +51,9 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_plan_edited_by_hand_is_refused(context: Context, planned: PlannedRelease, name: str) -> None:
+def test_a_plan_edited_by_hand_is_refused(
+    context: Context, planned: PlannedRelease, name: str
+) -> None:
     """Each field that the artifacts know better; the message names it."""
     planned.check(context)
     content = planned.model_dump(mode="json")
@@ -59,7 +63,9 @@ def test_a_plan_edited_by_hand_is_refused(context: Context, planned: PlannedRele
 
 
 def test_a_plan_of_other_artifacts_is_refused(context: Context, planned: PlannedRelease) -> None:
-    """The prepared inputs of another data set, say: their digest is in the recipe of what was measured."""
+    """The prepared inputs of another data set, say: their digest is in the recipe of what was
+    measured.
+    """
     made = planned.candidate
     other = made.model_copy(update={"prepared": made.dataset})
     with pytest.raises(MechanismError, match="prepared"):
@@ -79,7 +85,9 @@ def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
 def test_the_machines_signing_key_wins(
     context: Context, planned: PlannedRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No setting puts another in its place, and where it is missing the workspace's own does not step in."""
+    """No setting puts another in its place, and where it is missing the workspace's own does not
+    step in.
+    """
     key, _ = heads.new_keys(tmp_path / "keys")
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(key))
     used = publish._release_key(context, BundleParameters())
@@ -92,8 +100,12 @@ def test_the_machines_signing_key_wins(
 
 
 @pytest.mark.parametrize("dies", ["os.link", "checkpoint.sync"])
-def test_who_died_after_drawing_has_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
-    """Killed between the draw's file and its final name: the same draw is resumed, no second one is made."""
+def test_who_died_after_drawing_has_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """Killed between the draw's file and its final name: the same draw is resumed, no second one is
+    made.
+    """
     context = Context(home=str(Workspace(tmp_path / "home").create().home))
     row: Any = SimpleNamespace(release_id="0" * 16, state="reserved")
     taken: list[torch.Tensor] = []
@@ -106,7 +118,9 @@ def test_who_died_after_drawing_has_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    planned: Any = SimpleNamespace(plan=SimpleNamespace(idempotency_key="k"), candidate=Source(), digest="0" * 64)
+    planned: Any = SimpleNamespace(
+        plan=SimpleNamespace(idempotency_key="k"), candidate=Source(), digest="0" * 64
+    )
     with monkeypatch.context() as patched:
         if dies == "os.link":
             patched.setattr(publish.os, "link", killed)

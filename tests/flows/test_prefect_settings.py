@@ -1,5 +1,7 @@
-"""Prefect reads its settings when it is imported: nothing may bring it before the server's password is set. Else the
-server of a run asks for a password that the run does not know, and the command ends in "unauthorized"."""
+"""Prefect reads its settings when it is imported: nothing may bring it before the server's password
+is set. Else the server of a run asks for a password that the run does not know, and the command
+ends in "unauthorized".
+"""
 
 import json
 import subprocess
@@ -31,13 +33,23 @@ for name, words in json.loads(sys.argv[1]).items():
         os._exit(1)
     os.wait()
 """
-"""Each command in a fork of one process that has loaded the largest libraries, none of which brings Prefect."""
+"""Each command in a fork of one process that has loaded the largest libraries, none of which brings
+Prefect.
+"""
 
 COMMANDS: dict[str, Sequence[str]] = {
     "retrain": ["retrain", "--profile", "demo"],
     "retrain, formal": ["retrain", "--profile", "demo-formal", "--epsilon", "5"],
     "compare": ["compare", "--profile", "demo", "--branches", "non-private"],
-    "compare, formal": ["compare", "--profile", "demo-formal", "--branches", "prior-descent", "--epsilon", "5"],
+    "compare, formal": [
+        "compare",
+        "--profile",
+        "demo-formal",
+        "--branches",
+        "prior-descent",
+        "--epsilon",
+        "5",
+    ],
 }
 
 
@@ -45,13 +57,24 @@ COMMANDS: dict[str, Sequence[str]] = {
 def test_nothing_brings_prefect_before_its_settings(tmp_path: Path) -> None:
     """Up to where the settings are made."""
     data = write_demo_data(tmp_path, records=60, seed=1)
-    given = ["--data", str(data.csv), "--codelist", str(data.codelist), "--home", str(tmp_path / "home")]
+    given = [
+        "--data",
+        str(data.csv),
+        "--codelist",
+        str(data.codelist),
+        "--home",
+        str(tmp_path / "home"),
+    ]
     plan = tmp_path / "home" / "private" / "plans" / "plan.json"
     plan.parent.mkdir(parents=True)
     plan.write_text("{}")
     asked = {name: [*words, *given] for name, words in COMMANDS.items()}
     asked |= {name: [name, str(plan)] for name in ("audit", "release")}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.stdout.splitlines() == [f"{name}: not yet" for name in asked], done.stderr

@@ -10,11 +10,17 @@ WORD = MARKER.split()[0]
 
 def files_with(folder: Path, needle: bytes) -> list[str]:
     """Files under a folder that hold the bytes, by name."""
-    return [str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
+    return [
+        str(p.relative_to(folder))
+        for p in folder.rglob("*")
+        if p.is_file() and needle in p.read_bytes()
+    ]
 
 
 def check_traces(home: Path, *told: str) -> None:
-    """What was reported, the ledger, the bundle and whatever else is outside `private` hold no planted word."""
+    """What was reported, the ledger, the bundle and whatever else is outside `private` hold no
+    planted word.
+    """
     assert not any(WORD in text for text in told)
     found = files_with(home, WORD.encode())
     assert [name for name in found if not name.startswith("private/")] == []
@@ -24,11 +30,15 @@ def check_traces(home: Path, *told: str) -> None:
 
 def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
     """A successful run."""
-    check_traces(finished.home, *((finished.home.parent / name).read_text() for name in ("stdout", "stderr")))
+    check_traces(
+        finished.home, *((finished.home.parent / name).read_text() for name in ("stdout", "stderr"))
+    )
 
 
 @pytest.mark.servers
-def test_nor_does_it_reach_prefects_folder_or_database(served: Job, common: Path, tmp_path: Path) -> None:
+def test_nor_does_it_reach_prefects_folder_or_database(
+    served: Job, common: Path, tmp_path: Path
+) -> None:
     """Every stage of the run is computed within a flow run of a server."""
     job = served.at(tmp_path / "home")
     done = job.run("--json")
@@ -41,7 +51,10 @@ def test_nor_does_it_reach_prefects_folder_or_database(served: Job, common: Path
 @pytest.mark.parametrize(
     ("settings", "column"),
     [
-        (("data.ingest.label_column=Final Narrative", "data.ingest.text_columns=[City]"), "Final Narrative"),
+        (
+            ("data.ingest.label_column=Final Narrative", "data.ingest.text_columns=[City]"),
+            "Final Narrative",
+        ),
         (("data.ingest.date_column=City",), "City"),
     ],
     ids=["narratives as codes", "marker as a date"],
@@ -58,6 +71,8 @@ def test_a_failing_run_quotes_no_cell(
     done = job.run()
     assert done.returncode in (1, 2), done.stderr
     assert WORD not in done.stdout + done.stderr
-    assert [name for name in files_with(job.home, WORD.encode()) if not name.startswith("private/")] == []
+    assert [
+        name for name in files_with(job.home, WORD.encode()) if not name.startswith("private/")
+    ] == []
     assert files_with(common / "server", b""), "the server's database is searched"
     assert files_with(common / "server", WORD.encode()) == []

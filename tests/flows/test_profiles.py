@@ -1,4 +1,6 @@
-"""Profiles and --set: what ships is valid, and what is wrong is refused by the option's name before any work."""
+"""Profiles and --set: what ships is valid, and what is wrong is refused by the option's name before
+any work.
+"""
 
 from pathlib import Path
 
@@ -27,25 +29,46 @@ def test_the_paper_profile_has_the_papers_settings() -> None:
     assert (p.fit.sgd.learning_rate, p.fit.sgd.epochs, p.fit.sgd.schedule) == (0.01, 20, "constant")
     assert (p.pseudo_posterior.risk_draws, p.pseudo_posterior.sensitivity_draws) == (500, 500)
     assert (p.pseudo_posterior.c, p.pseudo_posterior.g, p.pseudo_posterior.k) == (1.0, 0.0, 0.95)
-    assert (p.data.ingest.cap_per_code, p.data.ingest.min_per_code, p.data.ingest.test_share) == (200, 2, 0.5)
+    assert (p.data.ingest.cap_per_code, p.data.ingest.min_per_code, p.data.ingest.test_share) == (
+        200,
+        2,
+        0.5,
+    )
 
 
 def test_a_head_alone_has_its_rate_by_default(tmp_path: Path) -> None:
-    """A profile that says `head` and no rate trains at 0.003, not at that of a whole encoder; a given rate stays."""
+    """A profile that says `head` and no rate trains at 0.003, not at that of a whole encoder; a
+    given rate stays.
+    """
     profile = tmp_path / "own.yaml"
     profile.write_text("data: {ingest: {}}\nmodel: {trainable: head, pooling: mean}\n")
     assert parameters(str(profile), [], data=DATA).fit.adamw.learning_rate == 0.003
-    assert parameters(str(profile), ["fit.adamw.epochs=3"], data=DATA).fit.adamw.learning_rate == 0.003
-    assert parameters(str(profile), ["fit.adamw.learning_rate=5e-5"], data=DATA).fit.adamw.learning_rate == 5e-5
-    assert parameters(str(profile), ["model.trainable=full"], data=DATA).fit.adamw.learning_rate == 5e-5
+    assert (
+        parameters(str(profile), ["fit.adamw.epochs=3"], data=DATA).fit.adamw.learning_rate == 0.003
+    )
+    assert (
+        parameters(
+            str(profile), ["fit.adamw.learning_rate=5e-5"], data=DATA
+        ).fit.adamw.learning_rate
+        == 5e-5
+    )
+    assert (
+        parameters(str(profile), ["model.trainable=full"], data=DATA).fit.adamw.learning_rate
+        == 5e-5
+    )
 
 
 def test_set_overrides_any_depth() -> None:
-    """Values are read as YAML; a new section is made where there was none, and no other one is touched."""
+    """Values are read as YAML; a new section is made where there was none, and no other one is
+    touched.
+    """
     p = parameters("demo", ["fit.adamw.epochs=3", "pseudo_posterior.reweight=false"], data=DATA)
     assert p.fit.adamw.epochs == 3
     assert p.rounds == ("base", "weighted")
-    assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
+    assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {
+        "a": {"b": 1, "c": 2},
+        "d": {"e": None},
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,7 +80,10 @@ def test_set_overrides_any_depth() -> None:
         ("fit.sgd.learning_rate=-0.1", "fit.sgd.learning_rate"),
         ("fit.sgd.learning_rate=.nan", "fit.sgd.learning_rate"),
         ("fit.adamw.epocs=3", "fit.adamw.epocs: unknown parameter. Did you mean fit.adamw.epochs?"),
-        ("label_column=Code", "label_column: unknown parameter. Did you mean data.ingest.label_column?"),
+        (
+            "label_column=Code",
+            "label_column: unknown parameter. Did you mean data.ingest.label_column?",
+        ),
         ("zzz=3", "zzz: unknown parameter (see docs/reference/parameters.md)"),
         ("fit.sgd.schedule=linear", "constant"),
         ("model.trainable=all", "model.trainable"),
@@ -83,13 +109,20 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd-tuned"])
 def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> None:
-    """A branch has settings of its own where it trains on tokens; those that the release names came second to them."""
+    """A branch has settings of its own where it trains on tokens; those that the release names came
+    second to them.
+    """
     chosen = ["formal.target_epsilon=5", f"formal.branch={name}", "formal.mechanism.momentum=0.0"]
     told = parameters("osha-formal-lora", chosen, data=DATA, codelist=DATA)
     branch, settings = formal.formal_branch(told)
     fitted = branch.mechanism_for(told, settings)
     assert isinstance(fitted, DpSgd)
-    assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (4, 0.1, "adamw", 0.01)
+    assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (
+        4,
+        0.1,
+        "adamw",
+        0.01,
+    )
     assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
     assert branch.epochs_for(told, settings) == 4
 
@@ -101,50 +134,88 @@ def test_the_tables_of_parameters_have_every_option() -> None:
 
 
 def test_a_text_stays_the_text_that_was_typed() -> None:
-    """A version is no number, one column is a list of one; in a profile a number in place of a text is reported."""
-    p = parameters("demo", ["data.classification_version=2.010", "data.ingest.text_columns=Job title"], data=DATA,
-                   named={"population": "p", "classification": "SOC"})  # fmt: skip
+    """A version is no number, one column is a list of one; in a profile a number in place of a text
+    is reported.
+    """
+    p = parameters(
+        "demo",
+        ["data.classification_version=2.010", "data.ingest.text_columns=Job title"],
+        data=DATA,
+        named={"population": "p", "classification": "SOC"},
+    )
     assert (p.data.classification_version, p.data.ingest.text_columns) == ("2.010", ("Job title",))
-    p = parameters("demo", ["data.source=a: b.csv", "data.ingest.cap_per_code=null", "release.label=007"], data=DATA)
-    assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == (("a: b.csv",), None, "007")
+    p = parameters(
+        "demo",
+        ["data.source=a: b.csv", "data.ingest.cap_per_code=null", "release.label=007"],
+        data=DATA,
+    )
+    assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == (
+        ("a: b.csv",),
+        None,
+        "007",
+    )
 
 
 JOBS = {"text": ["title"], "label": "code", "population": "jobs", "classification": "SOC"}
 
 
 def test_no_profile_lends_its_names_to_other_columns() -> None:
-    """Population and classification become mandatory; version, `public` and a release at once do not come along."""
+    """Population and classification become mandatory; version, `public` and a release at once do
+    not come along.
+    """
     for lacking in ("population", "classification"):
         with pytest.raises(InputError, match=rf"--{lacking} "):
-            parameters("osha-head", [], data=DATA, named={n: v for n, v in JOBS.items() if n != lacking})
+            parameters(
+                "osha-head", [], data=DATA, named={n: v for n, v in JOBS.items() if n != lacking}
+            )
     with pytest.raises(InputError, match=r"--label: .*--population .*--classification "):
         parameters("demo", ["data.ingest.label_column=code"], data=DATA)
     p = parameters("osha-head", [], data=DATA, named=JOBS)
-    assert (p.data.population, p.data.classification, p.data.classification_version) == ("jobs", "SOC", "")
+    assert (p.data.population, p.data.classification, p.data.classification_version) == (
+        "jobs",
+        "SOC",
+        "",
+    )
     assert not p.data.public
     assert not parameters("demo", [], data=DATA, named=JOBS).release.enabled
     assert not parameters("demo", [], data=DATA, named={"population": "jobs"}).release.enabled
     assert parameters("demo", [], data=DATA).release.enabled, "the demo alone releases at once"
-    assert not any(parameters(n, [], data=DATA).release.enabled for n in profile_names() if n != "demo")
+    assert not any(
+        parameters(n, [], data=DATA).release.enabled for n in profile_names() if n != "demo"
+    )
     assert load_profile("osha-head")["data"]["population"] == "osha-severe-injuries"
 
 
 def test_errors_name_the_option() -> None:
-    """By which a value was given, beside the parameter; one value is given once. Names take letters of any language."""
+    """By which a value was given, beside the parameter; one value is given once. Names take letters
+    of any language.
+    """
     for name in ("a/b", "_x", " x", "x" * 65, "a\nb"):
-        with pytest.raises(InputError, match=r"--population \(data\.population\): a name has up to 64 letters"):
+        with pytest.raises(
+            InputError, match=r"--population \(data\.population\): a name has up to 64 letters"
+        ):
             parameters("demo", [], data=DATA, named={"population": name})
-    with pytest.raises(InputError, match=r"--classification .*: a classification has up to 80 of the letters A to Z"):
+    with pytest.raises(
+        InputError,
+        match=r"--classification .*: a classification has up to 80 of the letters A to Z",
+    ):
         parameters("demo", [], data=DATA, named={"classification": "Nomenclature française"})
-    spelt = [parameters("demo", [], data=DATA, named={"population": f"d{e}clarations 2024"}) for e in ("é", "e\u0301")]
-    assert [each.data.population for each in spelt] == ["déclarations 2024"] * 2, "one name, one budget"
+    spelt = [
+        parameters("demo", [], data=DATA, named={"population": f"d{e}clarations 2024"})
+        for e in ("é", "e\u0301")
+    ]
+    assert [each.data.population for each in spelt] == ["déclarations 2024"] * 2, (
+        "one name, one budget"
+    )
     with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):
         parameters("demo", ["data.ingest.label_column=x"], data=DATA, named={"label": "y"})
     assert parameters("demo", [], data=DATA, named={"date": ""}).data.ingest.date_column is None
 
 
 def test_the_formal_profile_follows_the_code_list() -> None:
-    """With one it starts at the titles and reads their words; without one neither, unless a setting says so."""
+    """With one it starts at the titles and reads their words; without one neither, unless a setting
+    says so.
+    """
     listed = parameters("formal", [], data=DATA, codelist=Path("codes.csv"), named=JOBS)
     assert (listed.model.prior, listed.model.lexical) == ("titles", "titles")
     assert (listed.data.ingest.date_column, listed.data.ingest.sampling) == (None, "per-record")
@@ -164,7 +235,17 @@ def test_no_profile_lends_its_day_or_sentence_to_other_records() -> None:
     """Of other columns or another population; what is set stays."""
     moved = parameters("osha-formal", [], data=DATA, named=JOBS)
     assert (moved.data.ingest.train_before, moved.model.prior_sentence) == (None, "")
-    assert parameters("osha-formal", [], data=DATA, named={"population": "jobs"}).data.ingest.train_before is None
-    chosen = parameters("osha-formal", ["data.ingest.train_before=2020-01-01"], data=DATA, named=JOBS | {"date": "Day"})
+    assert (
+        parameters(
+            "osha-formal", [], data=DATA, named={"population": "jobs"}
+        ).data.ingest.train_before
+        is None
+    )
+    chosen = parameters(
+        "osha-formal",
+        ["data.ingest.train_before=2020-01-01"],
+        data=DATA,
+        named=JOBS | {"date": "Day"},
+    )
     assert str(chosen.data.ingest.train_before) == "2020-01-01"
     assert str(parameters("osha-formal", [], data=DATA).data.ingest.train_before) == "2016-05-01"

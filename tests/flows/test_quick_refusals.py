@@ -1,4 +1,6 @@
-"""A mistake in a file, and a question about a command, are answered before anything is imported that takes seconds."""
+"""A mistake in a file, and a question about a command, are answered before anything is imported
+that takes seconds.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +11,26 @@ from slow_imports import command
 from storage.ledger import Ledger
 from storage.paths import Workspace
 
-RETRAIN = ("retrain", "--profile", "formal", "--data", "text.csv", "--text", "text", "--epsilon", "5")
+RETRAIN = (
+    "retrain",
+    "--profile",
+    "formal",
+    "--data",
+    "text.csv",
+    "--text",
+    "text",
+    "--epsilon",
+    "5",
+)
 ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
     "release, not a plan": (["release", "text.json"], "plan text.json is not a release plan"),
     "audit, no plan": (["audit", "absent.json"], "plan absent.json: No such file"),
     "plan, no plan": (["plan", "absent.json"], "plan absent.json: No such file"),
-    "approve, no plan": (["approve", "absent.json", "--key", "text.json"], "plan absent.json: No such file"),
+    "approve, no plan": (
+        ["approve", "absent.json", "--key", "text.json"],
+        "plan absent.json: No such file",
+    ),
     "retrain, no records": (
         ["retrain", "--profile", "demo-formal", "--data", "absent.csv"],
         "--data: the file absent.csv does not exist",
@@ -25,15 +40,23 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
         "--codelist: the file absent.csv does not exist",
     ),
     "retrain, no profile": (["retrain", "--data", "text.json"], "--profile: missing"),
-    "retrain, no such column": ([*RETRAIN, "--label", "Code"], "text.csv has no column 'Code' (--label)"),
-    "retrain, unknown setting": ([*RETRAIN, "--set", "fit.sorce=1"], "fit.sorce: unknown parameter"),
+    "retrain, no such column": (
+        [*RETRAIN, "--label", "Code"],
+        "text.csv has no column 'Code' (--label)",
+    ),
+    "retrain, unknown setting": (
+        [*RETRAIN, "--set", "fit.sorce=1"],
+        "fit.sorce: unknown parameter",
+    ),
     "ledger show, no ledger": (["ledger", "show"], "no ledger at"),
     "release, help": (["release", "--help"], "Release a plan"),
 }
 
 
 @pytest.mark.parametrize(("words", "answer"), ANSWERS.values(), ids=ANSWERS)
-def test_it_is_answered_before_the_imports(words: Sequence[str], answer: str, tmp_path: Path) -> None:
+def test_it_is_answered_before_the_imports(
+    words: Sequence[str], answer: str, tmp_path: Path
+) -> None:
     """In a process of its own; nothing is written."""
     (tmp_path / "text.json").write_text("not JSON")
     (tmp_path / "text.csv").write_text("text,code\nan employee fell,1\n")

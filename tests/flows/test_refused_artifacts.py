@@ -1,4 +1,6 @@
-"""What is only shown ends no run: a server that answers artifacts with 500 costs the bar and the page's text."""
+"""What is only shown ends no run: a server that answers artifacts with 500 costs the bar and the
+page's text.
+"""
 
 import httpx
 import pytest
@@ -13,13 +15,17 @@ tries: list[int] = []
 def refuse(*_: object, **__: object) -> None:
     tries.append(PREFECT_CLIENT_MAX_RETRIES.value())
     raise PrefectHTTPStatusError(
-        "500", request=httpx.Request("POST", "http://server/artifacts"), response=httpx.Response(500)
+        "500",
+        request=httpx.Request("POST", "http://server/artifacts"),
+        response=httpx.Response(500),
     )
 
 
 @pytest.mark.parametrize("name", ["create_progress_artifact", "create_markdown_artifact"])
 def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """An error of ours still does. A stage does not wait for its bar: a server that is away is asked once."""
+    """An error of ours still does. A stage does not wait for its bar: a server that is away is
+    asked once.
+    """
     warned: list[str] = []
 
     class Log:

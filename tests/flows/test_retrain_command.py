@@ -21,7 +21,9 @@ def test_it_ends_in_one_committed_release(finished: Job) -> None:
     assert float(row["mc_failure_prob"]) == pytest.approx(1 / 41)
     assert row["data_fingerprint"]
     assert row["code_commit"]
-    statement = json.loads((finished.home / "bundles" / row["release_id"] / "privacy_statement.json").read_text())
+    statement = json.loads(
+        (finished.home / "bundles" / row["release_id"] / "privacy_statement.json").read_text()
+    )
     assert statement["epsilon"] == row["epsilon"]
     assert statement["guarantee_kind"] == "asymptotic-local"
 
@@ -34,7 +36,9 @@ def test_every_epsilon_is_in_the_ledger(finished: Job) -> None:
         assert float(row["epsilon"]) > 0
     scores = internal["internal evaluation on the test half"]
     assert scores["guarantee_kind"] == "none"
-    assert {"base_weighted_f1", "weighted_macro_f1", "reweighted_accuracy"} <= set(scores["details"])
+    assert {"base_weighted_f1", "weighted_macro_f1", "reweighted_accuracy"} <= set(
+        scores["details"]
+    )
 
 
 def test_running_again_reuses_every_stage_and_releases_nothing_more(finished: Job) -> None:
@@ -57,9 +61,16 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     assert "nothing: every stage is finished" in shown
     count = len(told["stages"])
     assert f"{count} of {count} stages" in shown
-    assert told["records"]["train"] + told["records"]["test"] <= told["records"]["usable"], "codes are capped"
-    assert told["release"] == {"release_id": finished.releases()[0]["release_id"], "state": "committed"}
-    changed = json.loads(finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout)
+    assert told["records"]["train"] + told["records"]["test"] <= told["records"]["usable"], (
+        "codes are capped"
+    )
+    assert told["release"] == {
+        "release_id": finished.releases()[0]["release_id"],
+        "state": "committed",
+    }
+    changed = json.loads(
+        finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout
+    )
     reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}
     assert reused == {"ingest", "features", "fine-tune (base)"}
     assert changed["release"] is None
@@ -71,7 +82,9 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
 
 
 def test_the_dry_run_finds_the_records_under_another_name(finished: Job) -> None:
-    """What was spent there is spent, in the new name's account and in theirs; under their own nothing is said."""
+    """What was spent there is spent, in the new name's account and in theirs; under their own
+    nothing is said.
+    """
     own = json.loads(finished.run("--dry-run", "--json").stdout)
     assert own["other_names"] == []
     spent = {one["spent"] for one in own["budget"]}
@@ -95,13 +108,19 @@ MISTAKES = (
 )
 
 
-def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: CommandRunner, tmp_path: Path) -> None:
-    """Exit code 2, the option or name in the text, no traceback, no half-written output; the last as a process."""
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(
+    new: Job, told: CommandRunner, tmp_path: Path
+) -> None:
+    """Exit code 2, the option or name in the text, no traceback, no half-written output; the last
+    as a process.
+    """
     job = new.at(tmp_path / "home")
 
     def left_nothing() -> bool:
         made = {path.relative_to(job.home) for path in job.home.rglob("*")}
-        return not made & {Path("private/stages"), Path("ledger.db")} and not list(job.home.glob("bundles/*"))
+        return not made & {Path("private/stages"), Path("ledger.db")} and not list(
+            job.home.glob("bundles/*")
+        )
 
     for option, value, said in MISTAKES:
         options = job.options()
@@ -122,20 +141,40 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: CommandRu
 
 def test_without_a_code_list_the_dry_run_advises_one(new: Job, tmp_path: Path) -> None:
     """Titles cost no epsilon: anyone who leaves them out learns it before anything is computed."""
-    columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "demo", "--epsilon", "2")
+    columns = (
+        "--text",
+        "Final Narrative",
+        "--label",
+        "Nature",
+        "--population",
+        "demo",
+        "--epsilon",
+        "2",
+    )
     given = ("retrain", "--profile", "formal", "--data", str(new.data), *columns, "--dry-run")
     job = new.at(tmp_path / "home")
     assert "advice          give --codelist" in job.command(*given).stdout
-    named = ("--codelist", str(new.codelist), "--classification", "OIICS", "--classification-version", "2.01")
+    named = (
+        "--codelist",
+        str(new.codelist),
+        "--classification",
+        "OIICS",
+        "--classification-version",
+        "2.01",
+    )
     listed = job.command(*given, *named)
     assert listed.returncode == 0, listed.stderr
     assert "advice" not in listed.stdout
 
 
 def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path: Path) -> None:
-    """With --release nothing behind ingest runs. A plan lists them; its digest releases them, and no other one does."""
+    """With --release nothing behind ingest runs. A plan lists them; its digest releases them, and
+    no other one does.
+    """
     counted = Counter(row["Nature"] for row in read_csv(new.data))
-    (narrative, *_) = (row["Final Narrative"] for row in read_csv(new.data) if 2 <= counted[row["Nature"]] <= 20)
+    (narrative, *_) = (
+        row["Final Narrative"] for row in read_csv(new.data) if 2 <= counted[row["Nature"]] <= 20
+    )
     listed = read_csv(new.codelist)
     listed[4]["title"] = narrative[:80]
     few = write_csv(tmp_path / "few.csv", read_csv(new.data)[:120])
@@ -145,7 +184,10 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
     refused = job.run()
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "warning: code list: not a published list" in refused.stderr
-    assert "error: --codelist: the bundle would contain 46 titles of no published list" in refused.stderr
+    assert (
+        "error: --codelist: the bundle would contain 46 titles of no published list"
+        in refused.stderr
+    )
     assert {name.partition("/")[0] for name in job.stages()} == {"ingest"}
 
     planned = job.run("--plan-only", "--json")
@@ -169,8 +211,12 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
 
 
 @pytest.mark.servers
-def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, served: Job, tmp_path: Path) -> None:
-    """The cap is below the epsilon: the arithmetic is reported, and there is neither draw nor bundle."""
+def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(
+    finished: Job, served: Job, tmp_path: Path
+) -> None:
+    """The cap is below the epsilon: the arithmetic is reported, and there is neither draw nor
+    bundle.
+    """
     policy = tmp_path / "policy.yaml"
     policy.write_text("name: tight\npopulations:\n  demo:\n    asymptotic-local: {epsilon: 0.01}\n")
     job = finished.copy(tmp_path / "home")
@@ -181,6 +227,10 @@ def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, 
     assert "Traceback" not in done.stderr
     assert not list((job.home / "bundles").iterdir())
     assert not (job.home / "private" / "releases").exists()
-    kept = [path.read_bytes() for path in (job.home / "prefect" / "storage").rglob("*") if path.is_file()]
+    kept = [
+        path.read_bytes()
+        for path in (job.home / "prefect" / "storage").rglob("*")
+        if path.is_file()
+    ]
     assert kept, "Prefect keeps the exception of a failed run"
     assert all(content.startswith(b"{") for content in kept), "as JSON, never as a pickle"

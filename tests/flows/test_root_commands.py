@@ -1,4 +1,6 @@
-"""Roots, as an agency and a partner type them: another release key, persons who sign roots, a revocation."""
+"""Roots, as an agency and a partner type them: another release key, persons who sign roots, a
+revocation.
+"""
 
 import json
 import shutil
@@ -15,7 +17,9 @@ from storage.ledger.heads import new_keys
 def test_from_the_first_key_to_a_revocation_under_another(
     sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sound by the first key before and after it was replaced; once revoked it is not, and that is exit code 1."""
+    """Sound by the first key before and after it was replaced; once revoked it is not, and that is
+    exit code 1.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     keys = {name: new_keys(tmp_path / name) for name in ("anna", "ben", "release")}
     home, outbox, roots = tmp_path / "house", tmp_path / "outbox", tmp_path / "roots.json"
@@ -45,7 +49,11 @@ def test_from_the_first_key_to_a_revocation_under_another(
     assert (told["root_version"], told["revocation_checked"], told["sound"]) == (3, True, True)
 
     code, out, err = invoke("revoke", release, "--reason", "an error", *here)
-    assert (code, "is not a root key" in err, "it needs 2 more signatures" in out) == (0, True, True)
+    assert (code, "is not a root key" in err, "it needs 2 more signatures" in out) == (
+        0,
+        True,
+        True,
+    )
     assert "Send them" in out
     code, _, err = verify()
     assert (code, "not signed by the required keys" in err) == (1, True)
@@ -71,7 +79,9 @@ def test_without_roots_it_says_what_was_not_checked(sealed: Sealed) -> None:
         (("--key", "HERE/none"), "--key"),
     ],
 )
-def test_roots_that_are_half_given(sealed: Sealed, tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+def test_roots_that_are_half_given(
+    sealed: Sealed, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
     """Named by their option, before the bundle is looked at."""
     places = {"HERE": str(tmp_path), "KEY": str(sealed.home / "signing-key.pub.pem")}
     words = list(options)

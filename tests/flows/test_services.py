@@ -25,17 +25,23 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
     async def both() -> None:
         await asyncio.wait_for(supervise([steady, Failing()]), 300)
 
-    with pytest.raises(ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"):
+    with pytest.raises(
+        ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"
+    ):
         asyncio.run(both())
     assert steady.cancelled
 
 
 def settings(tmp_path: Path, database: str) -> dict[str, str]:
-    return environment(PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_DATABASE_CONNECTION_URL=database)
+    return environment(
+        PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_DATABASE_CONNECTION_URL=database
+    )
 
 
 def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
-    """PostgreSQL is away while the real services start: exit code 1, and one line that names who ended."""
+    """PostgreSQL is away while the real services start: exit code 1, and one line that names who
+    ended.
+    """
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"postgresql+asyncpg://prefect:none@127.0.0.1:{unused.getsockname()[1]}/prefect"
@@ -52,20 +58,27 @@ def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
 
 TOLD = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a suite in the background ignores it
-    "import logging; logging.basicConfig(); logging.getLogger('prefect.server.events').setLevel(logging.DEBUG); "
+    "import logging; logging.basicConfig(); "
+    "logging.getLogger('prefect.server.events').setLevel(logging.DEBUG); "
     "from flows.server.services import main; main()"
 )
 """The process with the log of the service that ends above."""
 
 
-def test_with_its_database_it_runs_until_it_is_stopped(migrated: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_with_its_database_it_runs_until_it_is_stopped(
+    migrated: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """On SQLite, migrated: the service that ends above continues; SIGINT ends the process."""
     env = settings(tmp_path, f"sqlite+aiosqlite:///{migrated(tmp_path) / 'prefect.db'}")
-    process = subprocess.Popen([sys.executable, "-c", TOLD], env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TOLD], env=env, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         # Its automations are read by then: what PostgreSQL refuses above.
-        assert any("Reactive triggers started" in line for line in process.stderr), "it ended before"
+        assert any("Reactive triggers started" in line for line in process.stderr), (
+            "it ended before"
+        )
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 0

@@ -1,4 +1,6 @@
-"""`autocoder successor` on two released bundles: one page, no narrative on it, and verdicts that follow the records."""
+"""`autocoder successor` on two released bundles: one page, no narrative on it, and verdicts that
+follow the records.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +17,10 @@ from storage.errors import InputError
 
 def _coded(bundle: Sealed, texts: list[str], folder: Path) -> list[str]:
     """What a bundle answers."""
-    source, out = write_csv(folder / "texts.csv", [{"Text": text} for text in texts]), folder / "answers.csv"
+    source, out = (
+        write_csv(folder / "texts.csv", [{"Text": text} for text in texts]),
+        folder / "answers.csv",
+    )
     given = ("--bundle", bundle.folder, "--data", source, "--text", "Text", "--out", out)
     command("code", *given, "--overwrite", "--home", folder)
     return [row["code"] for row in read_csv(out)]
@@ -24,8 +29,9 @@ def _coded(bundle: Sealed, texts: list[str], folder: Path) -> list[str]:
 def test_two_released_bundles_are_compared(
     sealed: Sealed, titled: Sealed, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """On records with the new model's own answers it is right throughout and better; the other way round it is worse.
-    Counts and agreement are those of both models' coded files."""
+    """On records with the new model's own answers it is right throughout and better; the other way
+    round it is worse. Counts and agreement are those of both models' coded files.
+    """
     texts = narratives(60)
     before, after = _coded(sealed, texts, tmp_path), _coded(titled, texts, tmp_path)
     agreement = sum(a == b for a, b in zip(before, after, strict=True)) / len(texts)
@@ -39,14 +45,26 @@ def test_two_released_bundles_are_compared(
     page = tmp_path / "successor.html"
     files = ("--labelled", coded, "--unlabelled", others, "--text", "Text", "--label", "Code")
     found = json.loads(
-        command("successor", sealed.folder, titled.folder, *files, "--by", "State", "--html", page, "--json")
+        command(
+            "successor",
+            sealed.folder,
+            titled.folder,
+            *files,
+            "--by",
+            "State",
+            "--html",
+            page,
+            "--json",
+        )
     )
     assert (found["old"], found["new"]) == (sealed.folder.name, titled.folder.name)
     assert found["overall"]["new"] == 1
     assert found["overall"]["old"] == pytest.approx(agreement)
     assert found["agreement"] == pytest.approx(agreement)
     assert found["verdict"] == "better"
-    assert sum(old for _, old, _ in found["counts"]) == sum(new for _, _, new in found["counts"]) == 60
+    assert (
+        sum(old for _, old, _ in found["counts"]) == sum(new for _, _, new in found["counts"]) == 60
+    )
     assert [one["name"] for one in found["groups"]] == ["S0", "S1"]
     text = page.read_text()
     assert "The new model is better" in text

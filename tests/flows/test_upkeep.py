@@ -1,5 +1,6 @@
-"""What is asked of the server and told by it: dead runs resumed, answers kept, runs counted. And the nightly check of
-the ledger, called as its deployment calls it."""
+"""What is asked of the server and told by it: dead runs resumed, answers kept, runs counted. And
+the nightly check of the ledger, called as its deployment calls it.
+"""
 
 import signal
 import time
@@ -52,19 +53,28 @@ WEEK = timedelta(days=7)
 
 
 @pytest.fixture(scope="module")
-def ephemeral_server(tmp_path_factory: pytest.TempPathFactory, migrated: Callable[[Path], Path]) -> Iterator[str]:
-    """A server that no one else uses: these tests look at all that it has. It has events as soon as it got them."""
+def ephemeral_server(
+    tmp_path_factory: pytest.TempPathFactory, migrated: Callable[[Path], Path]
+) -> Iterator[str]:
+    """A server that no one else uses: these tests look at all that it has. It has events as soon as
+    it got them.
+    """
     at_once = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.1"}
     folder = tmp_path_factory.mktemp("upkeep")
     migrated(folder / "server")
     with prefect_server(folder, **at_once) as url:
-        EventsWorker.drain_all(timeout=60)  # a process has one sender, which stays with the server of an earlier file
+        EventsWorker.drain_all(
+            timeout=60
+        )  # a process has one sender, which stays with the server of an earlier file
         yield url
 
 
 @pytest.fixture
 def client(ephemeral_server: str) -> Iterator[SyncPrefectClient]:
-    with temporary_settings({PREFECT_API_URL: ephemeral_server}), get_client(sync_client=True) as client:
+    with (
+        temporary_settings({PREFECT_API_URL: ephemeral_server}),
+        get_client(sync_client=True) as client,
+    ):
         yield client
 
 
@@ -73,7 +83,9 @@ def test_a_row_cut_off_since_the_night_before_is_found(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "home").create()
     ledger = Ledger.open(workspace.ledger_url)
     for epsilon in (5, 6, 7):
-        policy = Policy.parse({"name": f"p{epsilon}", "default": {"asymptotic-local": {"epsilon": epsilon}}})
+        policy = Policy.parse(
+            {"name": f"p{epsilon}", "default": {"asymptotic-local": {"epsilon": epsilon}}}
+        )
         ledger.change_policy(policy, requester="lead", reason="test")
     assert ledger_verify.fn(home=str(workspace.home)).rows == 3
     assert ledger_verify.fn(home=str(workspace.home)).sequence == 3, "again changes nothing"
@@ -92,7 +104,9 @@ def happened(client: SyncPrefectClient, name: str, run: UUID | None = None) -> d
     event = {"id": str(uuid4()), "event": name, "occurred": datetime.now(UTC).isoformat()}
     resource = {"prefect.resource.id": f"prefect.flow-run.{run}" if run else "autocoder.test"}
     client.request("POST", "/events", json=[event | {"resource": resource}])
-    wanted = EventFilter.model_validate({"id": {"id": [event["id"]]}, "occurred": {"until": datetime.now(UTC) + WEEK}})
+    wanted = EventFilter.model_validate(
+        {"id": {"id": [event["id"]]}, "occurred": {"until": datetime.now(UTC) + WEEK}}
+    )
     while True:
         for found in client.read_events(wanted, limit=1).events:
             return datetime.fromisoformat(found.received.isoformat())
@@ -102,9 +116,10 @@ def happened(client: SyncPrefectClient, name: str, run: UUID | None = None) -> d
 def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent one or not, and takes
-    it up. What waits, is cancelled, was started manually or sends heartbeats is left alone, and so is what the rule
-    declared dead after someone had stopped it."""
+    """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent
+    one or not, and takes it up. What waits, is cancelled, was started manually or sends heartbeats
+    is left alone, and so is what the rule declared dead after someone had stopped it.
+    """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
 
@@ -122,7 +137,9 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
         "waits": made("release", Suspended(timeout_seconds=3600)),
         "is cancelled": made("retrain", Running(), Cancelling()),
         "was cancelled": made("retrain", Running(), Cancelling(), Crashed()),
-        "was suspended": made("retrain", Suspended(timeout_seconds=3600), Crashed(message=HEARTBEAT_STOPPED)),
+        "was suspended": made(
+            "retrain", Suspended(timeout_seconds=3600), Crashed(message=HEARTBEAT_STOPPED)
+        ),
         "manually": client.create_flow_run(release, state=Running()).id,
         "alive": made("retrain", Running()),
     }
@@ -139,7 +156,9 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     assert states() == before
 
     last = happened(client, "prefect.flow-run.heartbeat", runs["fell silent"])
-    while True:  # until a silence that ends now, and in which there was a noise, begins after the last word
+    while (
+        True
+    ):  # until a silence that ends now, and in which there was a noise, begins after the last word
         noise = happened(client, "autocoder.noise")
         now = happened(client, "prefect.flow-run.heartbeat", runs["alive"])
         silent = 4 * (now - noise)
@@ -147,17 +166,26 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
             break
     dead = declare_dead(RESUMED, silent=silent, age=WEEK, now=now)
     assert {names[name] for name in dead if name in names} == {"fell silent", "never a word"}
-    assert {names.get(name) for name in housekeeping.fn(home=home).resumed} >= {"fell silent", "never a word"}
+    assert {names.get(name) for name in housekeeping.fn(home=home).resumed} >= {
+        "fell silent",
+        "never a word",
+    }
     taken_up = {"fell silent": "AwaitingRetry", "never a word": "AwaitingRetry"}
     assert states() == before | taken_up
     for run in runs.values():
-        client.delete_flow_run(run)  # what the server does about them later is not for others to count
+        client.delete_flow_run(
+            run
+        )  # what the server does about them later is not for others to count
 
 
 @contextmanager
 def zombies(client: SyncPrefectClient, folder: Path, **changes: Any) -> Iterator[None]:
     """The rule, as it is deployed except for some changes, and no other one."""
-    (rule,) = [rule for rule in yaml.safe_load(RULES.read_text(encoding="utf-8")) if rule["name"] == "zombies"]
+    (rule,) = [
+        rule
+        for rule in yaml.safe_load(RULES.read_text(encoding="utf-8"))
+        if rule["name"] == "zombies"
+    ]
     rule["trigger"] |= changes
     (folder / "rules.yaml").write_text(yaml.safe_dump([rule]))
     apply_rules(folder / "rules.yaml", webhook=None)
@@ -178,14 +206,18 @@ def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
 def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
     by_the_rule: bool, client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
-    """By SIGKILL to both: found by the rule, in less time than it has where it is deployed, or, where there is no rule,
-    by what housekeeping asks of the server, at another moment than this one. Nightly: one that never sent a heartbeat
-    is among the runs of `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`."""
+    """By SIGKILL to both: found by the rule, in less time than it has where it is deployed, or,
+    where there is no rule, by what housekeeping asks of the server, at another moment than this
+    one. Nightly: one that never sent a heartbeat is among the runs of
+    `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`.
+    """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
     apply_pools(["early"])
     env = environment(
-        PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+        PREFECT_API_URL=ephemeral_server,
+        PREFECT_WORKER_QUERY_SECONDS="1",
+        PYTHONPATH=str(Path(__file__).parent),
     )
     with workers(env, tmp_path, 2, pool="early") as started:
         with zombies(client, tmp_path, within=10) if by_the_rule else nullcontext():
@@ -202,20 +234,29 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
             assert not has_beaten(ephemeral_server, str(run.id))
             heard = happened(client, "autocoder.noise")
             silent = heard - state.timestamp
-            assert run.name not in declare_dead(RESUMED, silent=silent, age=WEEK, now=heard), "its time is to come"
-            assert run.name in declare_dead(RESUMED, silent=silent, age=WEEK, now=heard + silent / 4)
+            assert run.name not in declare_dead(RESUMED, silent=silent, age=WEEK, now=heard), (
+                "its time is to come"
+            )
+            assert run.name in declare_dead(
+                RESUMED, silent=silent, age=WEEK, now=heard + silent / 4
+            )
         assert run.name in housekeeping.fn(home=home).resumed
         (tmp_path / "go").touch()
         until(client, run.id, StateType.COMPLETED)
     assert client.read_flow_run(run.id).run_count == 2
 
 
-def test_a_run_without_its_ledger(client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_ledger(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has crashed, and one that is told what is wrong has failed, whatever the words."""
     Workspace(tmp_path / "home").create()
     home = str(tmp_path / "home")
     deployment = client.create_deployment(client.create_flow_from_name("release"), name="away")
-    for error, state in ((Unavailable("no answer"), StateType.CRASHED), (StorageError("no answer"), StateType.FAILED)):
+    for error, state in (
+        (Unavailable("no answer"), StateType.CRASHED),
+        (StorageError("no answer"), StateType.FAILED),
+    ):
 
         def away(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
@@ -229,10 +270,15 @@ def test_a_run_without_its_ledger(client: SyncPrefectClient, tmp_path: Path, mon
 
 
 def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
-    """One that no one told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
-    after which housekeeping declares a run dead. Both look at the same flows except releases, which wait, and say the
-    same of a dead run."""
-    (entry,) = [entry for entry in yaml.safe_load(RULES.read_text(encoding="utf-8")) if entry["name"] == "zombies"]
+    """One that no one told sends them as Prefect does: two fit into the rule's time, and into each
+    fifth of the silence after which housekeeping declares a run dead. Both look at the same flows
+    except releases, which wait, and say the same of a dead run.
+    """
+    (entry,) = [
+        entry
+        for entry in yaml.safe_load(RULES.read_text(encoding="utf-8"))
+        if entry["name"] == "zombies"
+    ]
     rule = entry["trigger"]
     every = FlowsSettings.model_fields["heartbeat_frequency"].default
     assert rule["within"] > 2 * every
@@ -247,13 +293,16 @@ def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
 def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
     client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
-    """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its first heartbeat, and
-    not this one, which is older. Takes eight minutes."""
+    """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its
+    first heartbeat, and not this one, which is older. Takes eight minutes.
+    """
     home, folders = str(tmp_path / "home"), {name: tmp_path / name for name in ("lives", "dies")}
     Workspace(tmp_path / "home").create()
     apply_pools(["untold"])
     env = environment(
-        PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+        PREFECT_API_URL=ephemeral_server,
+        PREFECT_WORKER_QUERY_SECONDS="1",
+        PYTHONPATH=str(Path(__file__).parent),
     )
     with zombies(client, tmp_path), workers(env, tmp_path, 3, pool="untold") as started:
         runs = {}
@@ -270,7 +319,10 @@ def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
         for name, folder in folders.items():
             (folder / "go").touch()
             until(client, runs[name].id, StateType.COMPLETED)
-    assert {name: client.read_flow_run(run.id).run_count for name, run in runs.items()} == {"lives": 1, "dies": 2}
+    assert {name: client.read_flow_run(run.id).run_count for name, run in runs.items()} == {
+        "lives": 1,
+        "dies": 2,
+    }
 
 
 def test_crashes_between_question_and_answer_lose_neither(
@@ -280,9 +332,10 @@ def test_crashes_between_question_and_answer_lose_neither(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prefect forgets that it asked when a run that crashed is resumed; the answer that came counts all the same. A run
-    that is suspended in earnest, answered and resumed by housekeeping: once when the answer was there and not read,
-    once before there was an answer."""
+    """Prefect forgets that it asked when a run that crashed is resumed; the answer that came counts
+    all the same. A run that is suspended in earnest, answered and resumed by housekeeping: once
+    when the answer was there and not read, once before there was an answer.
+    """
     job, plan = site
     parameters = {"plan": plan, "home": str(job.home), "device": "cpu"}
     deployment = client.create_deployment(client.create_flow_from_name("release"), name="release")
@@ -290,7 +343,12 @@ def test_crashes_between_question_and_answer_lose_neither(
 
     def go_on() -> str | None:
         with suppress(Pause):
-            run_flow(release, flow_run=client.read_flow_run(run), parameters=parameters, return_type="state")
+            run_flow(
+                release,
+                flow_run=client.read_flow_run(run),
+                parameters=parameters,
+                return_type="state",
+            )
         return client.read_flow_run(run).state_name
 
     def crash() -> None:
@@ -302,7 +360,10 @@ def test_crashes_between_question_and_answer_lose_neither(
         return command("approve", plan, "--key", key, "--yes", "--print").strip()
 
     def asked() -> set[str]:
-        return {entry.key for entry in client.filter_flow_run_input(run, "", limit=20, exclude_keys=set())}
+        return {
+            entry.key
+            for entry in client.filter_flow_run_input(run, "", limit=20, exclude_keys=set())
+        }
 
     assert go_on() == "Suspended"
     answer(str(run), signed("officer"))
@@ -318,30 +379,43 @@ def test_crashes_between_question_and_answer_lose_neither(
     copy.write_bytes(Path(plan).read_bytes())
     monkeypatch.setenv("PREFECT_API_URL", ephemeral_server)
     key = str(tmp_path / "director" / "signing-key.pem")
-    assert str(run) in command("approve", str(copy), "--key", key, "--yes", "--post"), "from a copy of the plan"
+    assert str(run) in command("approve", str(copy), "--key", key, "--yes", "--post"), (
+        "from a copy of the plan"
+    )
     assert go_on() == "Completed"
-    (row,) = [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
+    (row,) = [
+        row
+        for row in Ledger.open(Workspace(job.home).ledger_url).current()
+        if row.kind == "release"
+    ]
     assert row.state == "committed"
     assert len(row.approvals) == 2
 
 
-def test_runs_are_counted_and_the_oldest_is_first(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_counted_and_the_oldest_is_first(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More runs than one request asks for; as many as it asks for, the server gives."""
     waited, before = [run.id for run in waiting_releases()], overview()["runs"]
     monkeypatch.setattr(waiting_runs, "_PAGE", 20)
     for _ in range(25):
         client.create_flow_run(release, state=Crashed())
-    made = [str(client.create_flow_run(release, state=Suspended(timeout_seconds=3600)).id) for _ in range(8)]
+    made = [
+        str(client.create_flow_run(release, state=Suspended(timeout_seconds=3600)).id)
+        for _ in range(8)
+    ]
     assert [run.id for run in waiting_releases()] == waited + made
     found = overview()
     gained = {"Crashed": 25, "Suspended": 8}
-    assert found["runs"] == before | {state: before.get(state, 0) + number for state, number in gained.items()}
+    assert found["runs"] == before | {
+        state: before.get(state, 0) + number for state, number in gained.items()
+    }
     assert [run["id"] for run in found["waiting"]] == waited + made
 
 
 def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> None:
-    """`gpu` of a house without a card is no alarm; runs that wait for a worker are one, until it is there. How long
-    they waited is told.
+    """`gpu` of a house without a card is no alarm; runs that wait for a worker are one, until it is
+    there. How long they waited is told.
     """
     client.create_work_pool(WorkPoolCreate(name="idle", type="process"))
     assert "idle" not in overview()["unserved"]
@@ -360,12 +434,14 @@ def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> 
     assert waited["longest"] == waited["seconds"] >= 90
 
 
-@pytest.mark.parametrize(("asked", "shown"), [(True, StateType.CANCELLED), (False, StateType.CRASHED)])
+@pytest.mark.parametrize(
+    ("asked", "shown"), [(True, StateType.CANCELLED), (False, StateType.CRASHED)]
+)
 def test_the_stage_of_a_cancelled_run_is_cancelled_too(
     asked: bool, shown: StateType, client: SyncPrefectClient
 ) -> None:
-    """It is stopped by a signal, as one whose worker is stopped, whose stages have crashed; the flow's own end is the
-    same with both.
+    """It is stopped by a signal, as one whose worker is stopped, whose stages have crashed; the
+    flow's own end is the same with both.
     """
 
     @flow
@@ -387,5 +463,9 @@ def test_the_stage_of_a_cancelled_run_is_cancelled_too(
         limit=1,
     )
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
-    while not [stage for stage in client.read_task_runs(flow_run_filter=of_run) if stage.state_type is shown]:
+    while not [
+        stage
+        for stage in client.read_task_runs(flow_run_filter=of_run)
+        if stage.state_type is shown
+    ]:
         time.sleep(0.1)  # the server learns of stages by events

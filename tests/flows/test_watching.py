@@ -58,10 +58,14 @@ def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) ->
 
 
 def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Path) -> None:
-    """A policy that asks for two signatures: the plan is reported with what is missing, and the exit code is 1."""
+    """A policy that asks for two signatures: the plan is reported with what is missing, and the
+    exit code is 1.
+    """
     job = finished.copy(tmp_path / "home")
     file = write_policy(tmp_path, "B. Officer", minimum=1)
-    changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")
+    changed = job.command(
+        "ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b"
+    )
     assert changed.returncode == 0, changed.stderr
     plan = job.planned_as(finished)
     done = job.command("status")
@@ -82,15 +86,22 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
 
 @pytest.mark.servers
 def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_path: Path) -> None:
-    """On a real server: what failed is tried again, what crashed is resumed, what is late gets a worker, what waits is
-    signed; a run without a deployment is repeated by its command."""
+    """On a real server: what failed is tried again, what crashed is resumed, what is late gets a
+    worker, what waits is signed; a run without a deployment is repeated by its command.
+    """
     pool = f"watched-{tmp_path.name}"
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
         flow = client.create_flow_from_name("retrain")
         deployment = client.create_deployment(flow, name="watched", work_pool_name=pool)
-        states = [Failed(message="InputError: --data: no file\nsecond line"), Crashed(), Late(scheduled_time=now())]
-        failed, crashed, late = (client.create_flow_run_from_deployment(deployment, state=state) for state in states)
+        states = [
+            Failed(message="InputError: --data: no file\nsecond line"),
+            Crashed(),
+            Late(scheduled_time=now()),
+        ]
+        failed, crashed, late = (
+            client.create_flow_run_from_deployment(deployment, state=state) for state in states
+        )
         typed = client.create_flow_run(retrain, state=Failed())
         waiting = client.create_flow_run(
             release, parameters={"plan": "/w/a plan.json"}, state=Suspended(timeout_seconds=3600)
@@ -122,9 +133,20 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> Non
 
 
 def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
-    """Over HTTP: every stage with its time, those of the model with a rate, the budget; no count of records."""
+    """Over HTTP: every stage with its time, those of the model with a rate, the budget; no count of
+    records.
+    """
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "flows.cli", "status", "--home", str(finished.home), "--serve", address]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "status",
+        "--home",
+        str(finished.home),
+        "--serve",
+        address,
+    ]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as serving:
         try:
             while not answers(f"http://{address}/metrics"):
@@ -142,7 +164,9 @@ def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
     by_part = samples(text, "part")
     assert by_part[("autocoder_up", "ledger")] == 1
     by_population = samples(text, "population")
-    left, cap = (by_population[(f"autocoder_budget_epsilon_{name}", "demo")] for name in ("left", "cap"))
+    left, cap = (
+        by_population[(f"autocoder_budget_epsilon_{name}", "demo")] for name in ("left", "cap")
+    )
     assert 0 < left < cap
     counts = [
         json.loads(manifest)["figures"]["train"]
@@ -151,5 +175,9 @@ def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
     ]
     assert counts
     # a rate may happen to be the same number, in its two digits
-    told = {value for (name, _), value in by_stage.items() if name != "autocoder_stage_records_per_second"}
+    told = {
+        value
+        for (name, _), value in by_stage.items()
+        if name != "autocoder_stage_records_per_second"
+    }
     assert not told & set(counts)

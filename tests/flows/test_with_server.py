@@ -1,4 +1,6 @@
-"""The same command against a Prefect server that runs: the run, its stages and its artifacts are in the server."""
+"""The same command against a Prefect server that runs: the run, its stages and its artifacts are in
+the server.
+"""
 
 import json
 from pathlib import Path
@@ -11,9 +13,12 @@ from jobs import Job
 pytestmark = pytest.mark.servers
 
 
-def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, finished: Job, tmp_path: Path) -> None:
-    """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts.
-    Stages of a run without a server are reused."""
+def test_run_stages_and_artifacts_are_in_the_server(
+    server: str, served: Job, finished: Job, tmp_path: Path
+) -> None:
+    """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and
+    release artifacts. Stages of a run without a server are reused.
+    """
     job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=served.env)
     done = job.run("--json")
     assert done.returncode == 0, done.stderr
@@ -29,11 +34,24 @@ def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, fi
 
     tasks = of_run("task_runs")
     names = {task["name"] for task in tasks}
-    assert {"ingest", "features", "SWAG (reweighted)", "sensitivity (reweighted)", "release"} <= names
+    assert {
+        "ingest",
+        "features",
+        "SWAG (reweighted)",
+        "sensitivity (reweighted)",
+        "release",
+    } <= names
     assert all(task["state_type"] == "COMPLETED" for task in tasks)
-    logs = httpx.post(f"{server}/logs/filter", json={"logs": {"flow_run_id": {"any_": [run["id"]]}}}, timeout=60).json()
-    assert {f"{name}: found finished" for name in names - {"release"}} <= {line["message"] for line in logs}
+    logs = httpx.post(
+        f"{server}/logs/filter", json={"logs": {"flow_run_id": {"any_": [run["id"]]}}}, timeout=60
+    ).json()
+    assert {f"{name}: found finished" for name in names - {"release"}} <= {
+        line["message"] for line in logs
+    }
     artifacts = {a["key"]: a for a in of_run("artifacts") if a["key"]}
     assert release["release_id"] in artifacts["release"]["data"]
     assert "asymptotic-local" in artifacts["release"]["data"]
-    assert all(f"| {name} |" in artifacts["internal-figures"]["data"] for name in ("base", "weighted", "reweighted"))
+    assert all(
+        f"| {name} |" in artifacts["internal-figures"]["data"]
+        for name in ("base", "weighted", "reweighted")
+    )

@@ -20,11 +20,14 @@ finally:
 
 @pytest.mark.servers
 def test_a_retrain_brings_nothing_of_prefects(finished: Job, tmp_path: Path) -> None:
-    """It ends in a release. Nothing of Prefect is imported, which takes a second of each command, and it has no
-    database."""
+    """It ends in a release. Nothing of Prefect is imported, which takes a second of each command,
+    and it has no database.
+    """
     job = finished.copy(tmp_path / "home")
     command = [sys.executable, "-c", _WITHOUT_PREFECT, *job.arguments("--json")[3:]]
-    done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command, env=job.env, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stderr
     (row,) = job.releases()
     assert row["state"] == "committed"

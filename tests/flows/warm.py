@@ -1,6 +1,8 @@
-"""`autocoder` without its imports: each command is a fork of one process that has loaded the libraries. All else is as
-in a process of its own: arguments, folder, environment, output, exit code. Prefect is not among what is loaded, since a
-command sets Prefect's environment before it imports it."""
+"""`autocoder` without its imports: each command is a fork of one process that has loaded the
+libraries. All else is as in a process of its own: arguments, folder, environment, output, exit
+code. Prefect is not among what is loaded, since a command sets Prefect's environment before it
+imports it.
+"""
 
 import atexit
 import gc
@@ -23,17 +25,25 @@ AT_LOADING = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFL
 """What the libraries read when they are loaded; a command can't change it any more."""
 
 FILE_SIZE = "TESTS_LARGEST_FILE"
-"""Variable of a command's environment: the bytes that a file of it may have; the limit is its process's own."""
+"""Variable of a command's environment: the bytes that a file of it may have; the limit is its
+process's own.
+"""
 
 
-def command(address: Path, *arguments: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+def command(
+    address: Path, *arguments: str, env: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
     """Run `autocoder` with these arguments in a fork of the process at `address`.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than so many seconds; it was killed.
     """
     asked = {"arguments": arguments, "folder": str(Path.cwd()), "environment": env | AT_LOADING}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, socket.socket(socket.AF_UNIX) as connection:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
         connection.connect(str(address))
         socket.send_fds(connection, [b"*"], [out.fileno(), err.fileno()])
         connection.sendall(json.dumps(asked).encode() + b"\n")
@@ -52,11 +62,15 @@ def command(address: Path, *arguments: str, env: dict[str, str], timeout: float)
 
 
 def wait_for_a_command(address: str) -> None:
-    """Return once for each command that is asked for, in a fork of its own that is set up as the command's process."""
+    """Return once for each command that is asked for, in a fork of its own that is set up as the
+    command's process.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the commands
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_IGN
+        )  # nobody waits for those that wait for the commands
         while True:
             connection, _ = listener.accept()
             if os.fork():
@@ -84,8 +98,10 @@ def wait_for_a_command(address: str) -> None:
 
 
 def end_after(main: Callable[[], None]) -> NoReturn:
-    """End as Python would, except for an interrupt that no one took: that is exit code 1. What was loaded is left to
-    the operating system: to take it apart, page by page of what the forks share, takes half a second."""
+    """End as Python would, except for an interrupt that no one took: that is exit code 1. What was
+    loaded is left to the operating system: to take it apart, page by page of what the forks share,
+    takes half a second.
+    """
     code = 0
     try:
         main()

@@ -1,6 +1,8 @@
-"""Mutated files and requests: whatever comes in is taken whole or refused in words of our own, and nothing of it told.
-The seeds in `corpus/` are committed: files and requests that were attacks once, and plain ones. A few mutations of each
-run at every commit, always the same ones; many, new each time, in `make test-long`."""
+"""Mutated files and requests: whatever comes in is taken whole or refused in words of our own, and
+nothing of it told. The seeds in `corpus/` are committed: files and requests that were attacks once,
+and plain ones. A few mutations of each run at every commit, always the same ones; many, new each
+time, in `make test-long`.
+"""
 
 import json
 import shutil
@@ -51,9 +53,44 @@ KEY = "a key for tests only"
 EVERYDAY = 5
 
 TOKENS = [
-    *(b"\0", b"\xff", b"\xef\xbb\xbf", b'"', b'""', b"\n", b"\r", b"\r\n", b",", b";", b"\t", b"\\", b"\x1b]0;x\x07"),
-    *(b"PK\x03\x04", b"PAR1", b"NaN", b"Infinity", b"1e400", b"-0", b"9" * 400, b"[" * 300, b"{" * 300, b"\\ud800"),
-    *(b"=1+1", b"'", b"null", b'"":', b"\xe2\x80\xae", b"\xf0\x9f\x98\x80", b"0" * 70_000, b"../", b"%00"),
+    *(
+        b"\0",
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b'"',
+        b'""',
+        b"\n",
+        b"\r",
+        b"\r\n",
+        b",",
+        b";",
+        b"\t",
+        b"\\",
+        b"\x1b]0;x\x07",
+    ),
+    *(
+        b"PK\x03\x04",
+        b"PAR1",
+        b"NaN",
+        b"Infinity",
+        b"1e400",
+        b"-0",
+        b"9" * 400,
+        b"[" * 300,
+        b"{" * 300,
+        b"\\ud800",
+    ),
+    *(
+        b"=1+1",
+        b"'",
+        b"null",
+        b'"":',
+        b"\xe2\x80\xae",
+        b"\xf0\x9f\x98\x80",
+        b"0" * 70_000,
+        b"../",
+        b"%00",
+    ),
 ]
 
 
@@ -86,13 +123,19 @@ def fuzzed(holds: Callable[[bytes], None], seed: bytes, examples: int) -> None:
     holds(seed)
     everyday = examples == EVERYDAY
     limits = settings(
-        max_examples=examples, deadline=None, database=None, derandomize=everyday, suppress_health_check=CHECKS
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=everyday,
+        suppress_health_check=CHECKS,
     )
     limits(given(mutated(seed))(holds))()
 
 
 def said(act: Callable[[], Any]) -> Any:
-    """What an act returns; None where it is refused in words of ours, which hold nothing of the input."""
+    """What an act returns; None where it is refused in words of ours, which hold nothing of the
+    input.
+    """
     told = ""
     try:
         return act()
@@ -106,7 +149,9 @@ def said(act: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", TABLES, ids=lambda path: path.name)
 def test_training_takes_a_file_whole_or_not_at_all(seed: Path, examples: int) -> None:
-    """Every row that was counted is in a split or among the reasons for leaving out, and is what coding counts."""
+    """Every row that was counted is in a split or among the reasons for leaving out, and is what
+    coding counts.
+    """
     config = IngestConfig(min_per_code=1, unknown_codes="drop")
 
     def holds(content: bytes) -> None:
@@ -158,7 +203,9 @@ def archive(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
-def test_an_archive_of_other_bytes_is_no_bundle(sealed: Sealed, archive: Path, examples: int) -> None:
+def test_an_archive_of_other_bytes_is_no_bundle(
+    sealed: Sealed, archive: Path, examples: int
+) -> None:
     whole = archive.read_bytes()
 
     def holds(content: bytes) -> None:
@@ -180,8 +227,12 @@ FILES += ["0_Transformer/config.json", "0_Transformer/tokenizer.json"]
 
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
-@pytest.mark.parametrize("file", [*FILES, "ledger_proof.json", "model.sig", "privacy_statement.json", "bom.cdx.json"])
-def test_a_bundle_with_one_other_file_is_unsound(sealed: Sealed, tmp_path: Path, file: str, examples: int) -> None:
+@pytest.mark.parametrize(
+    "file", [*FILES, "ledger_proof.json", "model.sig", "privacy_statement.json", "bom.cdx.json"]
+)
+def test_a_bundle_with_one_other_file_is_unsound(
+    sealed: Sealed, tmp_path: Path, file: str, examples: int
+) -> None:
     """With the signature, and without one: there too every file is read as what it has to be."""
     copy = sealed.copy(tmp_path)
     whole = (copy / file).read_bytes()
@@ -191,7 +242,8 @@ def test_a_bundle_with_one_other_file_is_unsound(sealed: Sealed, tmp_path: Path,
         for verifier in (sealed.trust, None):
             try:
                 check(copy, verifier, unsigned=verifier is None)
-                # a signature may be written in more ways than one; without a key the proof's head is not checked
+                # a signature may be written in more ways than one; without a key the proof's head
+                # is not checked
                 free = {"model.sig"} if verifier is not None else {"model.sig", "ledger_proof.json"}
                 assert content == whole or file in free
             except UnsoundBundle:
@@ -205,7 +257,9 @@ def test_a_bundle_with_one_other_file_is_unsound(sealed: Sealed, tmp_path: Path,
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", POLICIES, ids=lambda path: path.name)
 def test_a_policy_is_what_is_written(seed: Path, examples: int) -> None:
-    """Refused, or every population and cohort that is written has its own caps, and the ledger's copy is the same."""
+    """Refused, or every population and cohort that is written has its own caps, and the ledger's
+    copy is the same.
+    """
 
     def holds(content: bytes) -> None:
         with TemporaryDirectory() as name:
@@ -217,7 +271,10 @@ def test_a_policy_is_what_is_written(seed: Path, examples: int) -> None:
         assert Policy.parse(policy.as_json()) == policy
         events = list(yaml.parse(content.decode("utf-8-sig")))
         written = {event.value for event in events if isinstance(event, yaml.ScalarEvent)}
-        assert {*policy.populations, *(c for one in policy.populations.values() for c in one.cohorts)} <= written
+        assert {
+            *policy.populations,
+            *(c for one in policy.populations.values() for c in one.cohorts),
+        } <= written
 
     fuzzed(holds, seed.read_bytes(), examples)
 
@@ -249,22 +306,33 @@ def test_other_roots_are_not_believed(tmp_path: Path, examples: int) -> None:
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, examples: int) -> None:
-    """A ledger from a backup is accepted by no witness that has all lines; one that has fewer is not noticed."""
+    """A ledger from a backup is accepted by no witness that has all lines; one that has fewer is
+    not noticed.
+    """
     witness, place = Journal(tmp_path / "witness"), tmp_path / "ledger.db"
     for number in range(4):
         if number == 2:
             shutil.copy(place, tmp_path / "backup.db")
         ledger = Ledger.open(f"sqlite:///{place}", key=release_key(), journals=(witness,))
-        ledger.reserve(make_plan(f"k{number}", ledger=ledger.ensure_genesis_row(requester="operator")))
+        ledger.reserve(
+            make_plan(f"k{number}", ledger=ledger.ensure_genesis_row(requester="operator"))
+        )
     whole = witness.file.read_bytes()
     written = {(row.sequence, row.hash) for row in witness.rows()}
     engines = [sa.create_engine(f"sqlite:///{file}") for file in (place, tmp_path / "backup.db")]
 
     def holds(content: bytes) -> None:
-        with TemporaryDirectory() as name, engines[0].connect() as current, engines[1].connect() as older:
+        with (
+            TemporaryDirectory() as name,
+            engines[0].connect() as current,
+            engines[1].connect() as older,
+        ):
             file = Path(name) / "witness"
             file.write_bytes(content)
-            accepted = [said(lambda at=at: Journal(file).problem(at) or "accepted") for at in (current, older)]
+            accepted = [
+                said(lambda at=at: Journal(file).problem(at) or "accepted")
+                for at in (current, older)
+            ]
             assert accepted[1] != "accepted" or not content.startswith(whole)
             if "accepted" in accepted and (last := Journal(file).last()) is not None:
                 assert (last.sequence, last.hash) in written
@@ -283,8 +351,12 @@ def client(tiny_bundle: Path) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", REQUESTS, ids=lambda path: path.name)
-def test_the_service_replies(client: TestClient, capfd: pytest.CaptureFixture[str], seed: Path, examples: int) -> None:
-    """Never a failure of its own, always strict JSON, and nothing of a narrative in an answer or on the terminal."""
+def test_the_service_replies(
+    client: TestClient, capfd: pytest.CaptureFixture[str], seed: Path, examples: int
+) -> None:
+    """Never a failure of its own, always strict JSON, and nothing of a narrative in an answer or on
+    the terminal.
+    """
 
     def refuse(name: str) -> None:
         raise AssertionError(name)

@@ -1,7 +1,8 @@
-"""Measures the golden set: eight plans on synthetic narratives, through the command line, in one process. python
-tests/golden/measure.py print what is measured now, as JSON python tests/golden/measure.py --write put it into
-golden.json; the commit says which number changed and why The key of every secret noise is fixed only in this process,
-so that a fit is the same again."""
+"""Measures the golden set: eight plans on synthetic narratives, through the command line, in one
+process. python tests/golden/measure.py print what is measured now, as JSON python
+tests/golden/measure.py --write put it into golden.json; the commit says which number changed and
+why The key of every secret noise is fixed only in this process, so that a fit is the same again.
+"""
 
 import csv
 import hashlib
@@ -46,7 +47,9 @@ POLICY = {
     "name": "golden",
     "default": {"formal": {"epsilon": 50, "delta": 1e-3}, "asymptotic-local": {"epsilon": 200}},
     "populations": {
-        "golden-replaced": {"formal": {"epsilon": 50, "delta": 1e-3, "neighbouring_relation": "replace-one"}}
+        "golden-replaced": {
+            "formal": {"epsilon": 50, "delta": 1e-3, "neighbouring_relation": "replace-one"}
+        }
     },
 }
 
@@ -72,10 +75,22 @@ def measure(folder: Path) -> dict[str, Any]:
     records = ("--data", data, "--codelist", codelist)
     plans: dict[str, Any] = {}
 
-    # all fits of a head on the same features: each branch at two seeds, then a release of each that has a plan
+    # all fits of a head on the same features: each branch at two seeds, then a release of each that
+    # has a plan
     home = folder / "head"
-    profile = _write(folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES | {"lexical": "titles"}})
-    chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--set", "rivals.epochs=10", "--epsilon", "5")
+    profile = _write(
+        folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES | {"lexical": "titles"}}
+    )
+    chosen = (
+        "--branches",
+        ",".join(COMPARED),
+        "--seeds",
+        "2",
+        "--set",
+        "rivals.epochs=10",
+        "--epsilon",
+        "5",
+    )
     compared = _command("compare", "--profile", profile, *records, *chosen, "--home", home)
     for branch, name in COMPARED.items():
         released = None
@@ -85,17 +100,30 @@ def measure(folder: Path) -> dict[str, Any]:
             released = _command("release", plan, *settings, "--home", home)
         plans[name] = _plan(home, branch, released)
 
-    formal: dict[str, Any] = {"formal": PRIOR_DESCENT, "release": {"enabled": True, "policy": str(policy)}}
+    formal: dict[str, Any] = {
+        "formal": PRIOR_DESCENT,
+        "release": {"enabled": True, "policy": str(policy)},
+    }
     head = {"model": PROFILE["model"] | TITLES}
-    lora: Any = {"model": PROFILE["model"] | LORA | TITLES, "formal": {"branch": "dp-sgd", "target_epsilon": 5}}
-    lora["formal"]["mechanism"] = {"calibrate_by": "pld", "optimiser": "adamw", "learning_rate": 0.01, "epochs": 2}
+    lora: Any = {
+        "model": PROFILE["model"] | LORA | TITLES,
+        "formal": {"branch": "dp-sgd", "target_epsilon": 5},
+    }
+    lora["formal"]["mechanism"] = {
+        "calibrate_by": "pld",
+        "optimiser": "adamw",
+        "learning_rate": 0.01,
+        "epochs": 2,
+    }
     lora["formal"]["mechanism"]["sampling_prob"] = 0.25
     lora["data"] = PROFILE["data"] | {
         "classification": "",
         "classification_version": "",
     }  # no thresholds: they take half a minute with own adapters
     ingest = PROFILE["data"]["ingest"]
-    unit = PROFILE["data"] | {"ingest": ingest | {"unit_column": "Establishment", "max_per_unit": 3}}
+    unit = PROFILE["data"] | {
+        "ingest": ingest | {"unit_column": "Establishment", "max_per_unit": 3}
+    }
     replaced = PROFILE["data"] | {"population": "golden-replaced"}
     retrained: dict[str, dict[str, Any]] = {
         "dp-sgd-lora": formal | lora,
@@ -113,7 +141,9 @@ def processor() -> str:
     """Names what the last bits of a fit depend on."""
     import torch
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    lines = (
+        Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    )
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else platform.processor()
     return f"{model}; {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}"
@@ -134,7 +164,9 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
         "event": newest["event"],
         "claim": {name: newest[name] for name in CLAIM},
         "splits": _splits(home),
-        "weighted_f1": {str(row["subject"]["seed"]): row["details"]["weighted_f1"] for row in scored},
+        "weighted_f1": {
+            str(row["subject"]["seed"]): row["details"]["weighted_f1"] for row in scored
+        },
         "charges": [],
         "bundle": [],
         "weights": {},
@@ -149,9 +181,12 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
         bundle = Path(released["bundle"])
         files = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
         found["bundle"] = [str(file) for file in files]
-        # a draw of SWAG-PPM is of the operating system's entropy: only what is fitted under a key is the same again
+        # a draw of SWAG-PPM is of the operating system's entropy: only what is fitted under a key
+        # is the same again
         if not branch.startswith("swag"):
-            found["weights"] = {str(file): _digest(bundle / file) for file in files if file.suffix == ".safetensors"}
+            found["weights"] = {
+                str(file): _digest(bundle / file) for file in files if file.suffix == ".safetensors"
+            }
     return found
 
 
@@ -162,7 +197,9 @@ def _charge(charge: dict[str, Any]) -> dict[str, Any]:
 
 
 def _splits(home: Path) -> dict[str, Any]:
-    """Returns the number of records in each half, and the digest of each half's texts and codes in their order."""
+    """Returns the number of records in each half, and the digest of each half's texts and codes in
+    their order.
+    """
     import pyarrow.parquet as pq
 
     found = {}
@@ -170,12 +207,17 @@ def _splits(home: Path) -> dict[str, Any]:
         (file,) = (home / "private" / "stages" / "ingest").glob(f"*/{name}.parquet")
         table = pq.read_table(file)
         content = json.dumps(table.select(["text", "label"]).to_pylist(), sort_keys=True)
-        found[name] = {"records": table.num_rows, "digest": hashlib.sha256(content.encode()).hexdigest()}
+        found[name] = {
+            "records": table.num_rows,
+            "digest": hashlib.sha256(content.encode()).hexdigest(),
+        }
     return found
 
 
 def _write_data(folder: Path) -> tuple[Path, Path]:
-    """Writes synthetic narratives whose establishments have three records on average, and the code list."""
+    """Writes synthetic narratives whose establishments have three records on average, and the code
+    list.
+    """
     write_demo_data(folder / "demo", records=240, seed=3)
     data = folder / "demo" / "injuries.csv"
     with data.open(newline="", encoding="utf-8") as file:
@@ -183,7 +225,9 @@ def _write_data(folder: Path) -> tuple[Path, Path]:
     with data.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(row | {"Establishment": f"plant {number * 7 % 79}"} for number, row in enumerate(rows))
+        writer.writerows(
+            row | {"Establishment": f"plant {number * 7 % 79}"} for number, row in enumerate(rows)
+        )
     return data, folder / "demo" / "codelist.csv"
 
 

@@ -1,6 +1,7 @@
 """Eight plans, from records to the ledger and the bundle, are what golden.json says they are.
 
-Who changes a number on purpose runs `python tests/golden/measure.py --write`, and names the number in the commit.
+Who changes a number on purpose runs `python tests/golden/measure.py --write`, and names the number
+in the commit.
 """
 
 import json
@@ -20,10 +21,16 @@ GOLDEN: dict[str, Any] = json.loads((HERE / "golden.json").read_text())
 def measured() -> dict[str, Any]:
     """What a process of its own measures now, with nothing of the tests' environment."""
     root = HERE.parents[1]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOCODER_", "PREFECT_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AUTOCODER_", "PREFECT_"))
+    }
     command = [sys.executable, str(HERE / "measure.py")]
     path = os.pathsep.join([str(root), *filter(None, [kept.get("PYTHONPATH")])])
-    done = subprocess.run(command, env=kept | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=kept | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -35,9 +42,10 @@ def test_the_golden_set_has_eight_plans(measured: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN["plans"])
 def test_a_plan_is_what_it_was(measured: dict[str, Any], name: str) -> None:
-    """To the last bit on the processor that wrote it. Elsewhere a fit's last bits differ, and what is measured from it
-    may: SWAG-PPM's sensitivity and epsilon by 2%, an F1 by 0.03 (80 records are scored). Weights are then not
-    compared."""
+    """To the last bit on the processor that wrote it. Elsewhere a fit's last bits differ, and what
+    is measured from it may: SWAG-PPM's sensitivity and epsilon by 2%, an F1 by 0.03 (80 records are
+    scored). Weights are then not compared.
+    """
     now, was = measured["plans"][name], GOLDEN["plans"][name]
     if measured["processor"] == GOLDEN["processor"]:
         assert now == was
@@ -53,10 +61,16 @@ def test_a_plan_is_what_it_was(measured: dict[str, Any], name: str) -> None:
 def differences(now: Any, was: Any, tolerance: float, path: str = "") -> list[str]:
     """Names each figure that differs by more than so much of itself, and all else that differs."""
     if isinstance(now, dict) and isinstance(was, dict) and now.keys() == was.keys():
-        return [line for key in was for line in differences(now[key], was[key], tolerance, f"{path}.{key}")]
+        return [
+            line
+            for key in was
+            for line in differences(now[key], was[key], tolerance, f"{path}.{key}")
+        ]
     if isinstance(now, list) and isinstance(was, list) and len(now) == len(was):
         pairs = enumerate(zip(now, was, strict=True))
-        return [line for i, (a, b) in pairs for line in differences(a, b, tolerance, f"{path}[{i}]")]
+        return [
+            line for i, (a, b) in pairs for line in differences(a, b, tolerance, f"{path}[{i}]")
+        ]
     try:
         same = type(now) is type(was) and float(now) == pytest.approx(float(was), rel=tolerance)
     except (TypeError, ValueError):

@@ -1,6 +1,7 @@
-"""What every registered mechanism has to keep, asked of all of them: a new one is asked without a line here.
-Statistical tests fix the key of the noise, so that they cannot fail by chance; the level that they would have with a
-fresh key is stated with each."""
+"""What every registered mechanism has to keep, asked of all of them: a new one is asked without a
+line here. Statistical tests fix the key of the noise, so that they cannot fail by chance; the level
+that they would have with a fresh key is stated with each.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,14 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import formal
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, decode, descent_of
+from mechanisms.privacy.events import (
+    ComposedEvent,
+    DpSgdEvent,
+    Event,
+    NoiseSegment,
+    decode,
+    descent_of,
+)
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.scaled import noise_scaled
 
@@ -40,9 +48,12 @@ SMALL: dict[str, Any] = {
     "epochs": 12,
     "batch_size": 20,
 }
-"""What the runs of this suite leave to a mechanism, by the names that branches are filled in with."""
+"""What the runs of this suite leave to a mechanism, by the names that branches are filled in with.
+"""
 TASK = Task(records=N, classes=CLASSES, target_epsilon=4.0, delta=1e-4, features=WIDTH)
-KINDS = sorted(kind for kind, mechanism in kinds().items() if mechanism.__module__.startswith("mechanisms."))
+KINDS = sorted(
+    kind for kind, mechanism in kinds().items() if mechanism.__module__.startswith("mechanisms.")
+)
 
 
 def made(kind: str) -> Mechanism:
@@ -72,7 +83,10 @@ def records(n: int = N, *, seed: int = 0) -> Records:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % CLASSES
     return Records(
-        FeatureInputs(torch.eye(CLASSES, WIDTH)[labels] + torch.randn(n, WIDTH, generator=generator)), labels
+        FeatureInputs(
+            torch.eye(CLASSES, WIDTH)[labels] + torch.randn(n, WIDTH, generator=generator)
+        ),
+        labels,
     )
 
 
@@ -89,13 +103,17 @@ def said(fitted: Fitted) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 class TestEvery:
     def test_settings_and_plan_survive_json(self, kind: str) -> None:
-        """Both come back equal, by their tags; a plan's event is JSON that another accountant can read."""
+        """Both come back equal, by their tags; a plan's event is JSON that another accountant can
+        read.
+        """
         plan = planned(kind)
         assert Plan.model_validate_json(plan.model_dump_json()) == plan
         assert plan.event is None or decode(plan.event.model_dump(mode="json")) == plan.event
 
     def test_what_ran_is_what_was_planned_and_claimed(self, kind: str) -> None:
-        """The fit's event is the plan's, an accountant knows it, and a solved target is met and not by far."""
+        """The fit's event is the plan's, an accountant knows it, and a solved target is met and not
+        by far.
+        """
         plan = planned(kind)
         fitted = plan.fit(records(), run())
         assert plan.event in (None, fitted.event)
@@ -122,7 +140,9 @@ class TestEvery:
         assert gaussian_cost.gaussian_rate(fitted.event) == pytest.approx(2 * rate)
 
     def test_a_target_is_that_of_a_unit(self, kind: str) -> None:
-        """Planned for units of two records, it claims the target for such a unit: no place leaves the factor out."""
+        """Planned for units of two records, it claims the target for such a unit: no place leaves
+        the factor out.
+        """
         task = TASK.model_copy(update={"records_per_unit": 2, "target_epsilon": 1.0})
         mechanism = made(kind)
         if not mechanism.has_target:
@@ -132,7 +152,9 @@ class TestEvery:
         assert epsilon is not None
         assert 0.99 <= epsilon <= 1
 
-    def test_it_answers_with_probabilities_and_loads_itself(self, kind: str, tmp_path: Path) -> None:
+    def test_it_answers_with_probabilities_and_loads_itself(
+        self, kind: str, tmp_path: Path
+    ) -> None:
         """Log-probabilities sum to one in float64, and a saved model says the same again."""
         mechanism = planned(kind).mechanism
         fitted = planned(kind).fit(records(), run(folder=tmp_path / "work"))
@@ -146,7 +168,9 @@ class TestEvery:
         torch.testing.assert_close(loaded.log_probabilities(records(seed=1).inputs), scores)
 
     @pytest.mark.parametrize("stop", [1, 2])
-    def test_a_resumed_fit_equals_an_unbroken_one(self, kind: str, tmp_path: Path, stop: int) -> None:
+    def test_a_resumed_fit_equals_an_unbroken_one(
+        self, kind: str, tmp_path: Path, stop: int
+    ) -> None:
         """Killed at its `stop`-th progress report, and continued from the same folder: bit for bit."""
 
         class Killed(BaseException):
@@ -161,14 +185,18 @@ class TestEvery:
 
         plan = planned(kind)
         unbroken = said(plan.fit(records(), run(folder=tmp_path / "unbroken")))
-        with suppress(Killed):  # one that tells no progress is not interrupted, and has to find itself finished
+        with suppress(
+            Killed
+        ):  # one that tells no progress is not interrupted, and has to find itself finished
             plan.fit(records(), run(folder=tmp_path / "broken", progress=kill))
         assert len(told) in (0, stop)
         resumed = plan.fit(records(), run(folder=tmp_path / "broken"))
         assert torch.equal(said(resumed), unbroken)
 
     def test_other_records_than_planned_are_refused(self, kind: str) -> None:
-        """Except for an audit's reruns, which keep the plan's noise and event on records of another number."""
+        """Except for an audit's reruns, which keep the plan's noise and event on records of another
+        number.
+        """
         plan = planned(kind)
         with pytest.raises(MechanismError, match=f"for {N} records, there are {N - 1}"):
             plan.fit(records(N - 1), run())
@@ -176,12 +204,16 @@ class TestEvery:
         assert plan.event in (None, rerun.event)
 
     def test_an_event_follows_from_settings_noise_and_shape(self, kind: str) -> None:
-        """A plan states none, so that none can be edited: other noise makes another event, which is paid for, and a
-        plan whose event would be another for the records at hand is refused."""
+        """A plan states none, so that none can be edited: other noise makes another event, which is
+        paid for, and a plan whose event would be another for the records at hand is refused.
+        """
         plan = planned(kind)
         assert "event" not in plan.model_dump()
         with pytest.raises(ValidationError, match="Extra inputs"):
-            Plan.model_validate(plan.model_dump() | {"event": None if plan.event is None else plan.event.model_dump()})
+            Plan.model_validate(
+                plan.model_dump()
+                | {"event": None if plan.event is None else plan.event.model_dump()}
+            )
         if plan.noise:
             assert plan.model_copy(update={"noise": 1.25 * plan.noise}).event != plan.event
         for shape in ({"classes": 7}, {"features": 4}):
@@ -192,8 +224,9 @@ class TestEvery:
                 other.fit(records(), run())
 
     def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
-        """A finished fit is neither another plan's nor other records', and the refusal says which; without its
-        identity it is no one's. Its own fit finds it all the same."""
+        """A finished fit is neither another plan's nor other records', and the refusal says which;
+        without its identity it is no one's. Its own fit finds it all the same.
+        """
         plan, here = planned(kind), run(folder=tmp_path)
         first = said(plan.fit(records(), here))
         if plan.mechanism.has_target:
@@ -225,8 +258,10 @@ class Killed(BaseException):
 
 
 class Draws:
-    """Every address of noise that is drawn at, with the keys that it was drawn under, and a kill at one draw or save. A
-    kill before a save leaves what was drawn unwritten: with another key its noise would be drawn a second time."""
+    """Every address of noise that is drawn at, with the keys that it was drawn under, and a kill at
+    one draw or save. A kill before a save leaves what was drawn unwritten: with another key its
+    noise would be drawn a second time.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: dict[tuple[str, int], set[bytes]] = {}
@@ -253,27 +288,39 @@ class Draws:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_fit_draws_no_noise_twice(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With keys of the operating system: killed after its first draw, halfway, and before its last file, and fitted
-    again, each address of noise has the key that it was first drawn under; the finished fit's folder holds no key."""
+def test_a_killed_fit_draws_no_noise_twice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With keys of the operating system: killed after its first draw, halfway, and before its last
+    file, and fitted again, each address of noise has the key that it was first drawn under; the
+    finished fit's folder holds no key.
+    """
     plan, draws = planned(kind), Draws(monkeypatch)
     plan.fit(records(), run(folder=tmp_path / "unbroken", key=None))
     if not draws.keys:
         pytest.skip("draws no secret noise")
     once, last = {address: len(keys) for address, keys in draws.keys.items()}, draws.events
     for kill_at in sorted({2, 1 + last // 2, last}):
-        folder = killed_at(kill_at, lambda folder: plan.fit(records(), run(folder=folder, key=None)), draws, tmp_path)
+        folder = killed_at(
+            kill_at,
+            lambda folder: plan.fit(records(), run(folder=folder, key=None)),
+            draws,
+            tmp_path,
+        )
         assert draws.keys, "killed after it drew"
         draws.kill_at = -1
         plan.fit(records(), run(folder=folder, key=None))
-        # a chain that its diagnostics make longer has addresses of its own, each under one key as well
+        # a chain that its diagnostics make longer has addresses of its own, each under one key as
+        # well
         assert all(len(keys) == once.get(address, 1) for address, keys in draws.keys.items())
         for file in folder.rglob("*.safetensors"):
             assert not any("key" in name for name in checkpoint.load(file)[0])
 
 
 def killed_at(event: int, fit: Callable[[Path], Any], draws: Draws, parent: Path) -> Path:
-    """Returns the folder of a fit that was killed at an event, or at its last one where its chain was shorter."""
+    """Returns the folder of a fit that was killed at an event, or at its last one where its chain
+    was shorter.
+    """
     for attempt in range(10):
         draws.keys, draws.events, draws.kill_at = {}, 0, event
         folder = parent / f"{event}-{attempt}"
@@ -296,8 +343,12 @@ def unit_of(kind: str, segment: NoiseSegment) -> float:
 
 @pytest.mark.parametrize("kind", NOISY)
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_steps_have_the_events_noise(kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chi-square over every coordinate of every step: sigma C of the event passes at level 1e-6, 2/3 and 3/2 do not."""
+def test_steps_have_the_events_noise(
+    kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chi-square over every coordinate of every step: sigma C of the event passes at level 1e-6,
+    2/3 and 3/2 do not.
+    """
     sums = noisy_sums(monkeypatch)["gradient noise"]
     plan = planned(kind)
     plan.fit(records(), run())
@@ -310,9 +361,13 @@ def test_steps_have_the_events_noise(kind: str, factor: float, accepted: bool, m
 
 
 @pytest.mark.parametrize("kind", NOISY)
-def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same key, and all records in every step, neighbours' clipped sums differ by at most C; the largest of
-    five records far from the others comes near it, so that the bound is one that binds."""
+def test_a_record_moves_the_first_step_by_no_more_than_the_clip(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same key, and all records in every step, neighbours' clipped sums differ by at most
+    C; the largest of five records far from the others comes near it, so that the bound is one that
+    binds.
+    """
     sums = noisy_sums(monkeypatch)["gradient noise"]
     sampled = {"sampling_prob": 1.0} if "sampling_prob" in kinds()[kind].model_fields else {}
     mechanism = kinds()[kind].model_validate({"kind": kind, **sampled}).with_defaults(SMALL)
@@ -326,7 +381,9 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
 
     def first_sum(kept: Tensor) -> Tensor:
         sums.clear()
-        plan.fit(Records(FeatureInputs(features[kept]), everything.labels[kept]), run(resampled=True))
+        plan.fit(
+            Records(FeatureInputs(features[kept]), everything.labels[kept]), run(resampled=True)
+        )
         return sums[0][0]
 
     whole = first_sum(torch.arange(N))

@@ -1,4 +1,6 @@
-"""DP-SGD from config to run: the noise that lands, the plan that binds, resume, and what is refused."""
+"""DP-SGD from config to run: the noise that lands, the plan that binds, resume, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,33 @@ def plan_of(config: DpSgd, *segments: NoiseSegment, records: int) -> Planned:
 
 
 def go(
-    made: tuple[Classifier, Inputs, Tensor], plan: Planned, *, classes: int = 4, size: int = 32, **options: Any
+    made: tuple[Classifier, Inputs, Tensor],
+    plan: Planned,
+    *,
+    classes: int = 4,
+    size: int = 32,
+    **options: Any,
 ) -> list[float]:
     (trained, inputs, labels), (config, event) = made, plan
     options.setdefault("key", KEY)
     run = Run(classes, 0, lambda: trained, **options)
-    return dp_sgd.descend(config, event, Records(inputs, labels), run, physical_batch_size=size).figures["losses"]
+    return dp_sgd.descend(
+        config, event, Records(inputs, labels), run, physical_batch_size=size
+    ).figures["losses"]
 
 
 PLAIN_SGD: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_noise_that_lands_in_the_parameters(linear: MakeLinear, factor: float, accepted: bool) -> None:
-    """One step of SGD at rate 1 moves theta by -(clipped sum + sigma C z)/L. With a gradient of zero (every weight of
-    the loss clipped to 1e-9) the move's std is sigma C / L: a chi-square test at level 1e-6 over 4,004 parameters
-    (false alarm 1e-6 a run) accepts it and rejects two thirds and three halves of it."""
+def test_noise_that_lands_in_the_parameters(
+    linear: MakeLinear, factor: float, accepted: bool
+) -> None:
+    """One step of SGD at rate 1 moves theta by -(clipped sum + sigma C z)/L. With a gradient of
+    zero (every weight of the loss clipped to 1e-9) the move's std is sigma C / L: a chi-square test
+    at level 1e-6 over 4,004 parameters (false alarm 1e-6 a run) accepts it and rejects two thirds
+    and three halves of it.
+    """
     made = linear(20, width=1000)
     before = made[0].flat.clone()
     config = DpSgd(batch_size=20, l2_clip_norm=1e-9, **PLAIN_SGD)
@@ -67,8 +80,12 @@ def test_noise_that_lands_in_the_parameters(linear: MakeLinear, factor: float, a
     assert (scale_p_value(made[0].flat - before, std=factor * 2.5 / 20) > 1e-6) == accepted
 
 
-def test_scheduled_noise_and_clips_run_in_order(linear: MakeLinear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step reads its noise and clip from the event: 2 steps of the first segment, then 3 of the second."""
+def test_scheduled_noise_and_clips_run_in_order(
+    linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step reads its noise and clip from the event: 2 steps of the first segment, then 3 of
+    the second.
+    """
     seen: list[float] = []
     real = dp_sgd._coefficients
 
@@ -83,9 +100,13 @@ def test_scheduled_noise_and_clips_run_in_order(linear: MakeLinear, monkeypatch:
     assert seen == [3.0, 3.0, 2.0, 2.0, 2.0]
 
 
-def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
-    """Sorted by length and cut in pieces of 3 or of 100, the same sample gives the same parameters to the precision of
-    floats and of the grid, whose step is 3e-5 of a clip: the encoder's dropout, which pieces would share, is off."""
+def test_micro_batches_do_not_change_the_step(
+    tiny_roberta: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """Sorted by length and cut in pieces of 3 or of 100, the same sample gives the same parameters
+    to the precision of floats and of the grid, whose step is 3e-5 of a clip: the encoder's dropout,
+    which pieces would share, is off.
+    """
     model = ModelConfig(encoder=str(tiny_roberta), max_length=32)
     labels = torch.arange(20) % 4
     config = DpSgd(batch_size=20, **PLAIN_SGD)
@@ -100,10 +121,16 @@ def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Ca
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("trainable", ["full", "lora", "head"])
-def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+def test_every_trainable_part_learns(
+    trainable: Any, tiny_roberta: Path, narratives: Callable[..., list[str]]
+) -> None:
     """With hardly any noise two kinds of sentences are told apart (loss falls below 0.6 of log 2)."""
-    pooling = "mean" if trainable == "head" else "first"  # an untrained encoder's first token hardly sees the others
-    model = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, pooling=pooling, max_length=32, lora_rank=4)
+    pooling = (
+        "mean" if trainable == "head" else "first"
+    )  # an untrained encoder's first token hardly sees the others
+    model = ModelConfig(
+        encoder=str(tiny_roberta), trainable=trainable, pooling=pooling, max_length=32, lora_rank=4
+    )
     texts = [f"{'burn' if i % 2 else 'saw'} {text}" for i, text in enumerate(narratives(40))]
     labels = torch.arange(40) % 2
     made = classifiers.build(model, num_labels=2, seed=0)
@@ -117,7 +144,9 @@ def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narrati
 
 
 def test_few_steps_are_each_told_and_many_now_and_then(linear: MakeLinear) -> None:
-    """A step over all records of a whole encoder takes minutes: of 13 of them nothing was seen until the end."""
+    """A step over all records of a whole encoder takes minutes: of 13 of them nothing was seen
+    until the end.
+    """
     for steps, told in ((13, list(range(1, 14))), (320, list(range(16, 321, 16)))):
         seen: list[tuple[int, int]] = []
         config = DpSgd(batch_size=20, **PLAIN_SGD)
@@ -130,12 +159,20 @@ class _Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("weights", [None, ClassWeightsConfig(noise_multiplier=2.0)], ids=["plain", "weighted"])
-def test_resumed_equals_unbroken(linear: MakeLinear, tmp_path: Path, weights: ClassWeightsConfig | None) -> None:
-    """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit where the unbroken
-    run with that key ends: no step's noise or sample is drawn a second time. The key that a new run would get plays no
-    part, and a run that does start with another key ends elsewhere."""
-    config = DpSgd(batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights)
+@pytest.mark.parametrize(
+    "weights", [None, ClassWeightsConfig(noise_multiplier=2.0)], ids=["plain", "weighted"]
+)
+def test_resumed_equals_unbroken(
+    linear: MakeLinear, tmp_path: Path, weights: ClassWeightsConfig | None
+) -> None:
+    """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit
+    where the unbroken run with that key ends: no step's noise or sample is drawn a second time. The
+    key that a new run would get plays no part, and a run that does start with another key ends
+    elsewhere.
+    """
+    config = DpSgd(
+        batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights
+    )
     event = config.event(0.6, Task(records=120, classes=4))
     plan = config, event
     assert descent_of(event).steps == 16
@@ -145,9 +182,13 @@ def test_resumed_equals_unbroken(linear: MakeLinear, tmp_path: Path, weights: Cl
     with pytest.raises(_Interrupted):
         _interrupt_at(linear(120), plan, tmp_path, step=10)
     _, meta = checkpoint.load(tmp_path / "state.safetensors")
-    assert meta["step"] == 8  # an epoch is four steps; the two after it are lost and drawn the same again
+    assert (
+        meta["step"] == 8
+    )  # an epoch is four steps; the two after it are lost and drawn the same again
     resumed = linear(120)
-    assert go(resumed, plan, folder=tmp_path, key=bytes(32)) == expected, "the checkpoint's key continues"
+    assert go(resumed, plan, folder=tmp_path, key=bytes(32)) == expected, (
+        "the checkpoint's key continues"
+    )
     assert torch.equal(resumed[0].flat, unbroken[0].flat)
 
     other = linear(120)
@@ -165,7 +206,9 @@ def test_every_run_has_a_key_of_its_own(linear: MakeLinear) -> None:
     assert not torch.any(ends[0] == ends[1])
 
 
-def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: Planned, folder: Path, *, step: int) -> None:
+def _interrupt_at(
+    made: tuple[Classifier, FeatureInputs, Tensor], plan: Planned, folder: Path, *, step: int
+) -> None:
     real = SecretStream.poisson_sample
 
     def dying(self: SecretStream, records: int, **address: Any) -> Tensor:
@@ -179,7 +222,9 @@ def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: Planned,
 
 
 def test_the_key_goes_when_the_run_ends(linear: MakeLinear, tmp_path: Path) -> None:
-    """The last checkpoint holds the parameters and what ran, no key, and running it again changes nothing."""
+    """The last checkpoint holds the parameters and what ran, no key, and running it again changes
+    nothing.
+    """
     plan = plan_of(DpSgd(batch_size=6, **PLAIN_SGD), noisy(2, 1.0), records=12)
     made = linear(12)
     ran = go(made, plan, folder=tmp_path)
@@ -192,8 +237,12 @@ def test_the_key_goes_when_the_run_ends(linear: MakeLinear, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("apply", [None, "before-clip", "after-clip"])
 def test_no_record_adds_more_than_the_clip(apply: Any) -> None:
-    """Whatever the weights (at most 1), the norm and the order of weighting and clipping: c_i norm_i <= C."""
-    config = DpSgd(batch_size=8, class_weights=None if apply is None else ClassWeightsConfig(apply=apply))
+    """Whatever the weights (at most 1), the norm and the order of weighting and clipping: c_i
+    norm_i <= C.
+    """
+    config = DpSgd(
+        batch_size=8, class_weights=None if apply is None else ClassWeightsConfig(apply=apply)
+    )
     segment = noisy(1, 1.0, clip=0.5)
     norms = torch.logspace(-6, 6, 100)
     weights = None if apply is None else torch.linspace(0.01, 1, 100)
@@ -203,7 +252,9 @@ def test_no_record_adds_more_than_the_clip(apply: Any) -> None:
 
 
 def test_weighting_before_or_after_the_clip() -> None:
-    """Norm 4, clip 1, weight 1/2: the weighted loss's gradient (norm 2) is clipped to 1; after clipping it is 1/2."""
+    """Norm 4, clip 1, weight 1/2: the weighted loss's gradient (norm 2) is clipped to 1; after
+    clipping it is 1/2.
+    """
     segment = noisy(1, 1.0)
     added = {}
     for apply in ("before-clip", "after-clip"):
@@ -234,7 +285,10 @@ class TestRefused:
             DpSgd.model_validate({field: value})
 
     def test_batch_larger_than_the_data(self) -> None:
-        with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 training records\)"):
+        with pytest.raises(
+            MechanismError,
+            match=r"batch_size is 512, larger than the data \(100 training records\)",
+        ):
             DpSgd().plan(Task(records=100, classes=4, target_epsilon=4.0))
 
     def test_divergence_is_named(self, linear: MakeLinear) -> None:
@@ -257,7 +311,13 @@ def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
 def test_the_noise_of_a_weight_sets_the_rate() -> None:
     """As for prior descent, of the same event; a plan keeps the rate alone, and can be read back."""
     config = DpSgd(
-        target_epsilon=2, delta=1e-5, optimiser="sgd", momentum=0.9, sampling_prob=1, epochs=6, weight_noise=0.5
+        target_epsilon=2,
+        delta=1e-5,
+        optimiser="sgd",
+        momentum=0.9,
+        sampling_prob=1,
+        epochs=6,
+        weight_noise=0.5,
     )
     plan = config.plan(Task(records=100, classes=3))
     mechanism = DpSgd.model_validate_json(plan.mechanism.model_dump_json())

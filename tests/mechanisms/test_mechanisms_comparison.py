@@ -11,7 +11,9 @@ from autocoder import DpSgd, NonPrivate, PriorDescent, compare
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import OptimiserPhase
 
-PLAIN = NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32))
+PLAIN = NonPrivate(
+    phase=OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32)
+)
 
 
 def records(n: int = 800) -> tuple[pd.DataFrame, pd.Series]:
@@ -23,7 +25,9 @@ def records(n: int = 800) -> tuple[pd.DataFrame, pd.Series]:
 
 
 def test_mechanisms_are_compared_at_equal_epsilon() -> None:
-    """DP-SGD claims the target, and not what Mironov's conversion leaves of it; differences are to the first row."""
+    """DP-SGD claims the target, and not what Mironov's conversion leaves of it; differences are to
+    the first row.
+    """
     mechanisms = {"plain": PLAIN, "sgd": DpSgd(epochs=5), "head": PriorDescent(), "twin": PLAIN}
     table = compare(mechanisms, *records(), epsilon=2, seeds=2, bounds=(-3, 3), key=KEY)
     assert list(table.index) == ["plain", "sgd", "head", "twin"]
@@ -35,14 +39,23 @@ def test_mechanisms_are_compared_at_equal_epsilon() -> None:
     assert min(rows[name]["epsilon_replaced"] for name in ("sgd", "head")) >= 1.8
     assert rows["plain"]["mean"] > 0.8
     assert rows["sgd"]["difference"] == pytest.approx(rows["sgd"]["mean"] - rows["plain"]["mean"])
-    assert (rows["twin"]["difference"], rows["twin"]["standard_error"]) == (0, 0), "the same fits, paired"
+    assert (rows["twin"]["difference"], rows["twin"]["standard_error"]) == (0, 0), (
+        "the same fits, paired"
+    )
     assert rows["sgd"]["standard_error"] > 0
 
 
 def test_several_targets_are_several_rows() -> None:
-    """Claims rise with the targets; hardly any budget codes worse than a large one; what has no target has one row."""
+    """Claims rise with the targets; hardly any budget codes worse than a large one; what has no
+    target has one row.
+    """
     table = compare(
-        {"head": PriorDescent(), "plain": PLAIN}, *records(), epsilon=[0.01, 8], seeds=2, bounds=(-3, 3), key=KEY
+        {"head": PriorDescent(), "plain": PLAIN},
+        *records(),
+        epsilon=[0.01, 8],
+        seeds=2,
+        bounds=(-3, 3),
+        key=KEY,
     )
     assert list(table.index) == ["head", "head", "plain"]
     assert table["target"].tolist()[:2] == [0.01, 8]

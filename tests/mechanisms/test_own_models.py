@@ -31,7 +31,9 @@ QUICK: dict[str, Any] = {
 
 
 def said_by(event: Event, delta: float | None, m: int = 1) -> Claim:
-    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=())
+    return claim_of(
+        event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=()
+    )
 
 
 def same(claim: Claim, branch: Claim) -> bool:
@@ -64,7 +66,9 @@ def test_nothing_that_training_left_in_the_module_comes_back() -> None:
 def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: Any) -> Any:
     config = PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws)
     branch = SwagPpm(pseudo_posterior=config, **QUICK, **how)
-    plan = branch.plan(Task(records=len(x), classes=3, target_epsilon=4.0 if branch.has_target else None))
+    plan = branch.plan(
+        Task(records=len(x), classes=3, target_epsilon=4.0 if branch.has_target else None)
+    )
     run = Run(classes=3, seed=3, classifier=lambda: head_of(copy.deepcopy(module)), key=KEY)
     return plan.fit(Records(FeatureInputs(x), y), run)
 
@@ -72,8 +76,9 @@ def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: A
 @pytest.mark.parametrize("round_name", ["weighted", "reweighted"])
 @pytest.mark.parametrize("name", ["linear", "layered"])
 def test_a_draw_claims_what_the_branch_does(name: str, round_name: Any) -> None:
-    """The same Delta over the same draws; the released draw, which no one can repeat, may raise it and does not lower
-    it. The kind is asymptotic-local, without a delta."""
+    """The same Delta over the same draws; the released draw, which no one can repeat, may raise it
+    and does not lower it. The kind is asymptotic-local, without a delta.
+    """
     module, x, y = own_modules.made(name, 45)
     fitted = swag_branch(module, x, y, draws=7, round=round_name)
     private = swag_ppm(module, CE, (x, y), draws=7, round=round_name, seed=3, **QUICK)
@@ -88,9 +93,12 @@ def test_a_draw_claims_what_the_branch_does(name: str, round_name: Any) -> None:
     assert private.claim.mc_failure_prob == pytest.approx(1 / 8)
 
 
-def test_delta_is_measured_at_the_draw_with_the_risk_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a draw twenty standard deviations out the loss of some record is larger than at any that was measured: the
-    claim follows it, and is max alpha |l| of the model that came out, manually."""
+def test_delta_is_measured_at_the_draw_with_the_risk_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a draw twenty standard deviations out the loss of some record is larger than at any that
+    was measured: the claim follows it, and is max alpha |l| of the model that came out, manually.
+    """
     module, x, y = own_modules.made("attention", 45)
     kept: list[Tensor] = []
     real = risks.at_draw
@@ -109,11 +117,15 @@ def test_delta_is_measured_at_the_draw_with_the_risk_weights(monkeypatch: pytest
 
 
 def test_two_draws_differ_and_are_of_the_systems_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed gives the same posterior; the draw of it has none, and is as wide as the posterior."""
+    """The same seed gives the same posterior; the draw of it has none, and is as wide as the
+    posterior.
+    """
     module, x, y = own_modules.made("linear", 45)
     first, second = (swag_ppm(module, CE, (x, y), draws=3, seed=3, **QUICK) for _ in range(2))
     assert first.figures["sensitivity"] == second.figures["sensitivity"]
-    ours, theirs = (torch.cat([p.flatten() for p in found.model.parameters()]) for found in (first, second))
+    ours, theirs = (
+        torch.cat([p.flatten() for p in found.model.parameters()]) for found in (first, second)
+    )
     assert not torch.any(ours == theirs)
     monkeypatch.setattr(estimator, "system_normal", lambda out: out.zero_())
     mean = swag_ppm(module, CE, (x, y), draws=3, seed=3, **QUICK)
@@ -121,7 +133,9 @@ def test_two_draws_differ_and_are_of_the_systems_entropy(monkeypatch: pytest.Mon
 
 
 def test_another_loss_says_that_it_is_one() -> None:
-    """A claim of exp(-loss) has a line for it; one that is below zero is no likelihood, and is refused."""
+    """A claim of exp(-loss) has a line for it; one that is below zero is no likelihood, and is
+    refused.
+    """
     module, x, y = own_modules.made("linear", 45)
 
     def brier(output: Tensor, target: Tensor) -> Tensor:
@@ -141,11 +155,15 @@ def test_a_setting_is_refused_by_name() -> None:
 
 
 def test_the_given_model_stays_as_it_was() -> None:
-    """What was given is not written to; what comes back is in evaluation mode and holds no view of more."""
+    """What was given is not written to; what comes back is in evaluation mode and holds no view of
+    more.
+    """
     module, x, y = own_modules.made("convolutional", 20)
     given = copy.deepcopy(module.state_dict())
     private = swag_ppm(module, CE, (x, y), draws=3, **QUICK)
     assert not private.model.training
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in private.model.parameters()), "no views"
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in private.model.parameters()), (
+        "no views"
+    )
     assert module.training
     assert all(torch.equal(value, given[name]) for name, value in module.state_dict().items())

@@ -26,7 +26,8 @@ from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent, desce
 
 WIDTH, CLASSES = 8, 4
 TITLES = 3 * torch.eye(CLASSES, WIDTH)
-"""What is publicly known of the classes: here, the narratives of a class lie elsewhere (`TURNED`)."""
+"""What is publicly known of the classes: here, the narratives of a class lie elsewhere (`TURNED`).
+"""
 TURNED = torch.linalg.qr(
     torch.eye(WIDTH) + 0.6 * torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(3))
 )[0]
@@ -47,7 +48,10 @@ def untrained() -> Classifier:
 
 
 def fit(plan: Plan, inputs: FeatureInputs, labels: Tensor, *, folder: Path | None = None) -> Fitted:
-    return plan.fit(Records(inputs, labels), Run(classes=CLASSES, seed=0, classifier=untrained, folder=folder, key=KEY))
+    return plan.fit(
+        Records(inputs, labels),
+        Run(classes=CLASSES, seed=0, classifier=untrained, folder=folder, key=KEY),
+    )
 
 
 def planned(epsilon: float, n: int, **settings: object) -> Plan:
@@ -66,11 +70,15 @@ def event_of(plan: Plan) -> ComposedEvent:
 
 
 def test_the_budget_is_met() -> None:
-    """The steps cost together what one Gaussian of the solved multiplier costs, and that is the target."""
+    """The steps cost together what one Gaussian of the solved multiplier costs, and that is the
+    target.
+    """
     event = event_of(planned(2.0, 1000))
     (segment,) = descent_of(event).segments
     whole = GaussianReleaseEvent(
-        what="one", noise_multiplier=segment.noise_multiplier * segment.steps**-0.5, l2_sensitivity=1.0
+        what="one",
+        noise_multiplier=segment.noise_multiplier * segment.steps**-0.5,
+        l2_sensitivity=1.0,
     )
     epsilon = gaussian_cost.epsilon_of_event(event, delta=1e-5)
     assert epsilon == pytest.approx(gaussian_cost.epsilon_of_event(whole, delta=1e-5), rel=1e-3)
@@ -86,7 +94,9 @@ def test_the_claim_is_formal_and_under_its_own_name() -> None:
 
 
 def test_a_record_moves_a_step_by_at_most_its_clip() -> None:
-    """The first step: a record with long features moves the sum by C and comes near it, so that the bound binds."""
+    """The first step: a record with long features moves the sum by C and comes near it, so that the
+    bound binds.
+    """
     inputs, labels = problem(60)
     features = inputs.features.clone()
     features[0] *= 50
@@ -100,18 +110,26 @@ def test_a_record_moves_a_step_by_at_most_its_clip() -> None:
         return total
 
     whole = gradient(torch.ones(60, dtype=torch.bool))
-    moves = [float((whole - gradient(torch.arange(60) != i)).norm()) * 2.0**-exact_sums.SUM_BITS for i in range(60)]
+    moves = [
+        float((whole - gradient(torch.arange(60) != i)).norm()) * 2.0**-exact_sums.SUM_BITS
+        for i in range(60)
+    ]
     assert 0.9 < max(moves) <= 1.0
 
 
 def test_the_order_of_records_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one key, the same records in another order, and in blocks of another size, end in the same weights."""
+    """With one key, the same records in another order, and in blocks of another size, end in the
+    same weights.
+    """
     inputs, labels = problem(500)
     plan = planned(2.0, 500)
     whole = fit(plan, inputs, labels).model.log_probabilities(inputs)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
     assert torch.equal(
-        fit(plan, FeatureInputs(inputs.features[order]), labels[order]).model.log_probabilities(inputs), whole
+        fit(plan, FeatureInputs(inputs.features[order]), labels[order]).model.log_probabilities(
+            inputs
+        ),
+        whole,
     )
     monkeypatch.setattr(exact_sums, "_BLOCK", 33)
     monkeypatch.setattr(prior_descent, "_PART", 70)
@@ -149,9 +167,13 @@ print(mib("VmHWM") - before)
 
 
 def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
-    """By the kernel's mark, files that are mapped included: a fit of 400 MiB of features takes less than half of it."""
+    """By the kernel's mark, files that are mapped included: a fit of 400 MiB of features takes less
+    than half of it.
+    """
     n, path = 400_000, Path(__file__).parents[1] / "support"
-    save_features(tmp_path / "features.safetensors", (n, 256), (torch.rand(40_000, 256) for _ in range(10)))
+    save_features(
+        tmp_path / "features.safetensors", (n, 256), (torch.rand(40_000, 256) for _ in range(10))
+    )
     command = [sys.executable, "-c", _IN_A_PROCESS_OF_ITS_OWN, str(tmp_path), str(n)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -159,7 +181,9 @@ def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
 
 
 def test_a_head_from_titles_is_centred_about_them() -> None:
-    """With next to no noise and the same records moved by what titles share, the released head says the same."""
+    """With next to no noise and the same records moved by what titles share, the released head says
+    the same.
+    """
     inputs, labels = problem(600)
     shift = torch.full((WIDTH,), 5.0)
 
@@ -178,7 +202,9 @@ def test_a_head_from_titles_is_centred_about_them() -> None:
 
 
 def test_its_claim_covers_the_released_bits() -> None:
-    """No assumption about low-order bits is left; an event of the same noise that is not exact has it."""
+    """No assumption about low-order bits is left; an event of the same noise that is not exact has
+    it.
+    """
     event = event_of(planned(2.0, 500))
     assert not any("low-order" in line for line in claim(event, delta=1e-5).assumptions)
     rounded = [part.model_copy(update={"exact": False}) for part in event.events]
@@ -188,8 +214,10 @@ def test_its_claim_covers_the_released_bits() -> None:
 
 @pytest.mark.parametrize(("epsilon", "n"), [(1.0, 300), (5.0, 3000)])
 def test_a_weight_ends_with_the_noise_that_was_asked_for(epsilon: float, n: int) -> None:
-    """On features of zeros nothing is learned, and what is left in the weights is their noise: nu, whatever epsilon and
-    the number of records (chi-square at level 1e-6; nu 2/3 and 3/2 of it do not pass)."""
+    """On features of zeros nothing is learned, and what is left in the weights is their noise: nu,
+    whatever epsilon and the number of records (chi-square at level 1e-6; nu 2/3 and 3/2 of it do
+    not pass).
+    """
     config = PriorDescent(target_epsilon=epsilon, delta=1e-5, weight_noise=0.3)
     plan = config.plan(Task(records=n, classes=4))
     blank = nn.Linear(200, 4)
@@ -205,7 +233,9 @@ def test_a_weight_ends_with_the_noise_that_was_asked_for(epsilon: float, n: int)
 
 
 def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_hundredth() -> None:
-    """A band: far above the prior's accuracy at epsilon 4; at 0.01 the noise must show, or it is not there."""
+    """A band: far above the prior's accuracy at epsilon 4; at 0.01 the noise must show, or it is
+    not there.
+    """
     good = fit(planned(4.0, 1500), *problem(1500))
     blind = fit(planned(0.01, 1500), *problem(1500))
     assert accuracy(good) > 0.85

@@ -1,4 +1,6 @@
-"""Shares of words are exact for the head's own words and first-order for the encoder; /explain has limits."""
+"""Shares of words are exact for the head's own words and first-order for the encoder; /explain has
+limits.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -20,24 +22,39 @@ from tasks.coding import explain as explanations
 from tasks.coding.coder import Coder, read_sensitive
 from tasks.coding.explain import explain
 
-TEXT = "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: cut cuts."
+TEXT = (
+    "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: "
+    "cut cuts."
+)
 HEADER = {"X-API-Key": "k"}
 
 
 def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"]) -> Coder:
     """The tiny coder with a head that reads words next to the encoder."""
     stems = ("burn", "cut", "fractur", "lacer", "ladder")
-    columns = len(stems) if kind == "titles" else 4  # few, so that hashes of several words share one
+    columns = (
+        len(stems) if kind == "titles" else 4
+    )  # few, so that hashes of several words share one
     said = {
-        "burns": "burn", "cut": "cut", "cuts": "cut", "fractures": "fractur", "ladder": "ladder",
+        "burns": "burn",
+        "cut": "cut",
+        "cuts": "cut",
+        "fractures": "fractur",
+        "ladder": "ladder",
         "ladders": "ladder",
-    }  # fmt: skip
+    }
     table = {word: ((stems.index(stem), 255),) for word, stem in (said | {"burn": "burn"}).items()}
     lexicon = Lexicon(
-        kind=kind, table=table if kind == "titles" else {}, vocabulary=stems if kind == "titles" else (),
-        columns=columns, encoder_scale=0.7, word_scale=1.3,
-    )  # fmt: skip
-    config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, lexical=kind)
+        kind=kind,
+        table=table if kind == "titles" else {},
+        vocabulary=stems if kind == "titles" else (),
+        columns=columns,
+        encoder_scale=0.7,
+        word_scale=1.3,
+    )
+    config = ModelConfig(
+        encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, lexical=kind
+    )
     made = classifier.build(config, num_labels=6, seed=1, lexicon=lexicon)
     made.flat.mul_(20)
     model: Any = made.whole.eval()
@@ -45,8 +62,12 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
-def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"]) -> None:
-    """Their sum is the part of the logit that the block of words makes, and each is on its own word."""
+def test_words_of_the_head_add_up_exactly(
+    coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"]
+) -> None:
+    """Their sum is the part of the logit that the block of words makes, and each is on its own
+    word.
+    """
     own = with_words(coder, tiny_bert, kind)
     head: Any = own.released.model
     lexicon = head.lexicon
@@ -67,7 +88,9 @@ def test_scores_are_those_of_coding(coder: Coder) -> None:
     warm = replace(coder, thresholds={"temperature": 2.0})
     (coding,) = warm.code([TEXT], top_k=6)
     for reason in explain(warm, TEXT, [answer.code for answer in coding.answers]).reasons:
-        assert reason.score == pytest.approx({one.code: one.score for one in coding.answers}[reason.code], abs=1e-5)
+        assert reason.score == pytest.approx(
+            {one.code: one.score for one in coding.answers}[reason.code], abs=1e-5
+        )
 
 
 def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> None:
@@ -78,7 +101,9 @@ def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> No
     tokens = coder.released.tokenizer(texts, return_tensors="pt")
 
     def logit(scale: float) -> float:
-        handle = model.encoder.get_input_embeddings().register_forward_hook(lambda *got: got[2] * scale)
+        handle = model.encoder.get_input_embeddings().register_forward_hook(
+            lambda *got: got[2] * scale
+        )
         try:
             with torch.no_grad():
                 out = model(tokens["input_ids"], tokens["attention_mask"])[0]
@@ -105,7 +130,9 @@ def test_a_narrative_longer_than_the_encoder_reads(coder: Coder) -> None:
     answer = explain(coder, "ladder " * 100, ["111"])
     assert 0 < answer.read < 700
     beyond = [
-        value for (start, _), value in zip(answer.words, answer.reasons[0].encoder, strict=True) if start > answer.read
+        value
+        for (start, _), value in zip(answer.words, answer.reasons[0].encoder, strict=True)
+        if start > answer.read
     ]
     assert beyond
     assert not any(beyond)
@@ -130,7 +157,12 @@ def test_explanations_are_bounded_as_codes_are(client: TestClient) -> None:
     """Key, length, known codes, nothing quoted."""
     body = {"narrative": "zebrafinch fell", "codes": ["111", "132"]}
     assert client.post("/explain", json=body).status_code == 401
-    for wrong in ({"narrative": "zebrafinch" * 3000}, {"codes": []}, {"codes": ["zebrafinch"]}, {"narrative": " "}):
+    for wrong in (
+        {"narrative": "zebrafinch" * 3000},
+        {"codes": []},
+        {"codes": ["zebrafinch"]},
+        {"narrative": " "},
+    ):
         refused = client.post("/explain", json=body | wrong, headers=HEADER)
         assert refused.status_code == 422
         assert "zebrafinch" not in refused.text
@@ -153,7 +185,9 @@ def test_no_more_than_eight_wait(coder: Coder, monkeypatch: pytest.MonkeyPatch) 
     statuses: list[int] = []
     with TestClient(create_app(coder, Settings())) as client:
         threads = [
-            threading.Thread(target=lambda: statuses.append(client.post("/explain", json=body).status_code))
+            threading.Thread(
+                target=lambda: statuses.append(client.post("/explain", json=body).status_code)
+            )
             for _ in range(9)
         ]
         for thread in threads:

@@ -1,4 +1,6 @@
-"""The review page in a real browser: 5,000 rows by keyboard, double coding, adjudication, files saved, WCAG by axe."""
+"""The review page in a real browser: 5,000 rows by keyboard, double coding, adjudication, files
+saved, WCAG by axe.
+"""
 
 import csv
 import io
@@ -8,14 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from review_browser import CHROMIUM, PATIENCE, browsing, check_accessible, coded, opened, saved, serving
+from review_browser import (
+    CHROMIUM,
+    PATIENCE,
+    browsing,
+    check_accessible,
+    coded,
+    opened,
+    saved,
+    serving,
+)
 
 from storage.tables.formulas import escape_formula
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +47,9 @@ def title(page: Any) -> str:
 
 
 def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
-    """Orders, digits, search, undo and next case need no mouse; the list draws few rows; the file has every row."""
+    """Orders, digits, search, undo and next case need no mouse; the list draws few rows; the file
+    has every row.
+    """
     file = tmp_path / "coded.csv"
     file.write_text(coded(5000), newline="")
     with browsing() as page:
@@ -50,7 +66,10 @@ def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
         page.select_option("#order", "file")
         page.locator("#case").focus()
         page.locator("#narrative mark").first.wait_for()
-        assert "for: " in page.locator(".why").first.inner_text() + page.locator(".why").nth(1).inner_text()
+        assert (
+            "for: "
+            in page.locator(".why").first.inner_text() + page.locator(".why").nth(1).inner_text()
+        )
         page.keyboard.press("2")  # decides, and the next case comes
         assert title(page) == "Case 2"
         page.keyboard.press("1")
@@ -85,7 +104,10 @@ def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
         assert not [one for one in page.seen if one.startswith("error")]
         hosts = {one.split("/")[2] for one in page.seen if one.startswith("http")}
         assert hosts == {address.split("/")[2]}
-        assert page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+        assert (
+            page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length")
+            == 0
+        )
     rows = rows_of(without)
     assert [row["code_by_hand"] for row in rows[:5]] == ["132", "132", "1520", "", ""]
     assert [row["coder"] for row in rows[:4]] == ["ab", "ab", "ab", ""]
@@ -93,7 +115,9 @@ def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
     assert "decided_at" not in rows[0]
     assert set(rows_of(with_time)[0]) >= {"code_by_hand", "decided_at"}
     assert "coder" not in rows_of(with_time)[0]
-    stripped = [{k: v for k, v in row.items() if k not in {"code_by_hand", "coder"}} for row in rows]
+    stripped = [
+        {k: v for k, v in row.items() if k not in {"code_by_hand", "coder"}} for row in rows
+    ]
     assert stripped == rows_of(coded(5000))
     assert tasks[0]["predictions"][0]["result"][0]["value"] == {"choices": ["111"]}
     assert tasks[0]["annotations"][0]["result"][0]["value"] == {"choices": ["132"]}
@@ -101,7 +125,9 @@ def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
 
 
 def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None:
-    """The second sees nothing of the first; agreement comes at the end; two files give the disagreements to decide."""
+    """The second sees nothing of the first; agreement comes at the end; two files give the
+    disagreements to decide.
+    """
     (tmp_path / "coded.csv").write_text(coded(4), newline="")
     with browsing() as page:
         opened(page, address, tmp_path / "coded.csv", coder="first")
@@ -112,7 +138,9 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
         opened(page, address, tmp_path / "first.csv", task="second", coder="second")
         page.select_option("#order", "file")
         page.locator("#case").focus()
-        assert "first" not in page.inner_text("body").replace("Look first at", "").replace("first coder's", "")
+        assert "first" not in page.inner_text("body").replace("Look first at", "").replace(
+            "first coder's", ""
+        )
         assert page.locator("ol.candidates [aria-pressed=true]").count() == 0
         page.keyboard.type("111")
         assert "at the end" in page.inner_text("#agreement")
@@ -124,7 +152,14 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
         page.locator("#case").focus()
         page.keyboard.type("1111")
         saved(page, "#save", tmp_path / "alone.csv")
-        opened(page, address, tmp_path / "first.csv", task="adjudicate", coder="judge", other=tmp_path / "alone.csv")
+        opened(
+            page,
+            address,
+            tmp_path / "first.csv",
+            task="adjudicate",
+            coder="judge",
+            other=tmp_path / "alone.csv",
+        )
         page.select_option("#order", "file")
         assert "0 of 2 decided" in page.inner_text("#progress")
         assert title(page) == "Case 2"
@@ -133,7 +168,10 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
         page.keyboard.type("12")
         assert "2 of 2 decided" in page.inner_text("#progress")
         final = rows_of(saved(page, "#save", tmp_path / "final.csv"))
-    one, two = [row["code_by_hand"] for row in rows_of(first)], [row["code_by_hand_2"] for row in rows_of(both)]
+    one, two = (
+        [row["code_by_hand"] for row in rows_of(first)],
+        [row["code_by_hand_2"] for row in rows_of(both)],
+    )
     assert one == ["111", "1520", "1520", "1972"]
     assert two == ["111", "132", "1520", "1521"]
     assert [row["code_by_hand"] for row in rows_of(both)] == one
@@ -143,7 +181,9 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
     assert [row["code_adjudicated"] for row in final] == [one[0], one[1], one[2], two[3]]
 
 
-def test_a_narratives_file_is_coded_first(address: str, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_narratives_file_is_coded_first(
+    address: str, narratives: Callable[..., list[str]], tmp_path: Path
+) -> None:
     """By this service, with five candidates; other columns are shown on demand."""
     lines = [("id", "narrative text"), *((str(i), text) for i, text in enumerate(narratives(30)))]
     (tmp_path / "new.csv").write_text(csv_lines(lines), newline="")
@@ -159,8 +199,17 @@ def test_a_narratives_file_is_coded_first(address: str, narratives: Callable[...
 
 
 def test_its_arithmetic(address: str) -> None:
-    """Kappa by Cohen's own example (1960, table 1), formulas as the writer escapes them, quotes and separators."""
-    table = [("a", "a", 88), ("a", "b", 10), ("a", "c", 2), ("b", "a", 14), ("b", "b", 40), ("b", "c", 6)]
+    """Kappa by Cohen's own example (1960, table 1), formulas as the writer escapes them, quotes and
+    separators.
+    """
+    table = [
+        ("a", "a", 88),
+        ("a", "b", 10),
+        ("a", "c", 2),
+        ("b", "a", 14),
+        ("b", "b", 40),
+        ("b", "c", 6),
+    ]
     table += [("c", "a", 18), ("c", "b", 10), ("c", "c", 12)]
     pairs = [[one, two] for one, two, n in table for _ in range(n)]
     cells = ["=1", "+1", "-5", "-x", "@a", " =1", "\t1", "＝1", "1e5", "x=1", "'=1", "", "-1.5%"]
@@ -169,18 +218,30 @@ def test_its_arithmetic(address: str) -> None:
         got = page.evaluate("pairs => agreement(pairs)", pairs)
         assert got["share"] == pytest.approx(0.70)
         assert got["kappa"] == pytest.approx(0.492, abs=5e-4)
-        assert page.evaluate("cells => cells.map(escapeFormula)", cells) == [escape_formula(cell) for cell in cells]
+        assert page.evaluate("cells => cells.map(escapeFormula)", cells) == [
+            escape_formula(cell) for cell in cells
+        ]
         read = page.evaluate("t => readTable(t)", '\ufeffa;b\r\n"x;""y""\n";2\r\n;\r\n')
         assert read == {"columns": ["a", "b"], "rows": [['x;"y"\n', "2"], ["", ""]]}
-        for wrong, words in (("a,b\n1\n", "Row 1"), ('a\n"x', "no end"), ("a,a\n1,2\n", "same name"), ("", "empty")):
-            assert words in page.evaluate("t => { try { readTable(t); } catch (e) { return e.message; } }", wrong)
+        for wrong, words in (
+            ("a,b\n1\n", "Row 1"),
+            ('a\n"x', "no end"),
+            ("a,a\n1,2\n", "same name"),
+            ("", "empty"),
+        ):
+            assert words in page.evaluate(
+                "t => { try { readTable(t); } catch (e) { return e.message; } }", wrong
+            )
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (390, "dark"), pytest.param(390, "light", marks=pytest.mark.long)]
+    ("width", "scheme"),
+    [(1280, "light"), (390, "dark"), pytest.param(390, "light", marks=pytest.mark.long)],
 )
 def test_it_is_accessible_and_fits(address: str, tmp_path: Path, width: int, scheme: str) -> None:
-    """Axe knows no violation of WCAG 2.2 A or AA: form, case, results, help; nothing scrolls sideways."""
+    """Axe knows no violation of WCAG 2.2 A or AA: form, case, results, help; nothing scrolls
+    sideways.
+    """
     (tmp_path / "coded.csv").write_text(coded(50), newline="")
 
     with browsing(width=width, color_scheme=scheme) as page:

@@ -28,14 +28,20 @@ def client(coder: Coder) -> Iterator[TestClient]:
         yield client
 
 
-def test_it_answers_as_the_coder_does(client: TestClient, coder: Coder, narratives: Callable[..., list[str]]) -> None:
+def test_it_answers_as_the_coder_does(
+    client: TestClient, coder: Coder, narratives: Callable[..., list[str]]
+) -> None:
     """One narrative or several; blank ones among them; with and without a threshold."""
     texts = [*narratives(20), " "]
-    told = client.post("/code", json={"narratives": texts, "top_k": 2, "threshold": 0.5}, headers=HEADER).json()
+    told = client.post(
+        "/code", json={"narratives": texts, "top_k": 2, "threshold": 0.5}, headers=HEADER
+    ).json()
     expected = coder.code(texts, top_k=2, threshold=0.5)
     assert {name: told[name] for name in coder.origin} == coder.origin
     for result, coding in zip(told["results"], expected, strict=True):
-        assert [entry["code"] for entry in result["codes"]] == [answer.code for answer in coding.answers]
+        assert [entry["code"] for entry in result["codes"]] == [
+            answer.code for answer in coding.answers
+        ]
         assert result["needs_review"] == coding.needs_review
         assert (result["group"] and result["group"]["code"]) == (coding.group and coding.group.code)
     (one,) = client.post("/code", json={"narratives": texts[0]}, headers=HEADER).json()["results"]
@@ -71,7 +77,11 @@ def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -
         ({"narratives": []}, 422, "narratives: an empty list"),
         ({"narratives": {"zebrafinch": 1}}, 422, "narratives: no text. Send a string, or a list"),
         ({"narratives": ["zebrafinch", None]}, 422, "narratives, item 2: no text"),
-        ({"narratives": ["zebrafinch"] * 2 + ["zebrafinch" * 2001]}, 422, "narratives, item 3: longer than 20,000"),
+        (
+            {"narratives": ["zebrafinch"] * 2 + ["zebrafinch" * 2001]},
+            422,
+            "narratives, item 3: longer than 20,000",
+        ),
         ({}, 422, "body.narratives: Field required"),
         ({"narratives": "zebrafinch", "top_k": 0}, 422, "body.top_k: "),
         ({"narratives": "zebrafinch", "more": "zebrafinch"}, 422, "body.more: "),
@@ -79,9 +89,13 @@ def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -
         ("zebrafinch", 422, "Send one, with the header Content-Type: application/json"),
     ],
 )
-def test_what_is_refused_is_not_quoted(client: TestClient, body: object, status: int, said: str) -> None:
+def test_what_is_refused_is_not_quoted(
+    client: TestClient, body: object, status: int, said: str
+) -> None:
     """The cause is the true one, with the item's number."""
-    answer = client.post("/code", content=json.dumps(body), headers=HEADER | {"content-type": "application/json"})
+    answer = client.post(
+        "/code", content=json.dumps(body), headers=HEADER | {"content-type": "application/json"}
+    )
     assert answer.status_code == status
     assert "zebrafinch" not in answer.text
     assert answer.json()["detail"]
@@ -100,7 +114,9 @@ def test_a_body_of_another_kind_is_named(client: TestClient) -> None:
 def test_a_failure_of_the_model_says_no_text(
     coder: Coder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A library quotes what it chokes on: neither client nor terminal reads it, and the next request works."""
+    """A library quotes what it chokes on: neither client nor terminal reads it, and the next
+    request works.
+    """
     broken = True
 
     def scores(self: Coder, texts: Sequence[str]) -> Scores:
@@ -120,7 +136,9 @@ def test_a_failure_of_the_model_says_no_text(
 
 
 def test_narratives_that_arrive_together_are_coded_together() -> None:
-    """While one batch is at work the others gather; every request gets its own scores; a full queue refuses."""
+    """While one batch is at work the others gather; every request gets its own scores; a full queue
+    refuses.
+    """
     sizes: list[int] = []
     gate = threading.Event()
 
@@ -165,8 +183,13 @@ def test_stopping_lets_the_waiting_go() -> None:
 def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
     """The score of the wanted accuracy, or of the nearest that has one; without one none is chosen."""
     assert " selected>" not in TestClient(create_app(coder, Settings())).get("/").text
-    fitted = [{"target_accuracy": at, "threshold": score} for at, score in ((0.8, 0.25), (0.9, None), (0.95, 0.875))]
-    known = replace(coder, thresholds={"temperature": 1.0, "thresholds": fitted, "fitted_on": "records"})
+    fitted = [
+        {"target_accuracy": at, "threshold": score}
+        for at, score in ((0.8, 0.25), (0.9, None), (0.95, 0.875))
+    ]
+    known = replace(
+        coder, thresholds={"temperature": 1.0, "thresholds": fitted, "fitted_on": "records"}
+    )
     for wanted, score, shown in ((0.8, 0.25, "80"), (0.9, 0.875, "95")):
         page = TestClient(create_app(known, Settings(accuracy=wanted))).get("/").text
         assert f'value="{score}" selected>{shown} % right' in page
@@ -177,6 +200,8 @@ def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
     page = client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
-    assert policy.count("'sha256-") == 6  # a style and two scripts here, a style and two scripts of the review
+    assert (
+        policy.count("'sha256-") == 6
+    )  # a style and two scripts here, a style and two scripts of the review
     assert "http" not in page.text.replace("http-equiv", "")
     assert "OIICS 2.01" in page.text

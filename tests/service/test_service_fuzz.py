@@ -1,4 +1,6 @@
-"""schemathesis: whatever the description allows is answered as described, whatever it forbids is refused."""
+"""schemathesis: whatever the description allows is answered as described, whatever it forbids is
+refused.
+"""
 
 from pathlib import Path
 
@@ -35,7 +37,9 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
         ("GET /health", True),
     ],
 )
-def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool, examples: int) -> None:
+def test_the_service_does_what_it_describes(
+    tiny_bundle: Path, operation: str, good: bool, examples: int
+) -> None:
     """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
     app = create_app(open_bundle(tiny_bundle), Settings(state=STATE))
     method, path = operation.split()

@@ -1,4 +1,6 @@
-"""The service's page in a real browser: a file goes in, a coded one comes out, and a refusal is read."""
+"""The service's page in a real browser: a file goes in, a coded one comes out, and a refusal is
+read.
+"""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -11,7 +13,10 @@ from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +26,12 @@ def address(coder: Coder) -> Iterator[str]:
         yield made.removesuffix("review")
 
 
-def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Column chosen from the header, progress to the last row, the file saved; a ragged one is refused by its row."""
+def test_a_file_is_coded_on_the_page(
+    address: str, narratives: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Column chosen from the header, progress to the last row, the file saved; a ragged one is
+    refused by its row.
+    """
     texts = [*narratives(50), 'fell, "hard",\nfrom a ladder']
     rows = [("case", "Narrative text"), *((f"=1+{n}", text) for n, text in enumerate(texts))]
     (tmp_path / "new.csv").write_text(csv_lines(rows), newline="")

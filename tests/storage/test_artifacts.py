@@ -1,4 +1,6 @@
-"""Stage outputs are found by what they were made from, survive a kill, and are refused when damaged."""
+"""Stage outputs are found by what they were made from, survive a kill, and are refused when
+damaged.
+"""
 
 import multiprocessing
 import os
@@ -34,7 +36,9 @@ def test_same_recipe_is_found_and_not_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"config": {"a": 2}}, {"inputs": {"x": "1" * 64}}, {"code": "d"}], ids=["config", "input", "code"]
+    "change",
+    [{"config": {"a": 2}}, {"inputs": {"x": "1" * 64}}, {"code": "d"}],
+    ids=["config", "input", "code"],
 )
 def test_any_change_of_the_recipe_makes_it_anew(tmp_path: Path, change: dict[str, Any]) -> None:
     """Configuration, inputs and code version each belong to the key."""
@@ -74,8 +78,12 @@ def test_damaged_output_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         make(Store(tmp_path))
 
 
-def test_a_small_file_is_whole_though_two_write_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Containers on one workspace may have the same process number: the second begins and ends within the first."""
+def test_a_small_file_is_whole_though_two_write_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers on one workspace may have the same process number: the second begins and ends
+    within the first.
+    """
     real, file = os.fsync, tmp_path / "file"
 
     def another_first(descriptor: int) -> None:

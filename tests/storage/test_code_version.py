@@ -32,6 +32,8 @@ for z in y:
 
 
 def test_an_import_is_found_wherever_it_stands() -> None:
-    """In functions, classes, handlers, cases and loops; not under `if TYPE_CHECKING`, except in its `else`."""
+    """In functions, classes, handlers, cases and loops; not under `if TYPE_CHECKING`, except in its
+    `else`.
+    """
     found = [name for name in _imports(SOURCE) if not name.startswith(("__future__", "typing"))]
     assert sorted(found) == ["a", "b", "b.c", "d", "e", "f", "g", "h", "i", "j"]

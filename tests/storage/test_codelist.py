@@ -19,7 +19,13 @@ from storage.errors import InputError
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        *((" 111\t", "111"), ("111.0", "111"), ("111.000", "111"), ("0111", "0111"), ("111.5", "111.5")),
+        *(
+            (" 111\t", "111"),
+            ("111.0", "111"),
+            ("111.000", "111"),
+            ("0111", "0111"),
+            ("111.5", "111.5"),
+        ),
         *(("111.", "111."), ("S72.0", "S72.0"), ("1e3", "1e3"), ("a b", "a b"), ("", "")),
         ("\u00a0111\u00a0", "111"),
     ],
@@ -37,10 +43,17 @@ def test_a_known_spelling_stays() -> None:
 
 
 def test_messages_show_the_shape_of_values_alone() -> None:
-    """How many differ, how long they are and what they are made of: enough to know a wrong column by."""
+    """How many differ, how long they are and what they are made of: enough to know a wrong column
+    by.
+    """
     assert describe_shape(["111", "111", "9"]) == "2 distinct values of 1 to 3 characters: digits"
-    assert describe_shape(["123-45-6789"]) == "1 distinct values of 11 characters: digits, other signs"
-    assert describe_shape(["fell from a roof", "é"]) == "2 distinct values of 1 to 16 characters: letters, blanks"
+    assert (
+        describe_shape(["123-45-6789"]) == "1 distinct values of 11 characters: digits, other signs"
+    )
+    assert (
+        describe_shape(["fell from a roof", "é"])
+        == "2 distinct values of 1 to 16 characters: letters, blanks"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
@@ -56,14 +69,20 @@ def test_order_titles_and_encodings(tmp_path: Path, encoding: str) -> None:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"code,words\n1,a\n", r"column 'title' is missing or repeated. Its columns are 'code', 'words'"),
+        (
+            b"code,words\n1,a\n",
+            r"column 'title' is missing or repeated. Its columns are 'code', 'words'",
+        ),
         (b"code,code,title\n1,1,a\n", "column 'code' is missing or repeated"),
         (b"code,title\n", "a header and no records"),
         (b"code,title\n1,a\n", "it contains 1 codes"),
         (b"code,title\n1,a\n ,b\n", "row 2 has no code"),
         (b"code,title,parent\n1,a,2\n1,b,3\n", "row 2 gives a code another parent"),
         (
-            b"He fell from a roof and broke 2 ribs and hit himself on the head as he said later\n1\n",
+            (
+                b"He fell from a roof and broke 2 ribs and hit himself on the head as he said "
+                b"later\n1\n"
+            ),
             "Its columns are not named",
         ),
         (b"code,title\n1,a,b\n", "row 1: 3 fields where the header has 2"),
@@ -92,7 +111,9 @@ def test_faults(tmp_path: Path, content: bytes, said: str) -> None:
         ("no,  soc ,Words of it,level", ("SOC", "words of it")),
     ],
 )
-def test_published_lists_have_columns_of_other_names(tmp_path: Path, header: str, columns: tuple[str, ...]) -> None:
+def test_published_lists_have_columns_of_other_names(
+    tmp_path: Path, header: str, columns: tuple[str, ...]
+) -> None:
     """NAICS', NACE's and NAF's own names are found by their words; others are named."""
     path = tmp_path / "list.csv"
     path.write_text(f"{header}\n1,0111,Oil seeds,2\n2,0112,Rice,2\n")
@@ -114,8 +135,9 @@ def test_oiics_list(shared_data: Path) -> None:
 
 
 def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
-    """Title, description, then the levels above it, the nearest first; a title that levels share once; nothing for a
-    code of which the list says nothing, though its level above has a title."""
+    """Title, description, then the levels above it, the nearest first; a title that levels share
+    once; nothing for a code of which the list says nothing, though its level above has a title.
+    """
     path = tmp_path / "list.csv"
     path.write_text(
         "code,title,Description\n1,INJURIES,\n11,Bones,bones and nerves\n"
@@ -128,12 +150,21 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
         *("INJURIES", "Bones. bones and nerves. INJURIES", "Fractures. Bones. INJURIES"),
         *("Fractures. Bones. INJURIES", "", "Ill"),
     ]
-    assert [set(code.as_json()) for code in codes[:2]] == [{"code", "title"}, {"code", "title", "description"}]
+    assert [set(code.as_json()) for code in codes[:2]] == [
+        {"code", "title"},
+        {"code", "title", "description"},
+    ]
 
 
 def test_a_title_in_a_sentence() -> None:
-    """As a narrative would say it: no capital, except for abbreviations; a code without a title says nothing."""
-    codes = [Code(code="1", title="Cuts, lacerations"), Code(code="2", title="HIV infection"), Code(code="3", title="")]
+    """As a narrative would say it: no capital, except for abbreviations; a code without a title
+    says nothing.
+    """
+    codes = [
+        Code(code="1", title="Cuts, lacerations"),
+        Code(code="2", title="HIV infection"),
+        Code(code="3", title=""),
+    ]
     assert describe_in_sentence(codes, "A man had {}.") == [
         "A man had cuts, lacerations.",
         "A man had HIV infection.",
@@ -144,30 +175,39 @@ def test_a_title_in_a_sentence() -> None:
 PUBLISHED = {
     "OIICS": ("code,title,level\n1,Invented injuries,1\n11,Invented bones,2\n", (), ["1", "11"]),
     "NAICS": (
-        "Seq. No.,2022 NAICS US   Code,2022 NAICS US Title,,\n,,,,\n1,11,Invented farming,,\n2,111,Invented crops,,\n"
+        "Seq. No.,2022 NAICS US   Code,2022 NAICS US Title,,\n,,,,\n1,11,Invented "
+        "farming,,\n2,111,Invented crops,,\n"
         "3,31-33,Invented making,,\n",
         (),
         ["11", "111", "31-33"],
     ),
     "SOC": (
-        "Invented Bureau,,,\n2018 SOC Definitions,,,\n,,,\nSOC Group,SOC Code,SOC Title,SOC Definition\n"
+        "Invented Bureau,,,\n2018 SOC Definitions,,,\n,,,\nSOC Group,SOC Code,SOC Title,SOC "
+        "Definition\n"
         "Major,11-0000,Invented managers,\nDetailed,11-1011,Invented chiefs,Invent things.\n",
         (),
         ["11-0000", "11-1011"],
     ),
     "NACE": (
-        "Order,Level,Code,Parent,Description,This item includes\n1,1,A,,Invented farming,\n2,2,01,A,Invented crops,x\n",
+        (
+            "Order,Level,Code,Parent,Description,This item includes\n1,1,A,,Invented "
+            "farming,\n2,2,01,A,Invented crops,x\n"
+        ),
         (),
         ["A", "01"],
     ),
     "ISCO": (
-        "Level,ISCO 08 Code,Title EN,Definition\n1,1,Invented managers,\n4,1111,Invented chiefs,Invent things.\n",
+        (
+            "Level,ISCO 08 Code,Title EN,Definition\n1,1,Invented managers,\n4,1111,Invented "
+            "chiefs,Invent things.\n"
+        ),
         (),
         ["1", "1111"],
     ),
     "ESCO": (
         "conceptType,conceptUri,iscoGroup,code,preferredLabel,altLabels,description\n"
-        "Occupation,http://a,2654,2654.1,invented lead,,leads\nOccupation,http://b,2654,2654.2,invented aide,,aids\n",
+        "Occupation,http://a,2654,2654.1,invented "
+        "lead,,leads\nOccupation,http://b,2654,2654.2,invented aide,,aids\n",
         ("code", "preferredLabel"),
         ["2654.1", "2654.2"],
     ),
@@ -175,7 +215,9 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("content", "columns", "codes"), PUBLISHED.values(), ids=PUBLISHED)
-def test_published_layouts_are_taken(tmp_path: Path, content: str, columns: tuple[str, ...], codes: list[str]) -> None:
+def test_published_layouts_are_taken(
+    tmp_path: Path, content: str, columns: tuple[str, ...], codes: list[str]
+) -> None:
     """As docs/how-to/prepare-data.md says, with invented rows: each has its codes and titles."""
     (tmp_path / "list.csv").write_text(content)
     read = read_codelist(tmp_path / "list.csv", columns=columns)

@@ -32,12 +32,18 @@ def gini(sizes: np.ndarray) -> float:
 
 
 def test_layout(rows: list[dict[str, str]], demo: DemoData) -> None:
-    """At least 1,500 narratives over 40 codes, OSHA's columns, three years of dates, every code on the list."""
+    """At least 1,500 narratives over 40 codes, OSHA's columns, three years of dates, every code on
+    the list.
+    """
     assert len(rows) == 1800
     titles = {code.code: code.title for code in read_codelist(demo.codelist)}
     assert len(titles) >= 40
     assert {row["Nature"]: row["NatureTitle"] for row in rows} == titles
-    assert {datetime.strptime(row["EventDate"], "%m/%d/%Y").year for row in rows} == {2021, 2022, 2023}
+    assert {datetime.strptime(row["EventDate"], "%m/%d/%Y").year for row in rows} == {
+        2021,
+        2022,
+        2023,
+    }
     assert len({row["Final Narrative"] for row in rows}) > 1750
     assert any("\n" in row["Final Narrative"] for row in rows)
     assert not any("{" in row["Final Narrative"] for row in rows)
@@ -59,9 +65,10 @@ def test_units_have_several_records(rows: list[dict[str, str]]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_tail_and_difficulty(tmp_path: Path, seed: int) -> None:
-    """Sampled as in the paper: Gini of the training half 0.6 as in its figure 2, and word counts reach 0.65 to 0.8. The
-    band of weighted F1 is the promised 0.6 to 0.9 with a margin; it has a ceiling, since a set that everything solves
-    shows nothing."""
+    """Sampled as in the paper: Gini of the training half 0.6 as in its figure 2, and word counts
+    reach 0.65 to 0.8. The band of weighted F1 is the promised 0.6 to 0.9 with a margin; it has a
+    ceiling, since a set that everything solves shows nothing.
+    """
     demo = write_demo_data(tmp_path, seed=seed)
     result = ingest(demo.csv, tmp_path, IngestConfig(), demo.codelist)
     assert result.train + result.test >= 1500
@@ -69,7 +76,9 @@ def test_tail_and_difficulty(tmp_path: Path, seed: int) -> None:
     train, test = load_split(tmp_path, "train"), load_split(tmp_path, "test")
     assert gini(np.unique(train["label"], return_counts=True)[1]) == pytest.approx(0.6, abs=0.03)
     words = CountVectorizer()
-    model = LogisticRegression(max_iter=1000).fit(words.fit_transform(list(train["text"])), list(train["label"]))
+    model = LogisticRegression(max_iter=1000).fit(
+        words.fit_transform(list(train["text"])), list(train["label"])
+    )
     found = model.predict(words.transform(list(test["text"])))
     assert 0.65 < f1_score(list(test["label"]), found, average="weighted") < 0.8
 

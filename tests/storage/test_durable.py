@@ -9,7 +9,9 @@ from storage import durable
 from storage.durable import replace_atomically, write_atomically
 
 
-def test_a_file_is_synced_before_its_name_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_before_its_name_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that after a power cut there is the old content or the new one."""
     file, synced = tmp_path / "file", []
 
@@ -22,7 +24,9 @@ def test_a_file_is_synced_before_its_name_and_its_folder_after(tmp_path: Path, m
     assert synced == [(False, False), (True, True)]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 def test_what_fails_leaves_the_old_file_alone(tmp_path: Path, error: BaseException) -> None:
     """And nothing beside it."""
     file = tmp_path / "file"

@@ -1,4 +1,6 @@
-"""Ingest of sound sources: every kind of file gives the same records, and the output is what it says."""
+"""Ingest of sound sources: every kind of file gives the same records, and the output is what it
+says.
+"""
 
 import csv
 import datetime
@@ -32,7 +34,12 @@ ROWS = [
 CONFIG = IngestConfig()
 
 
-def text_of(rows: Sequence[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER, *, delimiter: str = ",") -> str:
+def text_of(
+    rows: Sequence[tuple[str, ...]] = ROWS,
+    header: tuple[str, ...] = HEADER,
+    *,
+    delimiter: str = ",",
+) -> str:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, delimiter=delimiter)
     writer.writerow(header)
@@ -51,7 +58,9 @@ def run(content: bytes | str, folder: Path, config: IngestConfig = CONFIG) -> In
 def run_listed(codes: str, folder: Path, **options: object) -> IngestResult:
     (folder / "codes.csv").write_text(codes)
     (folder / "source.csv").write_text(text_of(), encoding="utf-8", newline="")
-    return ingest(folder / "source.csv", folder, IngestConfig.model_validate(options), folder / "codes.csv")
+    return ingest(
+        folder / "source.csv", folder, IngestConfig.model_validate(options), folder / "codes.csv"
+    )
 
 
 def records(out: Path, split: str) -> list[dict[str, object]]:
@@ -59,7 +68,9 @@ def records(out: Path, split: str) -> list[dict[str, object]]:
 
 
 def by_id(out: Path, column: str) -> dict[object, object]:
-    return {row["record_id"]: row[column] for split in ("train", "test") for row in records(out, split)}
+    return {
+        row["record_id"]: row[column] for split in ("train", "test") for row in records(out, split)
+    }
 
 
 def zipped(content: bytes) -> bytes:
@@ -77,7 +88,9 @@ def parquet(**columns: Sequence[object]) -> bytes:
 
 
 def test_records_and_labels_are_those_of_the_source(tmp_path: Path) -> None:
-    """What is written is what was read: text, code by its label, cohort; no record twice, none in both halves."""
+    """What is written is what was read: text, code by its label, cohort; no record twice, none in
+    both halves.
+    """
     result = run(text_of(), tmp_path)
     out = tmp_path / "out"
     codes = load_codes(out)
@@ -92,11 +105,17 @@ def test_records_and_labels_are_those_of_the_source(tmp_path: Path) -> None:
         assert kept["unit"] is None
     assert result.rows_read == 7
     assert result.cohorts == ("2015", "2016")
-    assert (result.codes_observed, result.label_space, result.label_space_source) == (2, 2, "observed")
+    assert (result.codes_observed, result.label_space, result.label_space_source) == (
+        2,
+        2,
+        "observed",
+    )
     assert result.report["dropped"] == {"over_unit_cap": 0, "rare_code": 1, "over_code_cap": 0}
     assert result.report["codes_respelt"] == 1
     for code in (0, 1):
-        halves = [sum(row["label"] == code for row in records(out, split)) for split in ("train", "test")]
+        halves = [
+            sum(row["label"] == code for row in records(out, split)) for split in ("train", "test")
+        ]
         assert sorted(halves) == [1, 2]
 
 
@@ -111,12 +130,21 @@ def test_records_and_labels_are_those_of_the_source(tmp_path: Path) -> None:
         ("tabs", text_of(delimiter="\t").encode()),
         ("no last line feed", text_of().encode().rstrip(b"\r\n")),
         ("blank lines", text_of().replace("\r\n3/", "\r\n\r\n3/").encode()),
-        ("json lines", "".join(json.dumps(dict(zip(HEADER, row, strict=True))) + "\n" for row in ROWS).encode()),
+        (
+            "json lines",
+            "".join(
+                json.dumps(dict(zip(HEADER, row, strict=True))) + "\n" for row in ROWS
+            ).encode(),
+        ),
         ("parquet", parquet(**{name: [row[at] for row in ROWS] for at, name in enumerate(HEADER)})),
     ],
 )
-def test_every_kind_of_file_gives_the_same_records(tmp_path: Path, kind: str, content: bytes) -> None:
-    """Encoding, packing, delimiter and Parquet leave no trace in the records: one fingerprint for all."""
+def test_every_kind_of_file_gives_the_same_records(
+    tmp_path: Path, kind: str, content: bytes
+) -> None:
+    """Encoding, packing, delimiter and Parquet leave no trace in the records: one fingerprint for
+    all.
+    """
     (tmp_path / "plain").mkdir()
     plain = run(text_of(), tmp_path / "plain")
     assert run(content, tmp_path).fingerprint == plain.fingerprint
@@ -125,64 +153,107 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path, kind: str, co
 
 
 def test_parquet_columns_of_numbers_and_dates(tmp_path: Path) -> None:
-    """Codes stored as floats with gaps, dates stored as dates and nulls read as a CSV would give them."""
+    """Codes stored as floats with gaps, dates stored as dates and nulls read as a CSV would give
+    them.
+    """
     from datetime import date
 
     content = parquet(
         **{
             "Final Narrative": ["fell", "tripped", "cut", "sliced", None, "lost"],
             "Nature": [111.0, 111.0, 132.0, 132.0, 132.0, float("nan")],
-            "EventDate": [date(2015, 1, 1), date(2016, 1, 1), date(2015, 1, 1), date(2015, 1, 1), None, None],
+            "EventDate": [
+                date(2015, 1, 1),
+                date(2016, 1, 1),
+                date(2015, 1, 1),
+                date(2015, 1, 1),
+                None,
+                None,
+            ],
         }
     )
     result = run(content, tmp_path)
     assert [code.code for code in load_codes(tmp_path / "out")] == ["111", "132"]
-    assert {name: n for name, n in result.report["dropped"].items() if n} == {"no_code": 1, "no_text": 1}
+    assert {name: n for name, n in result.report["dropped"].items() if n} == {
+        "no_code": 1,
+        "no_text": 1,
+    }
     assert result.cohorts == ("2015", "2016")
 
 
 @pytest.mark.parametrize("name", ["late byte", "split character"])
 def test_encoding_is_judged_by_the_whole_file(tmp_path: Path, name: str) -> None:
-    """A cp1252 letter after megabytes of ASCII, and a UTF-8 letter across two chunks, are read for what they are."""
+    """A cp1252 letter after megabytes of ASCII, and a UTF-8 letter across two chunks, are read for
+    what they are.
+    """
     filler = [("1/1/2015", "x" * 1000, "111", "A")] * 5000
     if name == "late byte":
-        content = text_of([*filler, ("1/1/2015", "café", "132", "A"), ("1/1/2015", "é", "132", "A")]).encode("cp1252")
+        content = text_of(
+            [*filler, ("1/1/2015", "café", "132", "A"), ("1/1/2015", "é", "132", "A")]
+        ).encode("cp1252")
     else:
-        content = text_of([*filler, ("1/1/2015", "é" * 50_001, "132", "A"), ("1/1/2015", "é", "132", "A")]).encode()
+        content = text_of(
+            [*filler, ("1/1/2015", "é" * 50_001, "132", "A"), ("1/1/2015", "é", "132", "A")]
+        ).encode()
         shift = (4 << 20) - content.index("é".encode()) - 1
         content = content.replace(b"x" * 1000, b"x" * (1000 + shift % 2), 1)
     run(content, tmp_path)
-    texts = {str(row["text"]) for split in ("train", "test") for row in records(tmp_path / "out", split)}
+    texts = {
+        str(row["text"]) for split in ("train", "test") for row in records(tmp_path / "out", split)
+    }
     assert "é" in texts
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Read some rows at a time, line breaks in quotes included: same bytes on disk."""
-    records = [(f"{1 + n % 12}/1/2015", f"case {n}\nof “{n % 7}”", str(100 + n % 3), f"U{n % 11}") for n in range(300)]
-    config = IngestConfig(unit_column="Establishment", max_per_unit=5, cap_per_code=10, holdout_share=0.2)
+    records = [
+        (f"{1 + n % 12}/1/2015", f"case {n}\nof “{n % 7}”", str(100 + n % 3), f"U{n % 11}")
+        for n in range(300)
+    ]
+    config = IngestConfig(
+        unit_column="Establishment", max_per_unit=5, cap_per_code=10, holdout_share=0.2
+    )
     (tmp_path / "a").mkdir()
     whole = run(text_of(records), tmp_path / "a", config)
     monkeypatch.setattr(reader, "_PIECE_ROWS", rows)
     assert run(text_of(records), tmp_path, config) == whole
     for name in ("train.parquet", "test.parquet", "holdout.parquet", "codes.json", "report.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / "out" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (
+            tmp_path / "a" / "out" / name
+        ).read_bytes()
 
 
 def test_code_list_fixes_the_label_space(tmp_path: Path) -> None:
-    """The whole list in its order, whatever was observed; a code the list spells 132.0 keeps its spelling."""
-    codes = "level,Code,Title\n2,9,Nine\n2,132.0,Cuts\n2,111,Fractures\n2,132,Other cuts\n2,1966,Stings\n"
+    """The whole list in its order, whatever was observed; a code the list spells 132.0 keeps its
+    spelling.
+    """
+    codes = (
+        "level,Code,Title\n2,9,Nine\n2,132.0,Cuts\n2,111,Fractures\n2,132,Other "
+        "cuts\n2,1966,Stings\n"
+    )
     result = run_listed(codes, tmp_path, min_per_code=1)
     assert load_codes(tmp_path) == [
-        *(Code("9", "Nine"), Code("132.0", "Cuts"), Code("111", "Fractures"), Code("132", "Other cuts")),
+        *(
+            Code("9", "Nine"),
+            Code("132.0", "Cuts"),
+            Code("111", "Fractures"),
+            Code("132", "Other cuts"),
+        ),
         Code("1966", "Stings"),
     ]
-    assert (result.label_space, result.codes_observed, result.label_space_source) == (5, 4, "codelist")
+    assert (result.label_space, result.codes_observed, result.label_space_source) == (
+        5,
+        4,
+        "codelist",
+    )
     assert by_id(tmp_path, "label") == {1: 2, 2: 2, 3: 3, 4: 1, 5: 3, 6: 2, 7: 4}
 
 
 def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
-    """Codes without a record are no classes, the list's order stays, and each class knows the levels above it."""
+    """Codes without a record are no classes, the list's order stays, and each class knows the
+    levels above it.
+    """
     listed = "code,title\n1,Injuries\n1966,Stings\n15,Burns\n13,Wounds\n132,Cuts\n111,Fractures\n"
     result = run_listed(listed, tmp_path, min_per_code=2, label_space="observed")
     codes = load_codes(tmp_path)
@@ -191,13 +262,19 @@ def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
         ("111", "Fractures", ["Injuries"]),
     ]
     assert describe_with_levels(codes) == ["Cuts. Wounds. Injuries", "Fractures. Injuries"]
-    assert (result.label_space, result.codes_observed, result.label_space_source) == (2, 2, "observed")
+    assert (result.label_space, result.codes_observed, result.label_space_source) == (
+        2,
+        2,
+        "observed",
+    )
     assert by_id(tmp_path, "label") == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 1}
 
 
 def test_codes_off_the_list_are_dropped_when_told(tmp_path: Path) -> None:
     """They are counted by code in the report, and nothing of them is in the splits."""
-    result = run_listed("code,title\n111,Fractures\n132,Cuts\n", tmp_path, min_per_code=1, unknown_codes="drop")
+    result = run_listed(
+        "code,title\n111,Fractures\n132,Cuts\n", tmp_path, min_per_code=1, unknown_codes="drop"
+    )
     assert result.report["codes_not_on_list"] == {"1966": 1}
     assert result.report["dropped"]["code_not_on_list"] == 1
     assert result.train + result.test == 6
@@ -206,7 +283,12 @@ def test_codes_off_the_list_are_dropped_when_told(tmp_path: Path) -> None:
 def test_several_text_columns_by_template(tmp_path: Path) -> None:
     """A template places columns; without one, columns that are not blank are joined."""
     header = ("Job", "What happened", "Nature")
-    rows = [("Roofer", "fell {badly}", "111"), (" ", "slipped", "111"), ("Cook", "cut", "132"), ("Cook", "", "132")]
+    rows = [
+        ("Roofer", "fell {badly}", "111"),
+        (" ", "slipped", "111"),
+        ("Cook", "cut", "132"),
+        ("Cook", "", "132"),
+    ]
     columns = ("Job", "What happened")
     plain = IngestConfig(text_columns=columns, date_column=None)
     run(text_of(rows, header), tmp_path, plain)
@@ -214,7 +296,12 @@ def test_several_text_columns_by_template(tmp_path: Path) -> None:
     assert by_id(tmp_path / "out", "text") == joined
     config = plain.model_copy(update={"template": "{What happened} (job: {Job})"})
     result = run(text_of(rows, header), tmp_path, config)
-    placed = {1: "fell {badly} (job: Roofer)", 2: "slipped (job: )", 3: "cut (job: Cook)", 4: "(job: Cook)"}
+    placed = {
+        1: "fell {badly} (job: Roofer)",
+        2: "slipped (job: )",
+        3: "cut (job: Cook)",
+        4: "(job: Cook)",
+    }
     assert by_id(tmp_path / "out", "text") == placed
     assert result.cohorts == ("all",)
 
@@ -222,21 +309,41 @@ def test_several_text_columns_by_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "dates", "cohorts"),
     [
-        (IngestConfig(), ["1/31/2015", "2016-02-29", "12/1/2015 10:30:00 AM", "2016-01-01T00:00:00"], ("2015", "2016")),
+        (
+            IngestConfig(),
+            ["1/31/2015", "2016-02-29", "12/1/2015 10:30:00 AM", "2016-01-01T00:00:00"],
+            ("2015", "2016"),
+        ),
         (IngestConfig(cohort="quarter"), ["1/31/2015", "6/30/2015", "7/1/2015", "2/2/2015"], None),
-        (IngestConfig(cohort="month"), ["1/31/2015", "1/1/2015", "11/1/2015", "1/9/2015"], ("2015-01", "2015-11")),
-        (IngestConfig(date_format="%d.%m.%y"), ["31.01.15", "28.02.16", "01.01.15", "01.01.15"], ("2015", "2016")),
+        (
+            IngestConfig(cohort="month"),
+            ["1/31/2015", "1/1/2015", "11/1/2015", "1/9/2015"],
+            ("2015-01", "2015-11"),
+        ),
+        (
+            IngestConfig(date_format="%d.%m.%y"),
+            ["31.01.15", "28.02.16", "01.01.15", "01.01.15"],
+            ("2015", "2016"),
+        ),
         (IngestConfig(cohort="none"), ["never", "", "soon", "?"], ("all",)),
     ],
 )
-def test_cohorts(tmp_path: Path, config: IngestConfig, dates: list[str], cohorts: tuple[str, ...] | None) -> None:
-    """Year, quarter and month of OSHA's, ISO and own date formats; `none` does not look at the dates."""
+def test_cohorts(
+    tmp_path: Path, config: IngestConfig, dates: list[str], cohorts: tuple[str, ...] | None
+) -> None:
+    """Year, quarter and month of OSHA's, ISO and own date formats; `none` does not look at the
+    dates.
+    """
     rows = [(day, f"case {n}", str(111 + n % 2), "A") for n, day in enumerate(dates)]
-    assert run(text_of(rows), tmp_path, config).cohorts == (cohorts or ("2015-Q1", "2015-Q2", "2015-Q3"))
+    assert run(text_of(rows), tmp_path, config).cohorts == (
+        cohorts or ("2015-Q1", "2015-Q2", "2015-Q3")
+    )
 
 
 def test_ids_and_units(tmp_path: Path) -> None:
-    """Ids of the source name the records; units are grouped, hidden from sight, and blank ones dropped."""
+    """Ids of the source name the records; units are grouped, hidden from sight, and blank ones
+    dropped.
+    """
     header = ("EventDate", "Final Narrative", "Nature", "Establishment", "ID")
     rows = [(*row, f"id-{n}") for n, row in enumerate(ROWS[:6])]
     rows[5] = ("3/7/2015", "Slipped", "111", " ", "id-5")
@@ -252,12 +359,17 @@ def test_ids_and_units(tmp_path: Path) -> None:
 
 
 def test_a_look_samples_as_ingest_does(tmp_path: Path) -> None:
-    """The same halves and the same rows left out, by reason; and a half without records is refused without a run."""
+    """The same halves and the same rows left out, by reason; and a half without records is refused
+    without a run.
+    """
     config = IngestConfig(cap_per_code=3, min_per_code=2)
     result = run(text_of([*ROWS, *ROWS[:6]]), tmp_path, config)
     looked = preview(tmp_path / "source", config, None)
     assert looked.sampled == {"train": result.train, "test": result.test}
-    assert looked.left_out == {"over_code_cap": result.report["dropped"]["over_code_cap"], "rare_code": 1}
+    assert looked.left_out == {
+        "over_code_cap": result.report["dropped"]["over_code_cap"],
+        "rare_code": 1,
+    }
     assert looked.usable == result.train + result.test + sum(looked.left_out.values())
     late = IngestConfig(train_before=datetime.date(2014, 1, 1))
     with pytest.raises(InputError, match="none is dated before 2014"):
@@ -319,7 +431,9 @@ def test_progress_ends_at_the_rows_read(tmp_path: Path) -> None:
 
 
 def test_loading_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A split loads offline as a `datasets.Dataset` whose columns feed torch, and writes nothing anywhere near."""
+    """A split loads offline as a `datasets.Dataset` whose columns feed torch, and writes nothing
+    anywhere near.
+    """
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -335,14 +449,21 @@ def test_loading_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_check_tells_the_size_at_once(tmp_path: Path) -> None:
     """The pre-flight look gives about as many rows as there are."""
     path = tmp_path / "source.csv"
-    path.write_text(text_of([(*row[:1], row[1].replace("\r\n", " "), *row[2:]) for row in ROWS] * 20_000))
+    path.write_text(
+        text_of([(*row[:1], row[1].replace("\r\n", " "), *row[2:]) for row in ROWS] * 20_000)
+    )
     found = check_source(path, CONFIG, None)
     assert found == pytest.approx(140_000, rel=0.05)
 
 
 def test_osha_sample_is_the_documented_one(shared_data: Path, tmp_path: Path) -> None:
-    """16,654 reports give 4,713 records of 102 codes under the paper's sampling (figures of the data's own README)."""
-    source, codelist = shared_data / "osha_sir_2015-01_to_2016-08.csv", shared_data / "oiics201_nature.csv"
+    """16,654 reports give 4,713 records of 102 codes under the paper's sampling (figures of the
+    data's own README).
+    """
+    source, codelist = (
+        shared_data / "osha_sir_2015-01_to_2016-08.csv",
+        shared_data / "oiics201_nature.csv",
+    )
     result = ingest(source, tmp_path, CONFIG, codelist)
     assert result.rows_read == 16_654
     assert (result.train + result.test, result.codes_observed) == (4713, 102)

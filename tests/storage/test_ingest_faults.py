@@ -18,7 +18,9 @@ from tasks.running.failures import private_errors
 
 MARKER = "PLANTED"
 HEADER = ("EventDate", "Final Narrative", "Nature", "ID")
-ROWS = [(f"1/{n}/2015", f"{MARKER} narrative {n}", ("111", "132")[n % 2], f"r{n}") for n in range(1, 9)]
+ROWS = [
+    (f"1/{n}/2015", f"{MARKER} narrative {n}", ("111", "132")[n % 2], f"r{n}") for n in range(1, 9)
+]
 
 
 def text_of(rows: Sequence[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER) -> str:
@@ -34,7 +36,9 @@ def with_cell(row: int, column: str, value: str) -> list[tuple[str, ...]]:
 
 
 def everything_said(error: BaseException | None) -> str:
-    """All text that a log or a database could get of an exception: its own and that of whatever it drags along."""
+    """All text that a log or a database could get of an exception: its own and that of whatever it
+    drags along.
+    """
     said = ""
     while error is not None:
         said += "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
@@ -50,7 +54,9 @@ def refused(
     codelist: Path | None = None,
     act: Callable[..., object] = ingest,
 ) -> str:
-    """Ingest, which must refuse; the error's text, after making sure that nothing of a record is in it."""
+    """Ingest, which must refuse; the error's text, after making sure that nothing of a record is in
+    it.
+    """
     path = folder / "source.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError) as caught:
@@ -100,17 +106,27 @@ FILE_FAULTS = {
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
     "UTF-16": (text_of().encode("utf-16"), "UTF-16. Save it as UTF-8"),
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL byte"),
-    "a page": ("<html><body>Not found</body></html>\n<p>x</p>\n", "is an HTML page, so the download failed"),
+    "a page": (
+        "<html><body>Not found</body></html>\n<p>x</p>\n",
+        "is an HTML page, so the download failed",
+    ),
     "no table": ("Not found\nx\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
-        "(--text). Did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' among them",
+        (
+            "(--text). Did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' "
+            "among "
+            "them"
+        ),
     ),
     "piece of a record in the header": (
         text_of(header=("EventDate", "Fell from a ladder", "Nature", "ID")),
         "no column 'Final Narrative' (--text). It has 4 columns, 'EventDate', 'Nature' among them",
     ),
-    "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
+    "column twice": (
+        text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")),
+        "has 2 columns 'Nature'",
+    ),
     "no header": (text_of(ROWS[1:], ROWS[0]), "its first row is not shown"),
     "a header of other names": (
         text_of(header=("Treated", "Age", "Alcohol", "Where")),
@@ -121,11 +137,17 @@ FILE_FAULTS = {
         "(--text). It has 4 columns, 'date', 'title', 'code', 'id' among them",
     ),
     "no CSV in ZIP": (archive("a.doc", "b.pdf"), "contains no CSV"),
-    "workbook": (archive("xl/workbook.xml"), "the workbook is damaged, locked by a password, or none"),
+    "workbook": (
+        archive("xl/workbook.xml"),
+        "the workbook is damaged, locked by a password, or none",
+    ),
     "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "contains 2 tables (2015.csv, 2016.csv)"),
     "encrypted ZIP": (encrypted_archive(), "is encrypted"),
     "cut ZIP": (archive("a.csv")[:-30], "starts like a ZIP but is damaged"),
-    "empty CSV in ZIP": (archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "), "is blank"),
+    "empty CSV in ZIP": (
+        archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "),
+        "is blank",
+    ),
     "cut Parquet": (b"PAR1" + b"\1" * 50, "starts like Parquet but is damaged"),
 }
 
@@ -139,16 +161,33 @@ def test_faults_of_the_file_are_found_at_a_glance(tmp_path: Path, name: str) -> 
     assert refused(content, tmp_path) == at_once
 
 
-LATE = [(f"1/{n % 28 + 1}/2015", f"{MARKER} {'x' * 500}", ("111", "132")[n % 2], f"r{n}") for n in range(20_000)]
+LATE = [
+    (f"1/{n % 28 + 1}/2015", f"{MARKER} {'x' * 500}", ("111", "132")[n % 2], f"r{n}")
+    for n in range(20_000)
+]
 ROW_FAULTS = {
-    "NUL byte far in": (text_of([*LATE, ("1/1/2015", "a\0b", "111", "x")]), "line 20002: a NUL byte"),
+    "NUL byte far in": (
+        text_of([*LATE, ("1/1/2015", "a\0b", "111", "x")]),
+        "line 20002: a NUL byte",
+    ),
     "damaged UTF-8": (
-        text_of(with_cell(3, "Final Narrative", f"{MARKER} “é”, “ü”")).encode().replace("ü".encode(), b"\xc3"),
+        text_of(with_cell(3, "Final Narrative", f"{MARKER} “é”, “ü”"))
+        .encode()
+        .replace("ü".encode(), b"\xc3"),
         "is UTF-8 with 1 damaged bytes in line 4",
     ),
-    "neither encoding": (text_of().encode().replace(b"narrative 3", b"narrative \x81"), "line 4: neither UTF-8 nor"),
-    "field too many": (text_of([*ROWS[:3], (*ROWS[3], "more"), *ROWS[4:]]), "row 4: 5 fields where the header has 4"),
-    "field too few": (text_of([*LATE, ("1/1/2015", MARKER)]), "row 20001: 2 fields where the header has 4"),
+    "neither encoding": (
+        text_of().encode().replace(b"narrative 3", b"narrative \x81"),
+        "line 4: neither UTF-8 nor",
+    ),
+    "field too many": (
+        text_of([*ROWS[:3], (*ROWS[3], "more"), *ROWS[4:]]),
+        "row 4: 5 fields where the header has 4",
+    ),
+    "field too few": (
+        text_of([*LATE, ("1/1/2015", MARKER)]),
+        "row 20001: 2 fields where the header has 4",
+    ),
     "quote left open": (
         text_of().replace(f"{MARKER} narrative 5,132,r5", f'{MARKER} narrative 5,132,"r5'),
         "row 5: a quote is open to the end",
@@ -169,16 +208,36 @@ def test_faults_inside_name_the_place(tmp_path: Path, name: str) -> None:
 
 
 RECORD_FAULTS = {
-    "one code": (text_of([(*row[:2], "111", row[3]) for row in ROWS]), {}, "all 8 usable records have the same code"),
-    "no code twice": (text_of([(*row[:2], f"1{n}", row[3]) for n, row in enumerate(ROWS)]), {}, "0 codes have 2"),
-    "no text at all": (text_of([(row[0], " ", *row[2:]) for row in ROWS]), {}, "none of 8 records can be used"),
+    "one code": (
+        text_of([(*row[:2], "111", row[3]) for row in ROWS]),
+        {},
+        "all 8 usable records have the same code",
+    ),
+    "no code twice": (
+        text_of([(*row[:2], f"1{n}", row[3]) for n, row in enumerate(ROWS)]),
+        {},
+        "0 codes have 2",
+    ),
+    "no text at all": (
+        text_of([(row[0], " ", *row[2:]) for row in ROWS]),
+        {},
+        "none of 8 records can be used",
+    ),
     "narratives as codes": (
         text_of([(row[0], row[2], f"{row[1]} {'x' * 200}", row[3]) for row in ROWS]),
         {},
         "column 'Nature' has values of over 120 characters. Give the column of codes",
     ),
-    "empty text": (text_of(with_cell(3, "Final Narrative", " \t")), {"empty_text": "refuse"}, "1 records without text"),
-    "bad date": (text_of(with_cell(3, "EventDate", "31/12/2015")), {}, "1 dates are missing or do not read"),
+    "empty text": (
+        text_of(with_cell(3, "Final Narrative", " \t")),
+        {"empty_text": "refuse"},
+        "1 records without text",
+    ),
+    "bad date": (
+        text_of(with_cell(3, "EventDate", "31/12/2015")),
+        {},
+        "1 dates are missing or do not read",
+    ),
     "impossible date": (text_of(with_cell(3, "EventDate", "2/30/2015")), {}, "(row 3)"),
     "mistyped year": (text_of(with_cell(3, "EventDate", "2/3/0205")), {}, "(row 3)"),
     "no date": (
@@ -186,7 +245,11 @@ RECORD_FAULTS = {
         {},
         "(row 3). Correct them, set data.ingest.date_format (such as %m/%d/%y where years",
     ),
-    "own date format": (text_of(), {"date_format": "%d.%m.%Y"}, "8 dates are missing or do not read as %d.%m.%Y"),
+    "own date format": (
+        text_of(),
+        {"date_format": "%d.%m.%Y"},
+        "8 dates are missing or do not read as %d.%m.%Y",
+    ),
     "same id": (
         text_of(with_cell(6, "ID", "r2")),
         {"id_column": "ID"},
@@ -211,23 +274,34 @@ def test_many_faulty_rows_are_counted_and_the_first_named(tmp_path: Path) -> Non
 
 
 def test_values_off_the_list_are_described_and_never_shown(tmp_path: Path) -> None:
-    """Of twenty social security numbers in the code column: their number, length and characters, and the way out."""
+    """Of twenty social security numbers in the code column: their number, length and characters,
+    and the way out.
+    """
     codelist = tmp_path / "codes.csv"
     codelist.write_text("code,title\n111,Fractures\n9,Nine\n")
     numbers = [f"{n:03}-45-{6789 - n}" for n in range(20)]
-    rows = [(f"1/{n + 1}/2015", f"{MARKER} {n}", number, f"r{n}") for n, number in enumerate(numbers)]
+    rows = [
+        (f"1/{n + 1}/2015", f"{MARKER} {n}", number, f"r{n}") for n, number in enumerate(numbers)
+    ]
     said = refused(text_of(rows), tmp_path, codelist=codelist)
     assert "20 of 20 records have a code that is not on the code list" in said
-    assert "(20 distinct values of 11 characters: digits, other signs). Give the right list or column, or" in said
+    assert (
+        "(20 distinct values of 11 characters: digits, other signs). Give the right list or "
+        "column, or"
+    ) in said
     assert not [number for number in numbers if number in said]
 
 
 def test_check_reads_the_code_list(tmp_path: Path) -> None:
     """A code list that is missing or no code list is refused before work starts."""
-    assert "no file" in refused(text_of(), tmp_path, codelist=tmp_path / "absent.csv", act=check_source)
+    assert "no file" in refused(
+        text_of(), tmp_path, codelist=tmp_path / "absent.csv", act=check_source
+    )
     other = tmp_path / "other.csv"
     other.write_text(text_of())
-    assert "column 'code' is missing" in refused(text_of(), tmp_path, codelist=other, act=check_source)
+    assert "column 'code' is missing" in refused(
+        text_of(), tmp_path, codelist=other, act=check_source
+    )
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -241,8 +315,15 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
     """Lists and bytes that are no UTF-8 are refused by name and type."""
     for name, values in (("lists", [["a"], ["b"]]), ("bytes", [b"\xff\xfe", b"\xff"])):
         path = tmp_path / f"{name}.parquet"
-        pq.write_table(pa.table({"Final Narrative": values, "Nature": ["1", "2"], "EventDate": ["1/1/2015"] * 2}), path)
-        with pytest.raises(InputError, match=r"column 'Final Narrative': type .* cannot become text"):
+        pq.write_table(
+            pa.table(
+                {"Final Narrative": values, "Nature": ["1", "2"], "EventDate": ["1/1/2015"] * 2}
+            ),
+            path,
+        )
+        with pytest.raises(
+            InputError, match=r"column 'Final Narrative': type .* cannot become text"
+        ):
             ingest(path, tmp_path, IngestConfig(), None)
 
 
@@ -270,11 +351,20 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
         ({"seed": 2**53}, "less than"),
         ({"cohort": "week"}, "'year', 'quarter', 'month' or 'none'"),
         ({"text_column": "Final Narrative"}, "Extra inputs are not permitted"),
-        ({"sampling": "per-record", "cap_per_code": 200}, "Set cap_per_code to null and min_per_code to 1"),
-        ({"sampling": "per-record", "min_per_code": 2}, "Set cap_per_code to null and min_per_code to 1"),
+        (
+            {"sampling": "per-record", "cap_per_code": 200},
+            "Set cap_per_code to null and min_per_code to 1",
+        ),
+        (
+            {"sampling": "per-record", "min_per_code": 2},
+            "Set cap_per_code to null and min_per_code to 1",
+        ),
         ({"train_before": "2016-05-01", "date_column": None}, "has no date_column"),
         ({"train_before": "2016-05-32"}, "valid date"),
-        ({"train_before": "2016-05-01", "unit_column": "u", "split_by_unit": True}, "both sides of a date"),
+        (
+            {"train_before": "2016-05-01", "unit_column": "u", "split_by_unit": True},
+            "both sides of a date",
+        ),
         ({"cohorts": ["2015-Q1"]}, "'2015-Q1' is not a year. Write it as 2015"),
         ({"cohorts": ["2015-13"], "cohort": "month"}, "is not a month. Write it as 2015-01"),
         ({"cohorts": []}, "at least 1 item"),
@@ -291,15 +381,22 @@ def test_configurations_that_contradict_themselves(options: dict[str, object], s
 
 
 @pytest.mark.parametrize("copies", [1, 3000])
-def test_full_disk_is_told_and_leaves_no_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
-    """A disk without room, met at the first row group or at the end, ends in an error that says so; no split is there.
-    The device /dev/full stands for the disk: the kernel answers every write to it with ENOSPC."""
+def test_full_disk_is_told_and_leaves_no_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """A disk without room, met at the first row group or at the end, ends in an error that says so;
+    no split is there. The device /dev/full stands for the disk: the kernel answers every write to
+    it with ENOSPC.
+    """
     monkeypatch.setattr(pipeline, "_partial", lambda path: Path("/dev/full"))
     path = tmp_path / "source.csv"
     path.write_text(text_of(ROWS * copies))
     out = tmp_path / "out"
     out.mkdir()
-    with pytest.raises(StorageError, match="ingest: no space left on the disk") as caught, private_errors("ingest"):
+    with (
+        pytest.raises(StorageError, match="ingest: no space left on the disk") as caught,
+        private_errors("ingest"),
+    ):
         ingest(path, out, IngestConfig(cap_per_code=None), None)
     assert MARKER not in everything_said(caught.value)
     assert not list(out.iterdir())

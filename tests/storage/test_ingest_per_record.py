@@ -1,4 +1,6 @@
-"""Which records are used, each by itself: what one more, one less or another order may change; a split by date."""
+"""Which records are used, each by itself: what one more, one less or another order may change; a
+split by date.
+"""
 
 import csv
 import random
@@ -27,7 +29,13 @@ def rows_of(count: int, *, codes: int = 5) -> list[Row]:
     """Records of uneven codes; of every three, the second is the first again under another id."""
     alike = ((n, n - (n % 3 == 1)) for n in range(count))
     return [
-        (f"r{n}", f"{m % 12 + 1}/15/{2015 + m % 2}", f"Fell from ladder {m}", f"1{min(m % 7, codes - 1)}", f"E{m % 9}")
+        (
+            f"r{n}",
+            f"{m % 12 + 1}/15/{2015 + m % 2}",
+            f"Fell from ladder {m}",
+            f"1{min(m % 7, codes - 1)}",
+            f"E{m % 9}",
+        )
         for n, m in alike
     ]
 
@@ -42,7 +50,14 @@ def taken(folder: Path, rows: list[Row], **options: Any) -> tuple[IngestResult, 
     splits = ["train", "test", *(["holdout"] if options.get("holdout_share") else [])]
     named = options.get("id_column") is not None
     return result, Counter(
-        (split, record["record_id"] if named else "", record["text"], record["label"], record["cohort"], record["unit"])
+        (
+            split,
+            record["record_id"] if named else "",
+            record["text"],
+            record["label"],
+            record["cohort"],
+            record["unit"],
+        )
         for split in splits
         for record in load_split(folder, split).to_list()
     )
@@ -61,7 +76,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "ids": {"id_column": "ID"},
     "content": {},
     "content, by date": {"train_before": "2016-01-01"},
-    "ids, units split as one": {"id_column": "ID", "unit_column": "Establishment", "split_by_unit": True},
+    "ids, units split as one": {
+        "id_column": "ID",
+        "unit_column": "Establishment",
+        "split_by_unit": True,
+    },
 }
 
 
@@ -69,9 +88,16 @@ WAYS: dict[str, dict[str, Any]] = {
 @settings(max_examples=12, deadline=None)
 @given(count=st.integers(40, 90), gone=st.integers(0, 2**20), seed=st.integers(0, 2**53 - 1))
 def test_a_record_less_moves_no_other(
-    tmp_path_factory: pytest.TempPathFactory, listed: Path, way: str, count: int, gone: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    listed: Path,
+    way: str,
+    count: int,
+    gone: int,
+    seed: int,
 ) -> None:
-    """Whichever record is taken away, the others are where they lay; read backwards, it is one added."""
+    """Whichever record is taken away, the others are where they lay; read backwards, it is one
+    added.
+    """
     folder, rows = tmp_path_factory.mktemp("less"), rows_of(count)
     how = PER_RECORD | WAYS[way] | {"seed": seed, "codelist": listed}
     try:
@@ -97,9 +123,16 @@ def test_another_order_moves_nothing(
 
 
 def test_a_unit_less_moves_no_other(tmp_path: Path, listed: Path) -> None:
-    """With capped units the neighbour lacks a unit: of the others the same records are kept and are where they lay."""
+    """With capped units the neighbour lacks a unit: of the others the same records are kept and are
+    where they lay.
+    """
     rows = rows_of(200)
-    how = PER_RECORD | {"id_column": "ID", "unit_column": "Establishment", "max_per_unit": 3, "codelist": listed}
+    how = PER_RECORD | {
+        "id_column": "ID",
+        "unit_column": "Establishment",
+        "max_per_unit": 3,
+        "codelist": listed,
+    }
     result, whole = taken(tmp_path / "whole", rows, **how)
     units = sorted({row[4] for row in rows})
     assert result.report["dropped"]["over_unit_cap"] == 200 - 3 * len(units)
@@ -123,8 +156,10 @@ def test_the_papers_sampling_does_move_others(tmp_path: Path, listed: Path) -> N
 
 
 def test_what_the_papers_sampling_moves_of_osha_reports(shared_data: Path) -> None:
-    """What the statement says of it: of 2,357 training records some 1,500 move with one row (median of 40), as all rows
-    behind it are numbered anew; up to 2 where rows keep their numbers, of training as of test rows."""
+    """What the statement says of it: of 2,357 training records some 1,500 move with one row (median
+    of 40), as all rows behind it are numbered anew; up to 2 where rows keep their numbers, of
+    training as of test rows.
+    """
     rows = pd.read_csv(shared_data / "osha_sir_2015-01_to_2016-08.csv", dtype=str)
     codes: Any = rows["Nature"].astype("category").cat.codes.to_numpy(dtype=np.int32)
     usable, config = np.ones(len(codes), dtype=np.bool_), IngestConfig()
@@ -142,10 +177,11 @@ def test_what_the_papers_sampling_moves_of_osha_reports(shared_data: Path) -> No
 
 
 def test_shares_are_kept_and_draws_are_independent() -> None:
-    """Of 20,000 ids, each half has its share, and seeds and purposes tell nothing of each other. Binomial tests of
-    three shares and three correlations at four standard errors: false alarm 4e-4 over all; the ids are fixed, so the
-    outcome does not vary. A threshold that took the test share of all instead of the rest would give 0.3 in place of
-    0.24."""
+    """Of 20,000 ids, each half has its share, and seeds and purposes tell nothing of each other.
+    Binomial tests of three shares and three correlations at four standard errors: false alarm 4e-4
+    over all; the ids are fixed, so the outcome does not vary. A threshold that took the test share
+    of all instead of the rest would give 0.3 in place of 0.24.
+    """
     ids = np.random.default_rng(1).integers(0, 2**63, (20_000, 2), dtype=np.int64).astype(np.uint64)
     first = draws(ids, seed=1, purpose="split") / 2**64
     for other in (
@@ -159,9 +195,13 @@ def test_shares_are_kept_and_draws_are_independent() -> None:
 
 
 def test_the_shares_of_a_file(tmp_path: Path) -> None:
-    """A fifth held out, 0.3 of the rest tested: of 4,000 records within four standard errors (false alarm 1e-4)."""
+    """A fifth held out, 0.3 of the rest tested: of 4,000 records within four standard errors (false
+    alarm 1e-4).
+    """
     rows = [(f"r{n}", "1/1/2015", f"Narrative {n}", f"1{n % 3}", "E") for n in range(4000)]
-    result, _ = taken(tmp_path, rows, sampling="per-record", id_column="ID", holdout_share=0.2, test_share=0.3)
+    result, _ = taken(
+        tmp_path, rows, sampling="per-record", id_column="ID", holdout_share=0.2, test_share=0.3
+    )
     assert abs(result.holdout - 800) < 4 * (4000 * 0.2 * 0.8) ** 0.5
     assert abs(result.test - 960) < 4 * (4000 * 0.24 * 0.76) ** 0.5
     assert result.train + result.test + result.holdout == 4000
@@ -170,10 +210,24 @@ def test_the_shares_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["stratified", "per-record"])
 def test_halves_by_date(tmp_path: Path, way: str) -> None:
     """What is dated before the day trains, the day itself and later tests; nothing else is dropped."""
-    rows = [(f"r{n}", f"2016-04-{n % 30 + 1:02}", f"Narrative {n}", f"1{n % 3}", "E") for n in range(300)]
-    options = {"sampling": way, "cap_per_code": None, "min_per_code": 1, "train_before": "2016-04-11", "cohort": "none"}
+    rows = [
+        (f"r{n}", f"2016-04-{n % 30 + 1:02}", f"Narrative {n}", f"1{n % 3}", "E")
+        for n in range(300)
+    ]
+    options = {
+        "sampling": way,
+        "cap_per_code": None,
+        "min_per_code": 1,
+        "train_before": "2016-04-11",
+        "cohort": "none",
+    }
     result, places = taken(tmp_path / "whole", rows, id_column="ID", **options)
-    assert (result.train, result.test, result.cohorts, result.cohorts_source) == (100, 200, ("all",), "constant")
+    assert (result.train, result.test, result.cohorts, result.cohorts_source) == (
+        100,
+        200,
+        ("all",),
+        "constant",
+    )
     for split, record_id, *_ in places:
         assert (int(str(record_id)[1:]) % 30 < 10) == (split == "train")
     assert result.report["config"]["train_before"] == "2016-04-11"
@@ -181,23 +235,32 @@ def test_halves_by_date(tmp_path: Path, way: str) -> None:
     assert {key for key in held if key[0] != "holdout"} < set(places)
     bad = [*rows, ("r300", "someday", "Narrative", "11", "E")]
     with pytest.raises(
-        InputError, match=r"1 dates are missing or do not read .* \(row 301\).*and no data.ingest.train_before"
+        InputError,
+        match=r"1 dates are missing or do not read .* \(row 301\).*and no data.ingest.train_before",
     ):
         taken(tmp_path / "bad", bad, **options)
-    with pytest.raises(InputError, match="no usable records for the train half; none is dated before"):
+    with pytest.raises(
+        InputError, match="no usable records for the train half; none is dated before"
+    ):
         taken(tmp_path / "late", rows, **(options | {"train_before": "2016-04-01"}))
-    with pytest.raises(InputError, match="no usable records for the test half; none is dated on or"):
+    with pytest.raises(
+        InputError, match="no usable records for the test half; none is dated on or"
+    ):
         taken(tmp_path / "early", rows, **(options | {"train_before": "2017-01-01"}))
 
 
 def test_declared_cohorts(tmp_path: Path) -> None:
-    """One record dated 2014 names no cohort where cohorts are declared: it is refused, or dropped and counted."""
+    """One record dated 2014 names no cohort where cohorts are declared: it is refused, or dropped
+    and counted.
+    """
     stray = ("r99", "12/31/2014", "Fell on 31 December", "11", "E1")
     rows = [*rows_of(60), stray]
     declared = {"cohorts": [2015, 2016, 2017], "min_per_code": 1}
     observed, _ = taken(tmp_path / "a", rows, min_per_code=1)
     assert (observed.cohorts, observed.cohorts_source) == (("2014", "2015", "2016"), "records")
-    with pytest.raises(InputError, match=r"1 records are of a year that data\.ingest\.cohorts .* \(row 61\)"):
+    with pytest.raises(
+        InputError, match=r"1 records are of a year that data\.ingest\.cohorts .* \(row 61\)"
+    ):
         taken(tmp_path / "b", rows, **declared)
     result, _ = taken(tmp_path / "c", rows, outside_cohorts="drop", **declared)
     assert (result.cohorts, result.cohorts_source) == (("2015", "2016", "2017"), "declared")

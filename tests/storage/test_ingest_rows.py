@@ -1,5 +1,7 @@
-"""No row is lost, doubled or swallowed unseen: what is read is counted a second time, and the report accounts for all.
-Each of the first tests is an attack that once gave a wrong number of records and no error."""
+"""No row is lost, doubled or swallowed unseen: what is read is counted a second time, and the
+report accounts for all. Each of the first tests is an attack that once gave a wrong number of
+records and no error.
+"""
 
 from pathlib import Path
 
@@ -22,7 +24,10 @@ def said_by_both(content: bytes, folder: Path) -> list[str]:
     path = folder / "records.csv"
     path.write_bytes(content)
     said = []
-    for act in (lambda: ingest(path, folder, CONFIG, None), lambda: survey(path, text_columns=["Final Narrative"])):
+    for act in (
+        lambda: ingest(path, folder, CONFIG, None),
+        lambda: survey(path, text_columns=["Final Narrative"]),
+    ):
         with pytest.raises(InputError) as caught:
             act()
         assert "PLANTED" not in str(caught.value)
@@ -32,7 +37,9 @@ def said_by_both(content: bytes, folder: Path) -> list[str]:
 
 
 def test_quotes_that_meet_by_chance_swallow_no_rows(tmp_path: Path) -> None:
-    """The second quote ends a cell, so that the swallowed rows make one cell of sound CSV: its lines are records."""
+    """The second quote ends a cell, so that the swallowed rows make one cell of sound CSV: its
+    lines are records.
+    """
     rows = lines()
     rows[4] = rows[4].replace(b",PLANTED", b',"PLANTED')
     rows[9] = rows[9].replace(b",111", b'",111').replace(b",112", b'",112')

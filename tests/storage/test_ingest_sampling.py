@@ -14,7 +14,9 @@ assert SPLITS == ("train", "test", "holdout")
 
 
 def sample(codes: list[int], units: list[int] | None = None, **options: object) -> Selection:
-    config = IngestConfig.model_validate({"unit_column": None if units is None else "unit", **options})
+    config = IngestConfig.model_validate(
+        {"unit_column": None if units is None else "unit", **options}
+    )
     return select(
         np.array(codes, dtype=np.int32),
         None if units is None else np.array(units, dtype=np.uint64),
@@ -55,7 +57,9 @@ def test_holdout_comes_first_and_leaves_both_halves() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_apportionment(counts: list[int], share: float, seed: int) -> None:
-    """Within one of each group's exact share, within its limit, and the whole is right where no limit binds."""
+    """Within one of each group's exact share, within its limit, and the whole is right where no
+    limit binds.
+    """
     found = apportion(
         np.array(counts),
         share,
@@ -71,7 +75,10 @@ def test_apportionment(counts: list[int], share: float, seed: int) -> None:
         assert found.sum() == round(exact.sum())
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=2, max_size=200), st.integers(0, 1000))
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=2, max_size=200),
+    st.integers(0, 1000),
+)
 def test_units_are_capped(pairs: list[tuple[int, int]], seed: int) -> None:
     """Each unit keeps its records up to the cap, and the counts of what was left out add up."""
     codes, units = [code for code, _ in pairs], [unit for _, unit in pairs]
@@ -100,10 +107,11 @@ def test_same_seed_same_sample_other_seed_another() -> None:
 
 
 def test_every_record_has_the_same_chance() -> None:
-    """Over 4,000 seeds each of 40 records is sampled, and put in each half, as often as the others. A chi-squared test
-    at level 1e-4 each for use and for the split, three in all: false alarm 3e-4 over all seeds; the seeds are fixed, so
-    the outcome does not vary. A sampler that takes the first 10 rows fails at once, and so does one that halves by row
-    parity."""
+    """Over 4,000 seeds each of 40 records is sampled, and put in each half, as often as the others.
+    A chi-squared test at level 1e-4 each for use and for the split, three in all: false alarm 3e-4
+    over all seeds; the seeds are fixed, so the outcome does not vary. A sampler that takes the
+    first 10 rows fails at once, and so does one that halves by row parity.
+    """
     codes = [0] * 30 + [1] * 10
     used, tested = np.zeros(40), np.zeros(40)
     for seed in range(4000):
@@ -118,10 +126,11 @@ def test_every_record_has_the_same_chance() -> None:
 
 
 def test_large_units_are_not_tested_more_often() -> None:
-    """Records that survived among many of their unit fall to both halves alike. With one rank for unit cap and split,
-    the survivors of large units would be early in their code. Over 2,000 seeds of 20 such records the share in the test
-    half has a standard error of 0.0025; the bound is four of them, a false alarm of 6e-5. The wrong sampler gives
-    0.84."""
+    """Records that survived among many of their unit fall to both halves alike. With one rank for
+    unit cap and split, the survivors of large units would be early in their code. Over 2,000 seeds
+    of 20 such records the share in the test half has a standard error of 0.0025; the bound is four
+    of them, a false alarm of 6e-5. The wrong sampler gives 0.84.
+    """
     codes = [0] * 220
     units = [n // 10 for n in range(200)] + list(range(100, 120))
     share = []

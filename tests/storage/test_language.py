@@ -1,4 +1,6 @@
-"""The language of narratives is told by their commonest words, and where it is not sure, none is named."""
+"""The language of narratives is told by their commonest words, and where it is not sure, none is
+named.
+"""
 
 import pytest
 

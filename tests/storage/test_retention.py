@@ -1,4 +1,6 @@
-"""What a purge removes: old stages, abandoned work and superseded copies; what plans name and what is young stays."""
+"""What a purge removes: old stages, abandoned work and superseded copies; what plans name and what
+is young stays.
+"""
 
 import os
 import time

@@ -1,5 +1,7 @@
-"""Stages under one URL: another machine finds them, damage is refused, and an upload that died counts for nothing. A
-machine is a workspace of its own. The S3 server is moto's, over HTTP, with credentials from the environment."""
+"""Stages under one URL: another machine finds them, damage is refused, and an upload that died
+counts for nothing. A machine is a workspace of its own. The S3 server is moto's, over HTTP, with
+credentials from the environment.
+"""
 
 import multiprocessing
 import os
@@ -23,7 +25,11 @@ FILES = {"one": b"first", "folder/two": b"second", "empty": b""}
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.servers)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "shared") if request.param == "folder" else request.getfixturevalue("s3_bucket")()
+    return (
+        str(tmp_path / "shared")
+        if request.param == "folder"
+        else request.getfixturevalue("s3_bucket")()
+    )
 
 
 def make(store: Store, files: dict[str, bytes] = FILES) -> ArtifactRef:
@@ -42,13 +48,17 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def objects(url: str) -> list[str]:
-    fs, root = fsspec.url_to_fs(url, **({"use_listings_cache": False} if url.startswith("s3") else {}))
+    fs, root = fsspec.url_to_fs(
+        url, **({"use_listings_cache": False} if url.startswith("s3") else {})
+    )
     fs.invalidate_cache()
     return sorted(fs.find(root)) if fs.exists(root) else []
 
 
 def test_what_one_machine_made_another_has(url: str, tmp_path: Path) -> None:
-    """Found without being fetched; opened, or run again, it is there byte for byte and nothing is computed."""
+    """Found without being fetched; opened, or run again, it is there byte for byte and nothing is
+    computed.
+    """
     first, second = (Store(tmp_path / name, SharedStore(url)) for name in ("a", "b"))
     made = make(first)
     found = second.find("demo", made.path.name)
@@ -62,10 +72,15 @@ def test_what_one_machine_made_another_has(url: str, tmp_path: Path) -> None:
     assert second.adopt(made).path == opened
     made.path.rename(tmp_path / "elsewhere")
     assert second.open(made) == opened, "a reference that names the other machine's folder"
-    assert make(Store(tmp_path / "c", SharedStore(url)), {"one": b"would be another"}).sha256 == made.sha256
+    assert (
+        make(Store(tmp_path / "c", SharedStore(url)), {"one": b"would be another"}).sha256
+        == made.sha256
+    )
 
 
-def test_what_was_there_before_the_place_is_shared_when_it_is_used(url: str, tmp_path: Path) -> None:
+def test_what_was_there_before_the_place_is_shared_when_it_is_used(
+    url: str, tmp_path: Path
+) -> None:
     made = make(Store(tmp_path / "a"))
     assert Store(tmp_path / "b", SharedStore(url)).find("demo", made.path.name) is None
     assert make(Store(tmp_path / "a", SharedStore(url))) == made
@@ -73,7 +88,9 @@ def test_what_was_there_before_the_place_is_shared_when_it_is_used(url: str, tmp
 
 
 def test_of_two_that_differ_the_first_counts(url: str, tmp_path: Path) -> None:
-    """Two machines at once, with a stage that can't be repeated: both end with the same, nothing is mixed."""
+    """Two machines at once, with a stage that can't be repeated: both end with the same, nothing is
+    mixed.
+    """
     first, second = (Store(tmp_path / name, SharedStore(url)) for name in ("a", "b"))
     with second.stage("demo", **RECIPE) as stage:
         assert stage.ref is None
@@ -89,7 +106,9 @@ def test_of_two_that_differ_the_first_counts(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["edit", "remove", "manifest", "outside"])
 def test_damage_is_refused_and_leaves_nothing(url: str, tmp_path: Path, damage: str) -> None:
-    """A wrong digest, a lost file, a manifest that is none or leads out of the folder: named, and no stage here."""
+    """A wrong digest, a lost file, a manifest that is none or leads out of the folder: named, and
+    no stage here.
+    """
     made = make(Store(tmp_path / "a", SharedStore(url)))
     fs, root = fsspec.url_to_fs(url)
     place = f"{root}/stages/demo/{made.path.name}"
@@ -100,9 +119,13 @@ def test_damage_is_refused_and_leaves_nothing(url: str, tmp_path: Path, damage: 
         fs.rm_file(file)
     else:
         manifest = fs.cat_file(f"{place}/manifest.json")
-        changed = b"{}" if damage == "manifest" else manifest.replace(b"folder/two", b"../../../two")
+        changed = (
+            b"{}" if damage == "manifest" else manifest.replace(b"folder/two", b"../../../two")
+        )
         fs.pipe_file(f"{place}/manifest.json", changed)
-    said = {"manifest": "manifest.json is damaged", "outside": "outside its folder"}.get(damage, "file folder/two is")
+    said = {"manifest": "manifest.json is damaged", "outside": "outside its folder"}.get(
+        damage, "file folder/two is"
+    )
     for _ in range(2):  # nor does a second try find what the first fetched
         with pytest.raises(StorageError, match=said) as refused:
             make(Store(tmp_path / "b", SharedStore(url)))
@@ -129,11 +152,15 @@ def _publish(folder: str, url: str, die_at: int) -> None:
 
 
 def test_an_upload_that_dies_before_its_last_act_is_no_stage(url: str, tmp_path: Path) -> None:
-    """At each act but after the last: not found, computed anew elsewhere; the one that died continues with its own."""
+    """At each act but after the last: not found, computed anew elsewhere; the one that died
+    continues with its own.
+    """
     acts = len(FILES) + 1
     for die_at in range(1, acts + 1):
         folder, place = tmp_path / str(die_at), f"{url}/{die_at}"
-        died = multiprocessing.get_context("spawn").Process(target=_publish, args=(str(folder), place, die_at))
+        died = multiprocessing.get_context("spawn").Process(
+            target=_publish, args=(str(folder), place, die_at)
+        )
         died.start()
         died.join(60)
         assert died.exitcode == -signal.SIGKILL
@@ -147,7 +174,9 @@ def test_an_upload_that_dies_before_its_last_act_is_no_stage(url: str, tmp_path:
         assert content(made.path).items() >= FILES.items()
 
 
-def test_files_are_on_the_disk_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_on_the_disk_before_the_manifest_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is synced before it has its name, so that a power cut leaves no manifest of empty files."""
     synced: list[int] = []
     real = os.fsync
@@ -163,12 +192,19 @@ def test_files_are_on_the_disk_before_the_manifest_names_them(tmp_path: Path, mo
 
 
 def _publish_much(folder: str, url: str) -> None:
-    make(Store(Path(folder), SharedStore(url)), {f"part{i}": bytes([i]) * (4 << 20) for i in range(16)})
+    make(
+        Store(Path(folder), SharedStore(url)),
+        {f"part{i}": bytes([i]) * (4 << 20) for i in range(16)},
+    )
 
 
 def test_killed_in_the_middle_of_an_upload(url: str, tmp_path: Path) -> None:
-    """SIGKILL from outside while bytes are on their way: what is there is no stage, and the next run completes it."""
-    process = multiprocessing.get_context("spawn").Process(target=_publish_much, args=(str(tmp_path / "a"), url))
+    """SIGKILL from outside while bytes are on their way: what is there is no stage, and the next
+    run completes it.
+    """
+    process = multiprocessing.get_context("spawn").Process(
+        target=_publish_much, args=(str(tmp_path / "a"), url)
+    )
     process.start()
     deadline = time.monotonic() + 60
     while not objects(url) and time.monotonic() < deadline:
@@ -177,7 +213,9 @@ def test_killed_in_the_middle_of_an_upload(url: str, tmp_path: Path) -> None:
     process.join()
     left = objects(url)
     assert left
-    assert not any(name.endswith("manifest.json") for name in left), "it was killed too late to show anything"
+    assert not any(name.endswith("manifest.json") for name in left), (
+        "it was killed too late to show anything"
+    )
     key = Store(tmp_path / "a").key("demo", **RECIPE)
     assert Store(tmp_path / "b", SharedStore(url)).find("demo", key) is None
     _publish_much(str(tmp_path / "a"), url)
@@ -226,14 +264,19 @@ def test_a_server_that_is_away_is_told_before_there_is_work(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     fsspec.filesystem("s3").clear_instance_cache()
     with pytest.raises(
-        StorageError, match=rf"AUTOCODER_STORAGE: {place}: EndpointConnectionError. Check that it answers"
+        StorageError,
+        match=rf"AUTOCODER_STORAGE: {place}: EndpointConnectionError. Check that it answers",
     ):
         Store(tmp_path, SharedStore(place)).check()
     fsspec.filesystem("s3").clear_instance_cache()
 
 
-@pytest.mark.parametrize(("kind", "key"), [("../demo", "0" * 32), ("demo", "../" + "0" * 29), ("demo", "")])
+@pytest.mark.parametrize(
+    ("kind", "key"), [("../demo", "0" * 32), ("demo", "../" + "0" * 29), ("demo", "")]
+)
 def test_a_reference_leads_nowhere_else(tmp_path: Path, kind: str, key: str) -> None:
     """References come as parameters of a flow; one that leads out of the store is refused."""
     with pytest.raises(StorageError, match="malformed"):
-        Store(tmp_path).adopt(ArtifactRef(kind=kind, uri=f"file:///x/{key or '-'}", sha256="0" * 64))
+        Store(tmp_path).adopt(
+            ArtifactRef(kind=kind, uri=f"file:///x/{key or '-'}", sha256="0" * 64)
+        )

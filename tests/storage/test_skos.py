@@ -1,4 +1,6 @@
-"""A classification in SKOS becomes the code list that its publisher prints, in one language; choices are named."""
+"""A classification in SKOS becomes the code list that its publisher prints, in one language;
+choices are named.
+"""
 
 from pathlib import Path
 
@@ -41,7 +43,9 @@ def written(folder: Path, text: str, name: str = "list.ttl") -> Path:
 
 @pytest.mark.parametrize(("suffix", "form"), [(".ttl", "turtle"), (".rdf", "xml"), (".nt", "nt")])
 def test_one_language_of_a_published_list(tmp_path: Path, suffix: str, form: str) -> None:
-    """Titles lose their code, notes are descriptions, what is deprecated or has no notation is counted."""
+    """Titles lose their code, notes are descriptions, what is deprecated or has no notation is
+    counted.
+    """
     text = rdflib.Graph().parse(data=TURTLE, format="turtle").serialize(format=form)
     found = import_codes(written(tmp_path, text, f"list{suffix}"), language="EN")
     assert found.rows == [
@@ -49,7 +53,12 @@ def test_one_language_of_a_published_list(tmp_path: Path, suffix: str, form: str
         ("01.19", "Flowers", "", "01.1"),
         ("A", "Agriculture", "", ""),
     ]
-    assert (found.language, found.deprecated, found.without_notation, found.without_title) == ("en", 1, 1, 0)
+    assert (found.language, found.deprecated, found.without_notation, found.without_title) == (
+        "en",
+        1,
+        1,
+        0,
+    )
 
 
 def test_the_command_writes_what_every_command_reads(tmp_path: Path) -> None:
@@ -66,7 +75,9 @@ def test_the_command_writes_what_every_command_reads(tmp_path: Path) -> None:
 
 
 def test_untagged_titles_serve_every_language(tmp_path: Path) -> None:
-    """A tagged one comes first; a resource that holds its text is read, and a title in another language is none."""
+    """A tagged one comes first; a resource that holds its text is read, and a title in another
+    language is none.
+    """
     more = """
 :f a skos:Concept ; skos:notation "02" ; skos:prefLabel "Forests" ; skos:inScheme :s .
 :g a skos:Concept ; skos:notation "03" ; xl:prefLabel [ xl:literalForm "Fish"@en ] ; skos:inScheme :s .
@@ -92,15 +103,25 @@ def test_a_kind_of_notation_and_a_scheme_are_chosen(tmp_path: Path) -> None:
 """
     )
     path = written(tmp_path, text)
-    with pytest.raises(InputError, match=r"2 concept schemes: http://example.org/new \(2 concepts\), http"):
+    with pytest.raises(
+        InputError, match=r"2 concept schemes: http://example.org/new \(2 concepts\), http"
+    ):
         import_codes(path, notation="plain")
-    with pytest.raises(InputError, match=r"'dotted' \(13.11\), 'plain' \(1311\)\. Name one of these kinds"):
+    with pytest.raises(
+        InputError, match=r"'dotted' \(13.11\), 'plain' \(1311\)\. Name one of these kinds"
+    ):
         import_codes(path, scheme="new")
-    assert [row[0] for row in import_codes(path, scheme="new", notation="plain").rows] == ["0140", "1311"]
+    assert [row[0] for row in import_codes(path, scheme="new", notation="plain").rows] == [
+        "0140",
+        "1311",
+    ]
     dotted = import_codes(path, scheme="http://example.org/new", notation="dotted")
     assert [row[0] for row in dotted.rows] == ["01.40", "13.11"]
     internal = written(tmp_path, text.replace('"13.11"', '"13.11"^^:internal'))
-    assert [row[0] for row in import_codes(internal, scheme="new", notation="internal").rows] == ["01.40", "13.11"]
+    assert [row[0] for row in import_codes(internal, scheme="new", notation="internal").rows] == [
+        "01.40",
+        "13.11",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +129,14 @@ def test_a_kind_of_notation_and_a_scheme_are_chosen(tmp_path: Path) -> None:
     [
         (TURTLE, r"titles in en \(4\), fr \(3\)"),
         (TURTLE.replace("@fr", "@de"), r"titles in de \(3\), en \(4\)"),
-        (TURTLE.replace("@fr", "@en").replace('"01.19"', '"01.1"'), "1 codes have several concepts, 01.1 first"),
-        (TURTLE.replace("@fr", "@en").replace('"01.19"', f'"{"x" * 121}"'), "at most 120 characters"),
+        (
+            TURTLE.replace("@fr", "@en").replace('"01.19"', '"01.1"'),
+            "1 codes have several concepts, 01.1 first",
+        ),
+        (
+            TURTLE.replace("@fr", "@en").replace('"01.19"', f'"{"x" * 121}"'),
+            "at most 120 characters",
+        ),
         (HEAD, "0 concepts"),
         (TURTLE + "secret words [", "it is no turtle in UTF-8"),
     ],
@@ -132,15 +159,22 @@ CODES = """:s a skos:ConceptScheme .
 
 
 def _concept(label: str, notation: str = '"2"') -> str:
-    return f":b a skos:Concept ; skos:inScheme :s ; skos:notation {notation} ; skos:prefLabel {label} ."
+    return (
+        f":b a skos:Concept ; skos:inScheme :s ; skos:notation {notation} ; skos:prefLabel "
+        f"{label} ."
+    )
 
 
 TURTLES = {
     "long literal": HEAD + CODES + _concept('"""Falls, "all"\nkinds"""'),
     "long literal in single quotes": HEAD + CODES + _concept("'''Falls 'from' a step'''"),
     "single quotes": HEAD + CODES + _concept("'Falls \"here\"'"),
-    "language with a region": HEAD + CODES.replace('"Cuts"', '"Cuts"@en-GB') + _concept('"Falls"@en-GB'),
-    "language in other letters": HEAD + CODES.replace('"Cuts"', '"Cuts"@EN-gb') + _concept('"Falls"@en-GB'),
+    "language with a region": HEAD
+    + CODES.replace('"Cuts"', '"Cuts"@en-GB')
+    + _concept('"Falls"@en-GB'),
+    "language in other letters": HEAD
+    + CODES.replace('"Cuts"', '"Cuts"@EN-gb')
+    + _concept('"Falls"@en-GB'),
     "escapes": HEAD + CODES + _concept(r'"Br\u00FBl\U000000E9s \"a\" \\ b"'),
     "SPARQL's prefixes and base": HEAD.replace("@prefix", "PREFIX").replace("> .", ">")
     + "BASE <http://example.org/x/>\n"
@@ -155,7 +189,11 @@ TURTLES = {
     + CODES
     + '[] a skos:Concept ; skos:inScheme :s ; skos:notation "2" ; skos:prefLabel "Falls" .',
     "collection": HEAD + CODES + _concept('"Falls"') + "\n:s skos:memberList ( :a :b [] ( ) ) .",
-    "comments and few blanks": HEAD + "# of 2023\n" + CODES + _concept('"Falls # not a comment"') + "# end",
+    "comments and few blanks": HEAD
+    + "# of 2023\n"
+    + CODES
+    + _concept('"Falls # not a comment"')
+    + "# end",
     "objects, predicates and ends": HEAD + CODES + _concept('"Falls"').replace(" .", " ;; .", 1),
     "number as a notation": HEAD + CODES + _concept('"Falls"', "02.50"),
     "escaped local name": HEAD + CODES + _concept('"Falls"').replace(":b ", r":b\-\,c%20 "),
@@ -163,16 +201,24 @@ TURTLES = {
 
 
 def _as_rdflib_reads(text: str) -> dict[str, str]:
-    skos, graph = rdflib.Namespace("http://www.w3.org/2004/02/skos/core#"), rdflib.Graph().parse(data=text)
+    skos, graph = (
+        rdflib.Namespace("http://www.w3.org/2004/02/skos/core#"),
+        rdflib.Graph().parse(data=text),
+    )
     concepts = graph.subjects(rdflib.RDF.type, skos.Concept)
-    return {str(graph.value(each, skos.notation)): str(graph.value(each, skos.prefLabel)) for each in concepts}
+    return {
+        str(graph.value(each, skos.notation)): str(graph.value(each, skos.prefLabel))
+        for each in concepts
+    }
 
 
 @pytest.mark.parametrize("name", TURTLES)
 def test_turtle_is_read_as_its_graph_has_it(tmp_path: Path, name: str) -> None:
     """Each form of W3C's grammar that a publisher may write."""
     found = import_codes(written(tmp_path, TURTLES[name]))
-    expected = {code: " ".join(title.split()) for code, title in _as_rdflib_reads(TURTLES[name]).items()}
+    expected = {
+        code: " ".join(title.split()) for code, title in _as_rdflib_reads(TURTLES[name]).items()
+    }
     assert {code: title for code, title, *_ in found.rows} == expected
     assert len(expected) == 2
 

@@ -31,9 +31,12 @@ def test_a_value_means_one_listed_code_or_none(value: str, code: str | None) -> 
 
 def test_what_each_form_would_match_is_said_and_no_value_is() -> None:
     """Of values by records: leading zeros, several codes in a cell, a spreadsheet's numbers."""
-    said = Spellings(LISTED).described(Counter({"140": 10, "1311;0140": 2, "2.36E+05": 3, "PLANTED": 1}))
+    said = Spellings(LISTED).described(
+        Counter({"140": 10, "1311;0140": 2, "2.36E+05": 3, "PLANTED": 1})
+    )
     assert said == (
-        "10 of 16 would be on the list with other leading zeros; 2 of 16 would be several listed codes; "
+        "10 of 16 would be on the list with other leading zeros; 2 of 16 would be several listed "
+        "codes; "
         "3 are a spreadsheet's numbers with an exponent, whose digits are lost"
     )
     assert Spellings(LISTED).described(Counter({"140": 3})) == (
@@ -43,20 +46,35 @@ def test_what_each_form_would_match_is_said_and_no_value_is() -> None:
 
 def test_twins_without_a_list_are_told() -> None:
     """By form, with their numbers."""
-    assert twins({"S111": 5, "s111": 3, "132": 1}) == ["2 codes of 8 records would be 1 codes in another case"]
-    assert twins({"111": 5, "132": 3, "111;132": 2}) == ["1 codes of 2 records are made of other codes"]
+    assert twins({"S111": 5, "s111": 3, "132": 1}) == [
+        "2 codes of 8 records would be 1 codes in another case"
+    ]
+    assert twins({"111": 5, "132": 3, "111;132": 2}) == [
+        "1 codes of 2 records are made of other codes"
+    ]
     assert twins({"0140": 1, "140": 1})[0].endswith("with other leading zeros")
     assert twins({"111": 5, "132": 3}) == []
 
 
 def test_codes_by_people_are_accounted_for() -> None:
-    """Every cell is listed, unlisted or missing; another spelling counts where each cell that is not listed has one."""
-    codes, said = human_codes(["1311 - Amputations", "140", "NA", "", "62.01"], LISTED, place="--sample")
+    """Every cell is listed, unlisted or missing; another spelling counts where each cell that is
+    not listed has one.
+    """
+    codes, said = human_codes(
+        ["1311 - Amputations", "140", "NA", "", "62.01"], LISTED, place="--sample"
+    )
     assert codes == ["1311", "0140", "", "", "62.01"]
-    assert said == "5 rows coded by people: 3 on the list (2 in another spelling), 0 not, 2 without a code"
+    assert (
+        said
+        == "5 rows coded by people: 3 on the list (2 in another spelling), 0 not, 2 without a code"
+    )
     given = ["140", "PLANTED", "1311"]
-    with pytest.raises(InputError, match=r"--sample: 2 of 3 codes are not on the list .*1 of 2 would be on") as refused:
+    with pytest.raises(
+        InputError, match=r"--sample: 2 of 3 codes are not on the list .*1 of 2 would be on"
+    ) as refused:
         human_codes(given, LISTED, place="--sample")
     assert "PLANTED" not in str(refused.value)
     assert human_codes(given, LISTED, place="--sample", allowed=True)[0] == given
-    assert human_codes(["NA"], ("NA", "1"), place="")[0] == ["NA"], "a mark that is a code stays one"
+    assert human_codes(["NA"], ("NA", "1"), place="")[0] == ["NA"], (
+        "a mark that is a code stays one"
+    )

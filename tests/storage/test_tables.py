@@ -21,7 +21,9 @@ from storage.tables.writer import open_writer, output_kind
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
 
 
-def csv_of(path: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")) -> Path:
+def csv_of(
+    path: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")
+) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
@@ -65,19 +67,42 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
 
 
 def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
-    """Numbers, nested values and missing keys are the same afterwards; a missing key is not a null one."""
-    records: list[dict[str, Any]] = [{"Text": "a", "n": 1, "deep": {"x": [1, None]}}, {"n": 2.5}, {"Text": None}]
+    """Numbers, nested values and missing keys are the same afterwards; a missing key is not a null
+    one.
+    """
+    records: list[dict[str, Any]] = [
+        {"Text": "a", "n": 1, "deep": {"x": [1, None]}},
+        {"n": 2.5},
+        {"Text": None},
+    ]
     path = tmp_path / "in.jsonl"
     path.write_text("\n\n".join(json.dumps(record) for record in records))
     table = survey(path, text_columns=["Text"])
     assert [text for (text,) in table.text_rows(["Text"])] == ["a", "", ""]
     out = copied(table, tmp_path / "out.jsonl")
     assert [json.loads(line) for line in out.read_text().splitlines()] == records
-    assert pq.read_table(copied(table, tmp_path / "out.parquet"))["n"].to_pylist() == ["1", "2.5", None]
+    assert pq.read_table(copied(table, tmp_path / "out.parquet"))["n"].to_pylist() == [
+        "1",
+        "2.5",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
-    "cell", ["=1+1", "+SUM(A1)", "-2+3", "@x", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1", "＝1+1", "-", "-x"]
+    "cell",
+    [
+        "=1+1",
+        "+SUM(A1)",
+        "-2+3",
+        "@x",
+        "\t=1",
+        "\r=1",
+        "  =cmd|' /C calc'!A0",
+        "\n=1",
+        "＝1+1",
+        "-",
+        "-x",
+    ],
 )
 def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
     """It gets an apostrophe, in cells and in the header."""
@@ -88,31 +113,42 @@ def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
         assert list(csv.reader(file)) == [["id", "'=cmd()"], ["1", "'" + cell]]
 
 
-@pytest.mark.parametrize("cell", ["", "-5", "+3.5", "-1e5", "-12 ", "a=b", "fell - hard", "'=1", "3%", "-1,000"])
+@pytest.mark.parametrize(
+    "cell", ["", "-5", "+3.5", "-1e5", "-12 ", "a=b", "fell - hard", "'=1", "3%", "-1,000"]
+)
 def test_what_is_no_formula_stays(cell: str) -> None:
     assert escape_formula(cell) == cell
 
 
 @given(st.text())
 def test_no_cell_begins_like_a_formula_after_it_was_made_harmless(cell: str) -> None:
-    """Whatever the text, its first character that counts is none of the dangerous ones, unless it is a number."""
+    """Whatever the text, its first character that counts is none of the dangerous ones, unless it
+    is a number.
+    """
     start = escape_formula(cell).lstrip(" \n")[:1]
     if start and start in "=+-@\t\r":
         assert escape_formula(cell).strip(" \n").lstrip("+-")[0].isdigit()
 
 
 @given(
-    rows=st.lists(  # a cell of lines with delimiters may be refused, since an open quote makes the same bytes
-        st.tuples(*[st.text('a"; \t\n\r', max_size=6) | st.text('a",; \t', max_size=6)] * 2).filter(any),
+    # a cell of lines with delimiters may be refused, since an open quote makes the same bytes
+    rows=st.lists(
+        st.tuples(*[st.text('a"; \t\n\r', max_size=6) | st.text('a",; \t', max_size=6)] * 2).filter(
+            any
+        ),
         min_size=1,
         max_size=8,
     ),
-    ends=st.sampled_from([("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]),
+    ends=st.sampled_from(
+        [("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]
+    ),
 )
 def test_whatever_is_written_is_read_and_counted(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], ends: tuple[str, Any]
 ) -> None:
-    """Cells of quotes, delimiters and line breaks come back as they were, and both ways of counting agree."""
+    """Cells of quotes, delimiters and line breaks come back as they were, and both ways of counting
+    agree.
+    """
     path = tmp_path_factory.mktemp("any") / "in.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator=ends[0], quoting=ends[1]).writerows([("id", "Text"), *rows])
@@ -121,7 +157,9 @@ def test_whatever_is_written_is_read_and_counted(
 
 
 def test_pieces_are_bounded_by_cells_and_characters() -> None:
-    """10,000 columns make pieces of some hundred rows, narratives of 10 MB pieces of two; nothing is lost."""
+    """10,000 columns make pieces of some hundred rows, narratives of 10 MB pieces of two; nothing
+    is lost.
+    """
     assert {len(piece) for piece in pieces(iter([("",)] * 3000), columns=10_000)} == {104, 88}
     long = [("x" * 10_000_000,)] * 3
     assert [len(piece) for piece in pieces(iter(long), columns=1)] == [2, 1]
@@ -131,9 +169,13 @@ def test_pieces_are_bounded_by_cells_and_characters() -> None:
 def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
     """A wide table and a field far over Python's default limit read whole."""
     names = tuple(f"c{n}" for n in range(10_000))
-    wide = survey(csv_of(tmp_path / "wide.csv", [tuple("x" * 10_000)] * 3, names), text_columns=["c9999"])
+    wide = survey(
+        csv_of(tmp_path / "wide.csv", [tuple("x" * 10_000)] * 3, names), text_columns=["c9999"]
+    )
     assert (len(wide.columns), wide.rows) == (10_000, 3)
-    long = survey(csv_of(tmp_path / "long.csv", [("1", "fell " * 1_000_000)]), text_columns=["Text"])
+    long = survey(
+        csv_of(tmp_path / "long.csv", [("1", "fell " * 1_000_000)]), text_columns=["Text"]
+    )
     assert [len(text) for (text,) in long.read(["Text"])] == [5_000_000]
 
 
@@ -157,7 +199,9 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 secret", "is damaged"),
     ],
 )
-def test_no_table_is_refused_by_row_and_without_cells(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_no_table_is_refused_by_row_and_without_cells(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
     """Before any work, naming file and row."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=said) as caught:
@@ -170,8 +214,21 @@ def test_what_stands_for_an_absent_key_is_no_text(tmp_path: Path) -> None:
     """It is read as blank, and a NUL in a cell of JSON or Parquet becomes a blank."""
     path = tmp_path / "in.jsonl"
     path.write_text(
-        "\n".join(json.dumps(r) for r in ({"x": None}, {"x": ABSENT}, {"x": "a\0b"}, {"x": 5}, {"x": True}, {}))
+        "\n".join(
+            json.dumps(r)
+            for r in ({"x": None}, {"x": ABSENT}, {"x": "a\0b"}, {"x": 5}, {"x": True}, {})
+        )
     )
-    assert [text for (text,) in survey(path, text_columns=["x"]).text_rows(["x"])] == ["", "", "a b", "5", "true", ""]
+    assert [text for (text,) in survey(path, text_columns=["x"]).text_rows(["x"])] == [
+        "",
+        "",
+        "a b",
+        "5",
+        "true",
+        "",
+    ]
     pq.write_table(pa.table({"x": ["a\0b", None]}), tmp_path / "in.parquet")
-    assert list(survey(tmp_path / "in.parquet", text_columns=["x"]).text_rows(["x"])) == [("a b",), ("",)]
+    assert list(survey(tmp_path / "in.parquet", text_columns=["x"]).text_rows(["x"])) == [
+        ("a b",),
+        ("",),
+    ]

@@ -12,7 +12,9 @@ from studies import __main__ as commands
 from studies import rare_codes, results
 
 
-@pytest.mark.parametrize("study", ["imbalance", "oversampling", "mixture", "images", "rare-codes", "rmia"])
+@pytest.mark.parametrize(
+    "study", ["imbalance", "oversampling", "mixture", "images", "rare-codes", "rmia"]
+)
 def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main([study, "--help"]) == 0
     assert f"python -m studies {study} " in capsys.readouterr().out
@@ -22,15 +24,26 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
     ("given", "said"),
     [
         (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
-        (["imbalance", "--data", "x", "--systems", "gam"], "--systems: `gam` is unknown. Choose from plain-logistic"),
-        (["oversampling", "--data", "nowhere", "--sets", "ecoli"], "is not there. --data is a folder"),
+        (
+            ["imbalance", "--data", "x", "--systems", "gam"],
+            "--systems: `gam` is unknown. Choose from plain-logistic",
+        ),
+        (
+            ["oversampling", "--data", "nowhere", "--sets", "ecoli"],
+            "is not there. --data is a folder",
+        ),
         (["images", "--models", "ham"], "--models: `ham` is unknown"),
         (["rare-codes"], "give --records and --codelist"),
         (["rmia"], "give --records and --codelist"),
-        (["rare-codes", "--records", "nowhere.csv", "--codelist", "nowhere.csv"], "nowhere.csv is not there"),
+        (
+            ["rare-codes", "--records", "nowhere.csv", "--codelist", "nowhere.csv"],
+            "nowhere.csv is not there",
+        ),
     ],
 )
-def test_mistakes_are_told(given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert commands.main([*given, "--out", str(tmp_path / "out")]) == 1
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,9 @@ def quadrants(records: int) -> Images:
 
 
 def test_the_tail_and_the_halves() -> None:
-    """1,371 train with 400 to 20 of a digit, 100 of each test, no image in both; three digits are rare."""
+    """1,371 train with 400 to 20 of a digit, 100 of each test, no image in both; three digits are
+    rare.
+    """
     digits = np.arange(5000) % 10
     pixels = np.zeros((5000, 784))
     pixels[:, 0] = np.arange(5000) / 5000 * 255
@@ -36,7 +38,9 @@ def test_the_tail_and_the_halves() -> None:
 @pytest.mark.parametrize("model", ["linear", "convolutional"])
 @pytest.mark.parametrize("schedule", ["non-private", *images.SCHEDULES])
 def test_every_schedule_learns_quadrants(model: str, schedule: str) -> None:
-    """At epsilon 50, claimed by the event that ran; chance is a quarter. One run in a million ends below."""
+    """At epsilon 50, claimed by the event that ran; chance is a quarter. One run in a million ends
+    below.
+    """
     given = quadrants(120)
     task = Task(records=120, classes=4, target_epsilon=50.0, delta=1e-5)
     plan = images.mechanism_of(model, schedule).plan(task)
@@ -49,10 +53,18 @@ def test_every_schedule_learns_quadrants(model: str, schedule: str) -> None:
 
 
 def test_questions_are_answered_by_two_standard_errors() -> None:
-    """A gap that single runs would not show counts where its mean over seeds exceeds two standard errors."""
+    """A gap that single runs would not show counts where its mean over seeds exceeds two standard
+    errors.
+    """
     scores = {"sad": (0.70, 0.72, 0.71, 0.73), "constant": (0.69, 0.70, 0.70, 0.71)}
     rows = [
-        {"model": "linear", "schedule": name, "epsilon": 8, "seed": seed, "balanced_accuracy": value}
+        {
+            "model": "linear",
+            "schedule": name,
+            "epsilon": 8,
+            "seed": seed,
+            "balanced_accuracy": value,
+        }
         for name, own in scores.items()
         for seed, value in enumerate(own)
     ]

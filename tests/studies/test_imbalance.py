@@ -1,4 +1,6 @@
-"""The imbalance study on a small set: checked first, resumed, ranked; and the suite that it describes."""
+"""The imbalance study on a small set: checked first, resumed, ranked; and the suite that it
+describes.
+"""
 
 import csv
 from pathlib import Path
@@ -30,14 +32,21 @@ def write(file: Path, *, rows: int = 80, b: str = "1,0", header: str = "a,b=x,b=
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     whole = imbalance.suite()
-    monkeypatch.setattr(imbalance, "suite", lambda: {"sets": {"tiny": TINY}, "published": whole["published"]})
+    monkeypatch.setattr(
+        imbalance, "suite", lambda: {"sets": {"tiny": TINY}, "published": whole["published"]}
+    )
     write(tmp_path / "tiny.csv")
     return tmp_path
 
 
 def test_the_suite_is_the_papers() -> None:
-    """Eight sets with the imbalance of its table 11; every system has a limit only where it runs too long."""
-    ratios = [round((s["records"] - s["minority"]) / s["minority"], 1) for s in imbalance.suite()["sets"].values()]
+    """Eight sets with the imbalance of its table 11; every system has a limit only where it runs
+    too long.
+    """
+    ratios = [
+        round((s["records"] - s["minority"]) / s["minority"], 1)
+        for s in imbalance.suite()["sets"].values()
+    ]
     assert sorted(ratios) == sorted([8.6, 28.1, 19.4, 9.7, 11.9, 25.6, 42.0, 129.5])
     assert set(imbalance.LIMITS) < set(imbalance.SYSTEMS)
     assert set(imbalance.suite()["published"]["ranks"]) < set(imbalance.SYSTEMS)
@@ -60,12 +69,16 @@ def test_a_set_is_read_by_its_description(tmp_path: Path) -> None:
         ({"header": "z,b=x,b=y,label"}, r"column `a` is not what the suite says"),
     ],
 )
-def test_a_wrong_file_is_refused_before_work(tmp_path: Path, how: dict[str, Any], said: str) -> None:
+def test_a_wrong_file_is_refused_before_work(
+    tmp_path: Path, how: dict[str, Any], said: str
+) -> None:
     with pytest.raises(MechanismError, match=said):
         tables.read(write(tmp_path / "tiny.csv", **how), TINY)
 
 
-def test_killed_it_goes_on_and_more_seeds_add_to_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_it_goes_on_and_more_seeds_add_to_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was finished before is the same again, noise included; only the rest is fitted."""
     measure, fitted = imbalance.measure, []
 
@@ -96,10 +109,19 @@ def test_killed_it_goes_on_and_more_seeds_add_to_it(tiny: Path, monkeypatch: pyt
     assert (tiny / "out" / "imbalance.svg").read_text().startswith("<?xml")
 
 
-def made(system: str, auc: float, *, seed: int = 0, name: str = "s", epsilon: float = 1) -> results.Row:
+def made(
+    system: str, auc: float, *, seed: int = 0, name: str = "s", epsilon: float = 1
+) -> results.Row:
     figures = dict.fromkeys((*imbalance.NAMES, "average_precision"), 0.5) | {"auc": auc}
-    return {"set": name, "system": system, "epsilon": epsilon, "seed": seed, "relation": "replace-one",
-            "claimed": 1.0, **figures}  # fmt: skip
+    return {
+        "set": name,
+        "system": system,
+        "epsilon": epsilon,
+        "seed": seed,
+        "relation": "replace-one",
+        "claimed": 1.0,
+        **figures,
+    }
 
 
 def test_ranks_average_ties_and_sum() -> None:
@@ -109,7 +131,9 @@ def test_ranks_average_ties_and_sum() -> None:
 
 
 def test_the_papers_systems_are_ranked_where_all_of_them_ran() -> None:
-    """FTTransformer with a cell in one pair does not take the ranks of the others down to that pair."""
+    """FTTransformer with a cell in one pair does not take the ranks of the others down to that
+    pair.
+    """
     names = ("objective", "weighted-objective-paper", "gem")
     rows = [
         made(system, 0.5 + 0.1 * place, name=name, epsilon=epsilon)
@@ -134,7 +158,9 @@ def test_a_gap_counts_beyond_two_standard_errors() -> None:
 
 
 def test_a_rare_class_is_thinned_in_training_alone() -> None:
-    """Three of label 1 stay in training, and the test half is as it was. More than there are is refused."""
+    """Three of label 1 stay in training, and the test half is as it was. More than there are is
+    refused.
+    """
     labels = (torch.arange(100) < 20).long()
     table = Table(torch.rand(100, 1).double(), labels, Columns((1,)))
     whole, test = imbalance.split(table, "tiny", 0)
@@ -142,7 +168,9 @@ def test_a_rare_class_is_thinned_in_training_alone() -> None:
     assert (int(train.labels.sum()), int(whole.labels.sum())) == (3, 16)
     assert torch.equal(test.features, same.features)
     assert len(train) == len(whole) - 13
-    with pytest.raises(MechanismError, match="90 training records of label 1 are asked for, and the split has 16"):
+    with pytest.raises(
+        MechanismError, match="90 training records of label 1 are asked for, and the split has 16"
+    ):
         imbalance.split(table, "tiny", 0, minority=90)
     sets = imbalance.suite()["sets"]
     assert all(max(rare_codes.SIZES) < sets[name]["minority"] * 0.8 for name in rare_codes.THINNED)

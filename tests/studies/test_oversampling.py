@@ -1,4 +1,6 @@
-"""What oversampling costs: counterexamples to the printed formulas, on which the corrected ones hold."""
+"""What oversampling costs: counterexamples to the printed formulas, on which the corrected ones
+hold.
+"""
 
 import math
 
@@ -10,7 +12,28 @@ from sklearn.neighbors import NearestNeighbors
 from studies import oversampling as cost
 from studies.oversampling import neighbours
 
-LOWER_BOUNDS = (2, 6, 12, 24, 40, 72, 126, 240, 306, 500, 582, 840, 1154, 1606, 2564, 4320, 5346, 7398, 10_668, 17_400)
+LOWER_BOUNDS = (
+    2,
+    6,
+    12,
+    24,
+    40,
+    72,
+    126,
+    240,
+    306,
+    500,
+    582,
+    840,
+    1154,
+    1606,
+    2564,
+    4320,
+    5346,
+    7398,
+    10_668,
+    17_400,
+)
 """Kissing configurations that exist, dimensions 1 to 20 (the same survey's table)."""
 
 
@@ -27,7 +50,9 @@ def in_degree(points: np.ndarray, k: int) -> int:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_copies_cost_what_a_group_costs(number: int) -> None:
-    """The Gaussian mechanism on copied rows breaks the printed delta, exactly, and stays within the corrected one."""
+    """The Gaussian mechanism on copied rows breaks the printed delta, exactly, and stays within the
+    corrected one.
+    """
     epsilon, scale = 0.4, 0.25
     delta = gaussian_delta(epsilon, sensitivity=scale)
     m = number + 1
@@ -39,8 +64,9 @@ def test_copies_cost_what_a_group_costs(number: int) -> None:
 
 
 def test_kissing_numbers_are_bounded_from_above() -> None:
-    """Between configurations that exist and the area bound; the paper's 2^(0.4042 d) is below what exists in every
-    one."""
+    """Between configurations that exist and the area bound; the paper's 2^(0.4042 d) is below what
+    exists in every one.
+    """
     for dimension, exists in enumerate(LOWER_BOUNDS, start=1):
         bound = cost.kissing_upper_bound(dimension)
         area = 2 / stats.beta.cdf(0.25, (dimension - 1) / 2, 0.5) if dimension > 1 else 2
@@ -52,8 +78,9 @@ def test_kissing_numbers_are_bounded_from_above() -> None:
 
 
 def test_a_record_is_in_no_more_lists_than_the_bound_says() -> None:
-    """Five points around one, and copies of them nearly in place, reject the printed number; searches stay within
-    ours."""
+    """Five points around one, and copies of them nearly in place, reject the printed number;
+    searches stay within ours.
+    """
     rng = np.random.default_rng(0)
     angles = 2 * np.pi * np.arange(5) / 5
     star = np.c_[np.cos(angles), np.sin(angles)]
@@ -82,9 +109,11 @@ def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
-    """SMOTE with and without one record, the same randomness: rows that differ, at most m; more than the printed
-    number. Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed
-    would fail once in a million. Twice that mean would be rejected."""
+    """SMOTE with and without one record, the same randomness: rows that differ, at most m; more
+    than the printed number. Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of
+    its mean, which with a fresh seed would fail once in a million. Twice that mean would be
+    rejected.
+    """
     rng = np.random.default_rng(1)
     k, rounds, dimension = 5, 8, 2
     replaced = possible = worst = 0
@@ -93,22 +122,29 @@ def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
         before = neighbours(points[1:], k) + 1  # places in `points`
         after = neighbours(points, k)
         lists = np.concatenate([after[:1], aligned(after[1:], before)])
-        rows_before = cost.interpolated(points, ids, np.concatenate([after[:1], before]), rounds=rounds, seed=3)[1:]
+        rows_before = cost.interpolated(
+            points, ids, np.concatenate([after[:1], before]), rounds=rounds, seed=3
+        )[1:]
         rows_after = cost.interpolated(points, ids, lists, rounds=rounds, seed=3)
         changed = int((rows_before != rows_after[1:]).any(-1).sum())
         entered = in_degree(points, k)
         paid = cost.smote(1.0, 0.0, neighbours=entered, rounds=rounds).rows
         differ = 1 + rounds + 2 * changed
         assert differ <= paid
-        worst, replaced, possible = max(worst, differ), replaced + changed, possible + entered * rounds
+        worst, replaced, possible = (
+            max(worst, differ),
+            replaced + changed,
+            possible + entered * rounds,
+        )
     assert worst > cost.printed_smote(1.0, dimension=dimension, rounds=rounds).rows
     spread = math.sqrt(possible * (1 / k) * (1 - 1 / k))
     assert abs(replaced - possible / k) < 5 * spread < possible / k
 
 
 def test_the_tail_is_a_binomials() -> None:
-    """Paid for: the smallest number of replacements exceeded with probability `tail` at most; then the tail is all of
-    delta."""
+    """Paid for: the smallest number of replacements exceeded with probability `tail` at most; then
+    the tail is all of delta.
+    """
     k, rounds, neighbours, tail = 5, 9, 100, 1e-6
     found = cost.smote_with_tail(0.1, 0.0, neighbours=neighbours, rounds=rounds, k=k, tail=tail)
     replaced = (found.rows - 1 - rounds) / 2
@@ -129,8 +165,10 @@ def test_what_is_printed_is_kept_as_printed() -> None:
 
 
 def test_what_is_left_to_learn_with() -> None:
-    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim. Drowned in
-    noise, a fit's direction is random and its AUC near 0 or 1: eight means above 0.9 in one case of 250."""
+    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is
+    no claim. Drowned in noise, a fit's direction is random and its AUC near 0 or 1: eight means
+    above 0.9 in one case of 250.
+    """
     rng = np.random.default_rng(0)
     labels = (np.arange(400) < 60).astype(int)
     features = np.clip(0.3 + 0.35 * labels[:, None] + 0.1 * rng.standard_normal((400, 3)), 0, 1)

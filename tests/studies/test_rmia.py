@@ -1,4 +1,6 @@
-"""RMIA as it is published: the score by its definition, what leaks is found and what does not is not."""
+"""RMIA as it is published: the score by its definition, what leaks is found and what does not is
+not.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from studies import results, rmia
 
 
 def test_the_score_is_the_share_of_population_records_that_are_less_likely() -> None:
-    """By the definition, record by record: references that saw x and those that did not weigh the same."""
+    """By the definition, record by record: references that saw x and those that did not weigh the
+    same.
+    """
     draws = np.random.default_rng(0)
     target, references = draws.random(30), draws.random((6, 30))
     population = np.arange(30) < 10
@@ -18,7 +22,10 @@ def test_the_score_is_the_share_of_population_records_that_are_less_likely() -> 
     scores = rmia.scores(target, references, included, population)
 
     def ratio(record: int) -> float:
-        seen, unseen = references[included[:, record], record], references[~included[:, record], record]
+        seen, unseen = (
+            references[included[:, record], record],
+            references[~included[:, record], record],
+        )
         mean = unseen.mean() if population[record] else (seen.mean() + unseen.mean()) / 2
         return target[record] / mean
 
@@ -28,7 +35,9 @@ def test_the_score_is_the_share_of_population_records_that_are_less_likely() -> 
 
 
 @pytest.mark.parametrize(("leak", "least", "most"), [(0.0, 0.0, 0.6), (4.0, 1.0, 7.0)])
-def test_a_bound_is_above_nothing_where_records_leak(leak: float, least: float, most: float) -> None:
+def test_a_bound_is_above_nothing_where_records_leak(
+    leak: float, least: float, most: float
+) -> None:
     """Likelihoods that rise by e to the leak for those who trained."""
     draws = np.random.default_rng(1)
     population = draws.random(1500) < 0.2

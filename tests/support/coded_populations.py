@@ -1,4 +1,6 @@
-"""Invented coded tables whose true codes are known, and samples of them by the product's own designs."""
+"""Invented coded tables whose true codes are known, and samples of them by the product's own
+designs.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ BINS = ((1, 4), (5, 9), (10, 19), (20, 49), (50, 10**9))
 
 @dataclass(frozen=True)
 class Design:
-    """One way to draw, and how the model errs. kind: a simple random sample, strata by code and score, or two codes
-    drawn whole beside a random sample. error: mean of the codes' error rates, which are from half to twice it, the
-    rarest code's the highest. scores: whether wrong codes have lower ones. odd: every tenth code is nearly always taken
-    for another."""
+    """One way to draw, and how the model errs. kind: a simple random sample, strata by code and
+    score, or two codes drawn whole beside a random sample. error: mean of the codes' error rates,
+    which are from half to twice it, the rarest code's the highest. scores: whether wrong codes have
+    lower ones. odd: every tenth code is nearly always taken for another.
+    """
 
     kind: Literal["simple", "strata", "sensitive"]
     size: int = 400
@@ -60,8 +63,17 @@ class Population:
     def strata(self) -> list[Stratum]:
         every = list(range(len(self.true)))
         if self.design.kind == "strata":
-            return stratify([str(code) for code in self.model], self.scores.tolist(), every, size=self.design.size)
-        chosen = [self.design.codes // 3, self.design.codes // 2] if self.design.kind == "sensitive" else []
+            return stratify(
+                [str(code) for code in self.model],
+                self.scores.tolist(),
+                every,
+                size=self.design.size,
+            )
+        chosen = (
+            [self.design.codes // 3, self.design.codes // 2]
+            if self.design.kind == "sensitive"
+            else []
+        )
         whole = np.flatnonzero(np.isin(self.model, chosen)).tolist()
         rest = sorted(set(every) - set(whole))
         return [Stratum(rest, self.design.size), *([Stratum(whole, len(whole))] if whole else [])]
@@ -77,14 +89,19 @@ class Population:
 def symmetric(
     sample: Sample, y: NDArray[np.bool_], f: NDArray[np.bool_], count: int, *, added: bool
 ) -> tuple[float, float]:
-    """The interval of before: prediction-powered by PPI++, with or without one disagreement in each stratum."""
+    """The interval of before: prediction-powered by PPI++, with or without one disagreement in each
+    stratum.
+    """
     of_y, of_f = sample.variance(y.astype(float)), sample.variance(f.astype(float))
     of_both = (of_y + of_f - sample.variance(y.astype(float) - f)) / 2
     power = min(1.0, max(0.0, of_both / of_f)) if of_f > 0 else sample.agreement
     value = power * count + float((sample.weights * (y - power * f)).sum())
     variance = max(0.0, of_y - 2 * power * of_both + power**2 * of_f)
     if added:
-        total, sizes = np.bincount(sample.strata, weights=sample.weights), np.bincount(sample.strata)
+        total, sizes = (
+            np.bincount(sample.strata, weights=sample.weights),
+            np.bincount(sample.strata),
+        )
         one = (sample.corrections * total / total.sum() * (total / sizes) ** 2).sum()
         variance += float(one) * (1 + power**2)
     half, least, most = 1.959964 * variance**0.5, y.sum(), sample.weights.sum() - (~y).sum()

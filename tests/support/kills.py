@@ -8,7 +8,9 @@ import pytest
 
 
 @contextmanager
-def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: int = 0) -> Iterator[None]:
+def killed_at(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: int = 0
+) -> Iterator[None]:
     """A block that dies at a call of this function, after so many others of it."""
     real, calls = getattr(owner, name), 0
 

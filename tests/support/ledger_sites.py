@@ -1,4 +1,6 @@
-"""Ledgers to test on: a SQLite file, and a PostgreSQL database of its own with an owner and an application role."""
+"""Ledgers to test on: a SQLite file, and a PostgreSQL database of its own with an owner and an
+application role.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ DEFAULT_SERVER = "postgresql+psycopg://127.0.0.1:5432/postgres"
 
 @dataclass(frozen=True)
 class Site:
-    """A place for a ledger: as the releasing worker's role, as anyone who owns the tables, and as training's role."""
+    """A place for a ledger: as the releasing worker's role, as anyone who owns the tables, and as
+    training's role.
+    """
 
     url: str
     owner_url: str
@@ -65,12 +69,20 @@ class Site:
             self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
         else:
             self.sql(
-                *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "record_set")), owner=True
+                *(
+                    f"ALTER TABLE {table} DISABLE TRIGGER USER"
+                    for table in ("ledger_row", "record_set")
+                ),
+                owner=True,
             )
 
 
-def append_past(ledger: Ledger, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None) -> int:
-    """Adds a row with these fields past the ledger's own checks, signed with a key or by no one; returns its number."""
+def append_past(
+    ledger: Ledger, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
+) -> int:
+    """Adds a row with these fields past the ledger's own checks, signed with a key or by no one;
+    returns its number.
+    """
     left_out = {"hash", "sequence", "previous_hash", "recorded_at", "signature", "signer"}
     fields = {name: value for name, value in content.items() if name not in left_out}
     with ledger.database.write() as connection:
@@ -87,7 +99,8 @@ def postgres_server() -> URL:
             connection.exec_driver_sql("SELECT 1")
     except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
         pytest.skip(
-            f"no PostgreSQL at {url.render_as_string(hide_password=True)} (AUTOCODER_TEST_POSTGRES): "
+            f"no PostgreSQL at {url.render_as_string(hide_password=True)} "
+            "(AUTOCODER_TEST_POSTGRES): "
             f"{type(error).__name__}"
         )
     return url
@@ -95,17 +108,23 @@ def postgres_server() -> URL:
 
 @pytest.fixture(scope="session")
 def postgres_database(postgres_server: URL) -> Iterator[Site]:
-    """A database with an owner and an application role, without tables; dropping one waits for the server's disk."""
+    """A database with an owner and an application role, without tables; dropping one waits for the
+    server's disk.
+    """
     tag = uuid.uuid4().hex[:10]
     names = {"db": f"autocoder_test_{tag}"} | {role: f"autocoder_{role}_{tag}" for role in _ROLES}
     admin = sa.create_engine(postgres_server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         for role in _ROLES:
-            connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD 'secret-{tag[::-1]}'")
+            connection.exec_driver_sql(
+                f"CREATE ROLE {names[role]} LOGIN PASSWORD 'secret-{tag[::-1]}'"
+            )
         connection.exec_driver_sql(f"CREATE DATABASE {names['db']} OWNER {names['owner']}")
 
     def url(role: str) -> str:
-        changed = postgres_server.set(username=names[role], password=f"secret-{tag[::-1]}", database=names["db"])
+        changed = postgres_server.set(
+            username=names[role], password=f"secret-{tag[::-1]}", database=names["db"]
+        )
         return changed.render_as_string(hide_password=False)
 
     try:
@@ -126,11 +145,17 @@ def postgres_site(postgres_server: URL, postgres_database: Site) -> Site:
         postgres_server.set(database=app.database), poolclass=NullPool, isolation_level="AUTOCOMMIT"
     )
     with admin.connect() as connection:
-        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        others = (
+            "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
         connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others}")
-        connection.exec_driver_sql(f"DROP OWNED BY {owner.username}, {app.username}, {training.username} CASCADE")
+        connection.exec_driver_sql(
+            f"DROP OWNED BY {owner.username}, {app.username}, {training.username} CASCADE"
+        )
     migrate(
-        Database(postgres_database.owner_url, lock_timeout=20), app_role=training.username, release_role=app.username
+        Database(postgres_database.owner_url, lock_timeout=20),
+        app_role=training.username,
+        release_role=app.username,
     )
     return postgres_database
 
@@ -161,7 +186,9 @@ def own_server_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def small_disks() -> tuple[str, ...]:
-    """The command prefix under which a process may mount a disk of its own, or a skip with the reason."""
+    """The command prefix under which a process may mount a disk of its own, or a skip with the
+    reason.
+    """
     prefix = ("unshare", "--mount")
     probe = [*prefix, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"]
     try:
@@ -169,7 +196,9 @@ def small_disks() -> tuple[str, ...]:
     except FileNotFoundError:
         allowed = False
     if not allowed:
-        pytest.skip("a small disk can't be mounted here: needs `unshare --mount` and the right to mount")
+        pytest.skip(
+            "a small disk can't be mounted here: needs `unshare --mount` and the right to mount"
+        )
     return prefix
 
 

@@ -10,13 +10,17 @@ from mechanisms.model.own import Loss
 
 
 class Attention(nn.Module):
-    """One block: attention, layer normalisation before it, two linear layers after it, residuals around both."""
+    """One block: attention, layer normalisation before it, two linear layers after it, residuals
+    around both.
+    """
 
     def __init__(self, width: int = 8, classes: int = 3) -> None:
         super().__init__()
         self.before = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, num_heads=2, batch_first=True)
-        self.after = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width))
+        self.after = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width)
+        )
         self.output = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,21 +35,33 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.frozen, self.output = nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.first, self.frozen, self.output = (
+            nn.Linear(6, 6, bias=False),
+            nn.Linear(6, 6),
+            nn.Linear(6, 3),
+        )
         self.frozen.requires_grad_(False)
         self.unused = nn.Parameter(torch.ones(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, 6] to [b, 3]."""
-        return self.output(self.frozen(nn.functional.linear(self.first(x).tanh(), self.first.weight.t())))
+        return self.output(
+            self.frozen(nn.functional.linear(self.first(x).tanh(), self.first.weight.t()))
+        )
 
 
 def convolutional(classes: int = 3) -> nn.Module:
     """[b, 1, 8, 8] to logits; group normalisation looks at one record."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(24, classes),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(24, classes),
+    )
 
 
 class Recurrent(nn.Module):
@@ -53,7 +69,10 @@ class Recurrent(nn.Module):
 
     def __init__(self, layer: Callable[..., nn.RNNBase], classes: int = 3) -> None:
         super().__init__()
-        self.read, self.output = layer(4, 5, batch_first=True, bidirectional=True), nn.Linear(10, classes)
+        self.read, self.output = (
+            layer(4, 5, batch_first=True, bidirectional=True),
+            nn.Linear(10, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, positions, 4] to logits [b, classes]."""
@@ -62,7 +81,9 @@ class Recurrent(nn.Module):
 
 def layered(classes: int = 3) -> nn.Module:
     """[b, 6] to logits, of layers that DP-SGD knows."""
-    return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Sequential(nn.Linear(10, classes)))
+    return nn.Sequential(
+        nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Sequential(nn.Linear(10, classes))
+    )
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -86,7 +107,9 @@ def made(name: str, n: int = 12) -> tuple[nn.Module, Tensor, Tensor]:
     return module, torch.randn(n, *shape) * spread, torch.arange(n) % 3
 
 
-def one_by_one(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
+def one_by_one(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float
+) -> tuple[Tensor, Tensor]:
     """The clipped sum float [P] and the norms float [n], only by autograd on each record."""
     module = copy.deepcopy(module)
     trained = [p for p in module.parameters() if p.requires_grad]

@@ -15,7 +15,9 @@ SMALL = {"epochs": 2, "batch_size": 64}
 
 
 @pytest.fixture(scope="module")
-def chosen(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, RetrainParameters]:
+def chosen(
+    tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Context, RetrainParameters]:
     """A workspace, and the settings of a small training run in it."""
     from storage.demo_data import write_demo_data
 
@@ -25,8 +27,18 @@ def chosen(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     context.workspace.create()
     return context, RetrainParameters.model_validate(
         {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "data": {
+                "source": str(written.csv),
+                "codelist": str(written.codelist),
+                "population": "demo",
+                "ingest": {},
+            },
+            "model": {
+                "encoder": str(tiny_roberta),
+                "trainable": "head",
+                "pooling": "mean",
+                "max_length": 32,
+            },
             "fit": {
                 "adamw": {"optimiser": "adamw", "learning_rate": 0.01, **SMALL},
                 "sgd": {"optimiser": "sgd", "learning_rate": 0.05, **SMALL},
@@ -59,4 +71,8 @@ def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRel
 
 def nothing_charged(context: Context) -> bool:
     """No release is in the ledger, in whatever state."""
-    return not [row for row in ledger_access.open_ledger(context, BundleParameters()).rows() if row.kind == "release"]
+    return not [
+        row
+        for row in ledger_access.open_ledger(context, BundleParameters()).rows()
+        if row.kind == "release"
+    ]

@@ -30,7 +30,9 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 
-def _noise(change: Callable[[Callable[..., Tensor], Tensor, dict[str, Any]], Tensor]) -> dict[str, Any]:
+def _noise(
+    change: Callable[[Callable[..., Tensor], Tensor, dict[str, Any]], Tensor],
+) -> dict[str, Any]:
 
     real = SecretStream.add_rounded_normal_
 
@@ -46,10 +48,14 @@ def _one_number(real: Callable[..., Tensor], out: Tensor, how: dict[str, Any]) -
     return out.add_(real(torch.zeros(1, dtype=out.dtype)))
 
 
-def _sample(change: Callable[[float, int], tuple[float, int]], twice: bool = False) -> dict[str, Any]:
+def _sample(
+    change: Callable[[float, int], tuple[float, int]], twice: bool = False
+) -> dict[str, Any]:
     real = SecretStream.poisson_sample
 
-    def sample(stream: SecretStream, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
+    def sample(
+        stream: SecretStream, records: int, *, prob: float, purpose: str, step: int
+    ) -> Tensor:
         prob, step = change(prob, step)
         found = real(stream, records, prob=prob, purpose=purpose, step=step)
         return torch.cat([found, found]) if twice else found
@@ -81,11 +87,21 @@ FAULTS: Mapping[str, tuple[Check, tuple[tuple[object, Mapping[str, Any]], ...]]]
     ),
     "the same noise in two steps": (
         Check.REPEATED_NOISE,
-        ((SecretStream, _noise(lambda real, out, how: real(out, step=2 if how["step"] == 5 else how["step"]))),),
+        (
+            (
+                SecretStream,
+                _noise(
+                    lambda real, out, how: real(out, step=2 if how["step"] == 5 else how["step"])
+                ),
+            ),
+        ),
     ),
     "no clip": (
         Check.SENSITIVITY,
-        ((dp_sgd, {"_coefficients": lambda *_: torch.ones_like}), (exact_sums, {"clipped_outer_sum": _unclipped})),
+        (
+            (dp_sgd, {"_coefficients": lambda *_: torch.ones_like}),
+            (exact_sums, {"clipped_outer_sum": _unclipped}),
+        ),
     ),
     "records counted twice": (
         Check.SENSITIVITY,
@@ -98,7 +114,10 @@ FAULTS: Mapping[str, tuple[Check, tuple[tuple[object, Mapping[str, Any]], ...]]]
         Check.SAMPLING,
         ((SecretStream, _sample(lambda prob, step: (min(1.0, 2 * prob), step))),),
     ),
-    "the same sample in every step": (Check.SAMPLING, ((SecretStream, _sample(lambda prob, step: (prob, 0))),)),
+    "the same sample in every step": (
+        Check.SAMPLING,
+        ((SecretStream, _sample(lambda prob, step: (prob, 0))),),
+    ),
 }
 """Each with the check that finds it, and what is replaced where."""
 OF_SAMPLING = ("sampled twice as often", "the same sample in every step")
@@ -135,7 +154,9 @@ def records() -> Records:
     return Records(FeatureInputs(3 * nn.functional.normalize(noisy, dim=1)), labels)
 
 
-def watched(name: str, fault: str | None, *, seed: int, key: bytes | None = None) -> GradientCanaries:
+def watched(
+    name: str, fault: str | None, *, seed: int, key: bytes | None = None
+) -> GradientCanaries:
     """Fits a mechanism with a fault, and returns what its witness saw."""
     plan, real = MECHANISMS[name].plan(TASK), records()
     witness = GradientCanaries.toss(
@@ -158,7 +179,8 @@ def watched(name: str, fault: str | None, *, seed: int, key: bytes | None = None
 
 
 def power(name: str, fault: str | None, *, repeats: int, alpha: float = 0.025) -> dict[str, Any]:
-    """Returns how often checks and guesses of a first audit find a fault; the least power at 95 % confidence.
+    """Returns how often checks and guesses of a first audit find a fault; the least power at 95 %
+    confidence.
 
     Args:
         alpha: of all checks and the guesses together.
@@ -168,7 +190,17 @@ def power(name: str, fault: str | None, *, repeats: int, alpha: float = 0.025) -
     for seed in range(repeats):
         witness = watched(name, fault, seed=seed)
         found += any(p_value <= each for p_value in witness.checks().values())
-        guessed += curves.noise_at_most(right=witness.right(), coins=len(witness.included), event=event, alpha=each) < 1
+        guessed += (
+            curves.noise_at_most(
+                right=witness.right(), coins=len(witness.included), event=event, alpha=each
+            )
+            < 1
+        )
     least = float(stats.beta.ppf(0.05, found, repeats - found + 1)) if found else 0.0
-    row: dict[str, Any] = {"mechanism": name, "fault": fault or "none", "runs": repeats, "found by checks": found}
+    row: dict[str, Any] = {
+        "mechanism": name,
+        "fault": fault or "none",
+        "runs": repeats,
+        "found by checks": found,
+    }
     return row | {"power at least": round(least, 3), "found by guesses": guessed}

@@ -1,4 +1,6 @@
-"""A database of Prefect's that is migrated already: on a fresh one each server that starts takes eight seconds more."""
+"""A database of Prefect's that is migrated already: on a fresh one each server that starts takes
+eight seconds more.
+"""
 
 import os
 import shutil
@@ -19,12 +21,20 @@ def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated(common: Path) -> Callable[[Path], Path]:
-    """Puts the database into a folder that is to be Prefect's home and has none, and returns the folder."""
+    """Puts the database into a folder that is to be Prefect's home and has none, and returns the
+    folder.
+    """
 
     def migrate(folder: Path) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-        subprocess.run(upgrade, env=env | {"PREFECT_HOME": str(folder)}, check=True, capture_output=True, timeout=500)
+        subprocess.run(
+            upgrade,
+            env=env | {"PREFECT_HOME": str(folder)},
+            check=True,
+            capture_output=True,
+            timeout=500,
+        )
 
     made = shared.once(common / "database", migrate)
 

@@ -32,9 +32,16 @@ def fit(work: Work, settings: Mapping[str, Any]) -> list[float]:
         phase = OptimiserPhase.model_validate(settings["phase"])
         weights = torch.linspace(0, 1, len(labels))
         losses = training.train(
-            built, records, labels, phase=phase, seed=0, purpose="test", weights=weights, folder=work.scratch,
+            built,
+            records,
+            labels,
+            phase=phase,
+            seed=0,
+            purpose="test",
+            weights=weights,
+            folder=work.scratch,
             progress=_dying(settings),
-        )  # fmt: skip
+        )
     else:
         config, event = DpSgd.model_validate(settings["config"]), decode(settings["event"])
         # the followers' key is another: they have to take rank 0's

@@ -1,4 +1,6 @@
-"""Builds claims, plans of a release and candidates, so that a changed field changes one file of the tests."""
+"""Builds claims, plans of a release and candidates, so that a changed field changes one file of the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -34,50 +36,83 @@ def make_ref(letter: str) -> ArtifactRef:
 def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:
     formal = kind == "formal"
     values: dict[str, Any] = {
-        "guarantee_kind": kind, "epsilon": 4.0, "delta": 1e-5 if formal else None,
-        "delta_text": "" if formal else "O(n^-1/2)", "sensitivity": None if formal else 2.0,
-        "neighbouring_relation": "add-remove" if formal else "replace-one", "accountant": "test 1",
-    }  # fmt: skip
+        "guarantee_kind": kind,
+        "epsilon": 4.0,
+        "delta": 1e-5 if formal else None,
+        "delta_text": "" if formal else "O(n^-1/2)",
+        "sensitivity": None if formal else 2.0,
+        "neighbouring_relation": "add-remove" if formal else "replace-one",
+        "accountant": "test 1",
+    }
     return Claim(**(values | changes))
 
 
 def make_event(**changes: Any) -> Event:
     """Returns the event of a SWAG-PPM draw with sensitivity 2."""
     values: dict[str, Any] = {
-        "reweighted": False, "snapshots": 20, "rank": 20, "sensitivity_draws": 500, "sensitivity": 2.0,
-    }  # fmt: skip
+        "reweighted": False,
+        "snapshots": 20,
+        "rank": 20,
+        "sensitivity_draws": 500,
+        "sensitivity": 2.0,
+    }
     return SwagPpmEvent(**(values | changes))
 
 
 def make_plan(
-    key: str = "k", *, kind: str = "asymptotic-local", claim: Mapping[str, Any] | Claim | None = None, **changes: Any
+    key: str = "k",
+    *,
+    kind: str = "asymptotic-local",
+    claim: Mapping[str, Any] | Claim | None = None,
+    **changes: Any,
 ) -> ReleasePlan:
-    """Returns a release plan; `claim` changes the claim's fields or replaces it, `changes` the plan's."""
+    """Returns a release plan; `claim` changes the claim's fields or replaces it, `changes` the
+    plan's.
+    """
     values: dict[str, Any] = {
-        "idempotency_key": key, "release_label": "label", "population": "injuries", "cohorts": ("2023",),
-        "data_fingerprint": "f" * 64, "records_rounded": 1_234, "event": make_event(),
-        "claim": claim if isinstance(claim, Claim) else make_claim(kind, **(claim or {})), "requester": "operator",
-    }  # fmt: skip
+        "idempotency_key": key,
+        "release_label": "label",
+        "population": "injuries",
+        "cohorts": ("2023",),
+        "data_fingerprint": "f" * 64,
+        "records_rounded": 1_234,
+        "event": make_event(),
+        "claim": claim if isinstance(claim, Claim) else make_claim(kind, **(claim or {})),
+        "requester": "operator",
+    }
     return ReleasePlan.model_validate(values | changes)
 
 
 def make_candidate(**changes: Any) -> Candidate:
     """Returns a fit of a head with measured sensitivity: references `a` to `d`."""
     names = ("dataset", "prepared", "fitted", "measured")
-    values: dict[str, Any] = {name: make_ref(letter) for name, letter in zip(names, "abcd", strict=True)}
+    values: dict[str, Any] = {
+        name: make_ref(letter) for name, letter in zip(names, "abcd", strict=True)
+    }
     return Candidate(**(values | {"model": ModelConfig(trainable="head"), "seed": 1} | changes))
 
 
 def make_planned(*, candidate: Mapping[str, Any] | None = None, **changes: Any) -> PlannedRelease:
-    """Returns the plan of a candidate; `candidate` changes its fields, `changes` the plan's (`make_plan`)."""
+    """Returns the plan of a candidate; `candidate` changes its fields, `changes` the plan's
+    (`make_plan`).
+    """
     return PlannedRelease(plan=make_plan(**changes), candidate=make_candidate(**(candidate or {})))
 
 
-def make_audit(planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: Any) -> Evaluation:
-    """Returns the row of an audit, with 32 reruns that could have shown 9, of a plan's candidate or of another fit."""
+def make_audit(
+    planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: Any
+) -> Evaluation:
+    """Returns the row of an audit, with 32 reruns that could have shown 9, of a plan's candidate or
+    of another fit.
+    """
     found = {"epsilon_lower_bound": bound, "reach": 9.0, "confidence": 0.95, "trials": 32}
     return Evaluation(
-        kind="audit", label="audit", population="injuries", data_fingerprint="f", event=planned.plan.event,
-        requester="auditor", artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
+        kind="audit",
+        label="audit",
+        population="injuries",
+        data_fingerprint="f",
+        event=planned.plan.event,
+        requester="auditor",
+        artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
         details=found | details,
-    )  # fmt: skip
+    )

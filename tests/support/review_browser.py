@@ -1,4 +1,6 @@
-"""What tests of our own pages share: a browser, WCAG 2.2 by axe, a service on loopback, files of coded rows."""
+"""What tests of our own pages share: a browser, WCAG 2.2 by axe, a service on loopback, files of
+coded rows.
+"""
 
 import shutil
 import threading
@@ -15,26 +17,58 @@ from service.app import Settings, create_app
 from storage.tables.writer import csv_lines
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 PATIENCE = 120_000
 AXE = Path(__file__).parent / "axe.min.js"
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
-HEADER = ("case", "narrative", "code", "title", "score", "code_2", "score_2", "code_3", "score_3", "needs_review")
+HEADER = (
+    "case",
+    "narrative",
+    "code",
+    "title",
+    "score",
+    "code_2",
+    "score_2",
+    "code_3",
+    "score_3",
+    "needs_review",
+)
 TAIL = ("set", "set_size", "conflicts", "model")
 
 
 def coded(n: int, *, texts: Sequence[str] = ()) -> str:
-    """A file of n coded rows: scores rise with the row, every third has a set of three, row 3 a contradiction."""
+    """A file of n coded rows: scores rise with the row, every third has a set of three, row 3 a
+    contradiction.
+    """
     rows: list[tuple[str, ...]] = [HEADER + TAIL]
     for i in range(n):
-        text = texts[i] if i < len(texts) else f"Employee {i} fell from a ladder and fractured his wrist."
+        text = (
+            texts[i]
+            if i < len(texts)
+            else f"Employee {i} fell from a ladder and fractured his wrist."
+        )
         one, two, three = (CODES[(i + k) % 6] for k in range(3))
         score = round(0.2 + 0.7 * i / n, 4)
         members = f"{one}; {two}; {three}" if i % 3 == 0 else one
         conflict = "nature 111 with event 4: never" if i == 2 else ""
         answer = (one, "title", score, two, 0.1, three, 0.05, str(score < 0.5).lower())
-        rows.append((str(i), text, *map(str, answer), members, str(members.count(";") + 1), conflict, "tiny"))
+        rows.append(
+            (
+                str(i),
+                text,
+                *map(str, answer),
+                members,
+                str(members.count(";") + 1),
+                conflict,
+                "tiny",
+            )
+        )
     return csv_lines(rows)
 
 
@@ -67,7 +101,9 @@ def browsing(*, width: int = 1280, height: int = 900, **more: Any) -> Iterator[A
         page.seen = []
         page.on("request", lambda request: page.seen.append(request.url))
         page.on("pageerror", lambda error: page.seen.append(f"error {error}"))
-        page.on("dialog", lambda dialog: (page.seen.append(f"dialog {dialog.type}"), dialog.accept()))
+        page.on(
+            "dialog", lambda dialog: (page.seen.append(f"dialog {dialog.type}"), dialog.accept())
+        )
         yield page
         browser.close()
 
@@ -78,14 +114,17 @@ def check_accessible(page: Any) -> None:
     run = f"axe.run({{runOnly: {levels}, resultTypes: ['violations']}})"
     page.evaluate(AXE.read_text(encoding="utf-8"))
     faults = page.evaluate(
-        f"{run}.then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
+        f"{run}.then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + "
+        "n.failureSummary)]))"
     )
     assert faults == [], faults
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
 def check_accessible_file(*files: Path) -> None:
-    """The same of finished pages: on a light screen and a dark phone; each asks for nothing but itself."""
+    """The same of finished pages: on a light screen and a dark phone; each asks for nothing but
+    itself.
+    """
     with browsing() as page:
         for file, (width, scheme) in product(files, ((1280, "light"), (390, "dark"))):
             page.set_viewport_size({"width": width, "height": 900})
@@ -96,7 +135,13 @@ def check_accessible_file(*files: Path) -> None:
 
 
 def opened(
-    page: Any, address: str, file: Path, *, task: str = "review", coder: str = "", other: Path | None = None
+    page: Any,
+    address: str,
+    file: Path,
+    *,
+    task: str = "review",
+    coder: str = "",
+    other: Path | None = None,
 ) -> None:
     """Open a file and wait for its first case."""
     page.goto(address)
@@ -106,7 +151,8 @@ def opened(
     if other is not None:
         page.set_input_files("#other", other)
     page.wait_for_function(
-        "!document.getElementById('column').disabled || document.getElementById('problem').textContent"
+        "!document.getElementById('column').disabled || "
+        "document.getElementById('problem').textContent"
     )
     page.click("#start")
     page.locator("#work:not([hidden]) #case, #problem:not(:empty)").first.wait_for()

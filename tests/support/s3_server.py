@@ -1,4 +1,6 @@
-"""An S3 server for tests: moto's, over HTTP on loopback, with credentials from the environment as in production."""
+"""An S3 server for tests: moto's, over HTTP on loopback, with credentials from the environment as
+in production.
+"""
 
 from collections.abc import Callable, Iterator
 from uuid import uuid4

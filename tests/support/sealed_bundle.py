@@ -32,7 +32,9 @@ class Sealed:
     """That sealed it."""
     trust: Trust
     refill: Callable[..., Any]
-    """Write the same content into an empty folder, under other settings if given; return what the gate expects."""
+    """Write the same content into an empty folder, under other settings if given; return what the
+    gate expects.
+    """
     context: Any
     candidate: Any
     narratives: tuple[str, ...] = field(repr=False)
@@ -94,8 +96,12 @@ def titled(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
 
 
 def answers_by_the_card(folder: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Runs the card's program for onnxruntime, which knows nothing of this project: the best codes and their scores."""
-    programs = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
+    """Runs the card's program for onnxruntime, which knows nothing of this project: the best codes
+    and their scores.
+    """
+    programs = re.findall(
+        r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
+    )
     (program,) = (block for block in programs if "onnxruntime" in block)
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 6
     assert not re.search(r"mechanisms|storage|tasks|autocoder", program)
@@ -123,7 +129,12 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
     context = Context(home=str(home), device="cpu")
     context.workspace.create()
     written = write_demo_data(home / "source", records=240, seed=3)
-    chosen: Any = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    chosen: Any = {
+        "source": str(written.csv),
+        "codelist": str(written.codelist),
+        "population": "demo",
+        "ingest": {},
+    }
     named = {"classification": "OIICS", "classification_version": "2.01"}
     dataset = run_step(context, ingest_records(DataParameters.model_validate(chosen | named)))
     model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
@@ -145,12 +156,16 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
 
     def refill(folder: Path, *, deployment: Any = None, **changed: Any) -> Any:
         changed_settings = settings.model_copy(update=changed)
-        return fill.fill(folder, context, row, candidate, theta, changed_settings, deployment=deployment)
+        return fill.fill(
+            folder, context, row, candidate, theta, changed_settings, deployment=deployment
+        )
 
     def build(made: Path) -> None:
         fill.fill(made, context, row, candidate, theta, settings)
 
-    folder, digest = bundle.publish(context.workspace.bundles, release_id, allowed=CONTENT, build=build)
+    folder, digest = bundle.publish(
+        context.workspace.bundles, release_id, allowed=CONTENT, build=build
+    )
     committed = ledger.commit(release_id, bundle_digest=digest)
     key = release_key(context.workspace)
     seal(folder, committed, key)

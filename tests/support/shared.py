@@ -1,4 +1,6 @@
-"""What all of pytest's processes share: the first that wants it makes it, the last one that used it stops it."""
+"""What all of pytest's processes share: the first that wants it makes it, the last one that used it
+stops it.
+"""
 
 import json
 import shutil
@@ -30,7 +32,9 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def running(folder: Path, start: Callable[[Path], tuple[Popen[bytes], str]]) -> Iterator[str]:
-    """Address of a process that is started by anyone who comes first; `start` returns once it answers."""
+    """Address of a process that is started by anyone who comes first; `start` returns once it
+    answers.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / "state.json"
     lock = FileLock(folder / "lock")
@@ -57,7 +61,9 @@ def running(folder: Path, start: Callable[[Path], tuple[Popen[bytes], str]]) -> 
 
 
 def _end(pid: int) -> None:
-    """Ask a process to end and see that it did. Another worker may have started it, and reaps it in its own time."""
+    """Ask a process to end and see that it did. Another worker may have started it, and reaps it in
+    its own time.
+    """
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         process.terminate()

@@ -19,15 +19,31 @@ finally:
     print("imported:", *sorted(SLOW & set(sys.modules)))
 """
 SLOW = {
-    *("torch", "transformers", "sentence_transformers", "tokenizers", "peft", "opacus", "prefect", "dp_accounting"),
+    *(
+        "torch",
+        "transformers",
+        "sentence_transformers",
+        "tokenizers",
+        "peft",
+        "opacus",
+        "prefect",
+        "dp_accounting",
+    ),
     *("scipy", "sklearn", "pandas", "matplotlib", "fastapi", "uvicorn", "model_signing", "boto3"),
 }
 """Packages whose import takes from a tenth of a second to seconds."""
 
 
 def command(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs `autocoder` in a process of its own; its last line names the slow packages that it imported."""
+    """Runs `autocoder` in a process of its own; its last line names the slow packages that it
+    imported.
+    """
     return subprocess.run(
-        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words], capture_output=True, text=True, timeout=120,
-        check=False, cwd=folder, env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
-    )  # fmt: skip
+        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=folder,
+        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
+    )

@@ -1,5 +1,6 @@
-"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a spy on noisy sums, a claim
-for a record, a posterior of given snapshots."""
+"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a spy on
+noisy sums, a claim for a record, a posterior of given snapshots.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -41,12 +42,16 @@ def scale_p_value(values: Tensor, *, std: float) -> float:
 
 
 def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Tensor, Tensor, float]]]:
-    """What is released from now on, by purpose: (the sum before its noise, the noise, its standard deviation)."""
+    """What is released from now on, by purpose: (the sum before its noise, the noise, its standard
+    deviation).
+    """
     seen: dict[str, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
 
     add = SecretStream.add_rounded_normal_
 
-    def added(self: SecretStream, tensor: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
+    def added(
+        self: SecretStream, tensor: Tensor, *, std: Fraction, purpose: str, step: int
+    ) -> Tensor:
         before = tensor.clone()
         result = add(self, tensor, std=std, purpose=purpose, step=step)
         seen[purpose].append((before, result - before, float(std)))
@@ -57,12 +62,19 @@ def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Tensor, 
 
 
 def clipped_sum(
-    classifier: Classifier, batch: Batch, labels: Tensor, coefficients: Coefficients, *, bits: int = 40
+    classifier: Classifier,
+    batch: Batch,
+    labels: Tensor,
+    coefficients: Coefficients,
+    *,
+    bits: int = 40,
 ) -> tuple[Tensor, Tensor]:
     """Norms and clipped sum of one micro-batch, float64, the sum in units of 1."""
     out = torch.zeros(classifier.num_parameters, dtype=torch.float64)
     with RecordClipping(classifier) as clipper:
-        norms, _ = clipper.add_clipped_sum(batch, labels, coefficients=coefficients, bits=bits, out=out)
+        norms, _ = clipper.add_clipped_sum(
+            batch, labels, coefficients=coefficients, bits=bits, out=out
+        )
     assert torch.equal(out, out.trunc())
     return norms, out * 2.0**-bits
 
@@ -70,7 +82,9 @@ def clipped_sum(
 def claim(event: Event | None, *, delta: float | None = None, m: int = 1) -> Claim:
     """The claim of this event for a unit of m records."""
     assert event is not None
-    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",))
+    return claim_of(
+        event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",)
+    )
 
 
 def collected(folder: Path, thetas: Tensor, *, rank: int, std_scale: float = 1.0) -> swag.Posterior:

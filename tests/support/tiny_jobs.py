@@ -28,13 +28,20 @@ def retrain(
 ) -> RetrainParameters:
     """A head on mean-pooled features, except for `model`; epochs of fine-tuning and of collection."""
     phase = {"batch_size": 8, "learning_rate": rate}
-    head = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lora_rank": 2}
+    head = {
+        "encoder": str(encoder),
+        "trainable": "head",
+        "pooling": "mean",
+        "max_length": 32,
+        "lora_rank": 2,
+    }
     return RetrainParameters.model_validate(
         {
             "data": data,
             "model": head | (model or {}),
             "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": epochs[0], "length_bucketing": True},
+                "adamw": phase
+                | {"optimiser": "adamw", "epochs": epochs[0], "length_bucketing": True},
                 "sgd": phase | {"optimiser": "sgd", "epochs": epochs[1]},
                 "swag": {"rank": 2 if epochs[1] < 6 else epochs[1]},
             },

@@ -1,4 +1,6 @@
-"""Small real models for tests, as fixtures: a RoBERTa and a BERT of a few thousand parameters, and sentences."""
+"""Small real models for tests, as fixtures: a RoBERTa and a BERT of a few thousand parameters, and
+sentences.
+"""
 
 import csv
 import random
@@ -13,8 +15,22 @@ from mechanisms.model.config import ModelConfig
 
 _WHO = ("employee", "worker", "driver", "roofer", "nurse", "technician")
 _DID = ("fell from", "slipped on", "was struck by", "was caught in", "lifted", "touched")
-_WHAT = ("a ladder", "the wet floor", "a forklift", "the conveyor belt", "a heavy box", "a hot pipe", "a saw")
-_HURT = ("fractured the wrist", "suffered burns", "lost a fingertip", "strained the back", "cut the hand")
+_WHAT = (
+    "a ladder",
+    "the wet floor",
+    "a forklift",
+    "the conveyor belt",
+    "a heavy box",
+    "a hot pipe",
+    "a saw",
+)
+_HURT = (
+    "fractured the wrist",
+    "suffered burns",
+    "lost a fingertip",
+    "strained the back",
+    "cut the hand",
+)
 
 
 def _narratives(n: int, *, seed: int = 0) -> list[str]:
@@ -31,14 +47,18 @@ def _narratives(n: int, *, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a RoBERTa as `distilroberta-base` comes from the hub: a language model, byte-level BPE, no head."""
+    """Folder of a RoBERTa as `distilroberta-base` comes from the hub: a language model, byte-level
+    BPE, no head.
+    """
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaConfig, RobertaForMaskedLM, RobertaTokenizer
 
     folder = tmp_path_factory.mktemp("encoders") / "tiny-roberta"
     bpe = ByteLevelBPETokenizer()
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    bpe.train_from_iterator(_narratives(200), vocab_size=320, special_tokens=specials, show_progress=False)
+    bpe.train_from_iterator(
+        _narratives(200), vocab_size=320, special_tokens=specials, show_progress=False
+    )
     folder.mkdir()
     bpe.save_model(str(folder))
     tokenizer = RobertaTokenizer.from_pretrained(str(folder), model_max_length=64)
@@ -95,15 +115,21 @@ def narratives() -> Callable[..., list[str]]:
 
 
 CODES = {
-    "111": "Fractures", "132": "Cuts, lacerations", "1520": "Burns, unspecified", "1521": "", "1522": "",
+    "111": "Fractures",
+    "132": "Cuts, lacerations",
+    "1520": "Burns, unspecified",
+    "1521": "",
+    "1522": "",
     "1972": "",
-}  # fmt: skip
+}
 """Of the tiny bundle; 1520 to 1522 share a group."""
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A released folder of an untrained tiny model, with a code list of OIICS 2.01; neither signed nor in a ledger."""
+    """A released folder of an untrained tiny model, with a code list of OIICS 2.01; neither signed
+    nor in a ledger.
+    """
     from mechanisms.model import classifier, export, onnx_graph
 
     folder = tmp_path_factory.mktemp("bundles") / "tiny"

@@ -1,4 +1,6 @@
-"""Bounds on epsilon: below the truth as often as stated, close to it in the limit, nothing from nothing."""
+"""Bounds on epsilon: below the truth as often as stated, close to it in the limit, nothing from
+nothing.
+"""
 
 import math
 
@@ -21,8 +23,10 @@ def _responses(epsilon: float, coins: int, *, seed: int) -> tuple[np.ndarray, np
 
 
 def test_randomised_response_is_bounded_below_its_epsilon_in_the_stated_share_of_runs() -> None:
-    """At 95 % confidence a bound exceeds the truth in at most 5 % of 400 runs. False alarm: P[Binomial(400, 0.05) > 33]
-    is below 0.3 %. The test also rejects bounds at 80 % confidence, which exceed in about a fifth of the runs."""
+    """At 95 % confidence a bound exceeds the truth in at most 5 % of 400 runs. False alarm:
+    P[Binomial(400, 0.05) > 33] is below 0.3 %. The test also rejects bounds at 80 % confidence,
+    which exceed in about a fifth of the runs.
+    """
     rule, epsilon = Rule(low=0.5, high=0.5 + 1e-9), 1.5
     above, careless = 0, 0
     for seed in range(400):
@@ -35,15 +39,19 @@ def test_randomised_response_is_bounded_below_its_epsilon_in_the_stated_share_of
 
 
 def test_randomised_response_is_met_in_the_limit() -> None:
-    """A million coins give epsilon up to a hundredth: the bound is tight for the mechanism that attains it."""
+    """A million coins give epsilon up to a hundredth: the bound is tight for the mechanism that
+    attains it.
+    """
     guesses = Rule(low=0.5, high=0.5 + 1e-9).apply(*_responses(2.0, 1_000_000, seed=0))
     assert 1.98 < audit.one_run_bound(guesses) <= 2.0 + 1e-2
 
 
 def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None:
-    """A sum with noise of std 1 is (eps, delta)-DP with delta = Phi(1/2 - eps) - e^eps Phi(-1/2 - eps); bounds stay
-    below that epsilon. Without noise the same audit contradicts it by far. False alarm: each of 100 bounds exceeds with
-    probability at most 5 %; more than 13 of 100 do with 0.2 %."""
+    """A sum with noise of std 1 is (eps, delta)-DP with delta = Phi(1/2 - eps) - e^eps Phi(-1/2 -
+    eps); bounds stay below that epsilon. Without noise the same audit contradicts it by far. False
+    alarm: each of 100 bounds exceeds with probability at most 5 %; more than 13 of 100 do with 0.2
+    %.
+    """
     epsilon = 4.0
     delta = float(norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon))
     above = 0
@@ -56,13 +64,17 @@ def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None
     assert above <= 13
     bits = np.random.default_rng(1).random(4000) < 0.5
     rule = audit.choose(bits[:2000].astype(float), bits[:2000])
-    assert audit.one_run_bound(rule.apply(bits[2000:].astype(float), bits[2000:]), delta=delta) > epsilon
+    assert (
+        audit.one_run_bound(rule.apply(bits[2000:].astype(float), bits[2000:]), delta=delta)
+        > epsilon
+    )
 
 
 def test_null_gives_nothing_in_the_stated_share() -> None:
-    """Scores that know nothing of the coins: rules chosen on one half and measured on the other give a bound above 0 in
-    at most 5 % of 400 experiments (more than 33 have 0.3 %). Measured where they were chosen they nearly always do: the
-    split is what makes the bound hold."""
+    """Scores that know nothing of the coins: rules chosen on one half and measured on the other
+    give a bound above 0 in at most 5 % of 400 experiments (more than 33 have 0.3 %). Measured where
+    they were chosen they nearly always do: the split is what makes the bound hold.
+    """
     found, cheated = 0, 0
     for seed in range(400):
         pick = np.random.default_rng(seed)
@@ -87,18 +99,24 @@ def test_null_gives_nothing_in_the_stated_share() -> None:
 def test_one_run_bounds_are_those_of_jax_privacy(
     coins: int, made: int, correct: int, confidence: float, delta: float, published: float
 ) -> None:
-    """Golden values of another inversion of the same theorem: jax_privacy 2.0.0, `auditing._epsilon_one_run`."""
+    """Golden values of another inversion of the same theorem: jax_privacy 2.0.0,
+    `auditing._epsilon_one_run`.
+    """
     bound = audit.one_run_bound(Guesses(correct, made, coins), delta=delta, confidence=confidence)
     assert bound == pytest.approx(published, abs=2e-6)
 
 
 def test_delta_only_weakens() -> None:
-    """The p-value grows with delta, hence the bound falls; at delta 0 it is the logit of the interval's end."""
+    """The p-value grows with delta, hence the bound falls; at delta 0 it is the logit of the
+    interval's end.
+    """
     guesses = Guesses(correct=95, guessed=100, coins=1000)
     bounds = [audit.one_run_bound(guesses, delta=delta) for delta in (0.0, 1e-6, 1e-4, 1e-2)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > 2.0 > bounds[-1]
-    assert audit.one_run_p_value(guesses, epsilon=bounds[0], delta=0.0) == pytest.approx(0.05, rel=1e-6)
+    assert audit.one_run_p_value(guesses, epsilon=bounds[0], delta=0.0) == pytest.approx(
+        0.05, rel=1e-6
+    )
 
 
 def test_counts_that_contradict_each_other_are_refused() -> None:
@@ -124,8 +142,14 @@ def test_reference_finds_the_means_and_ranks_by_them() -> None:
 
 
 def test_reference_runs_of_one_kind_tell_nothing_apart() -> None:
-    """One canary that happened to take part in all reference runs, or in none: every ratio is 0, not a wrong one."""
+    """One canary that happened to take part in all reference runs, or in none: every ratio is 0,
+    not a wrong one.
+    """
     seen = np.random.default_rng(0).normal(-3, 1, size=(4, 1))
     for had in (True, False):
         made = audit.reference(seen, np.full((4, 1), had))
-        assert made.likelihood_ratio(np.array([[-9.0], [0.0], [4.0]])).tolist() == [[0.0], [0.0], [0.0]]
+        assert made.likelihood_ratio(np.array([[-9.0], [0.0], [4.0]])).tolist() == [
+            [0.0],
+            [0.0],
+            [0.0],
+        ]

@@ -25,14 +25,23 @@ CONFIG = PseudoPosteriorConfig(risk_draws=20, sensitivity_draws=20)
 
 
 def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path) -> None:
-    """Three trials of uneven size give the log-likelihoods and sensitivities of three retrains on their records, to
-    1e-3: only the order of summation differs. The test also sees a difference: another trial's draw is far away."""
+    """Three trials of uneven size give the log-likelihoods and sensitivities of three retrains on
+    their records, to 1e-3: only the order of summation differs. The test also sees a difference:
+    another trial's draw is far away.
+    """
     last: RoundName = "reweighted"
     head, inputs, labels = linear(40, width=5, labels=4)
     start = head.flat.clone()
-    included = torch.rand(3, 40, generator=torch.Generator().manual_seed(5)) < torch.tensor([[0.4], [0.9], [0.6]])
+    included = torch.rand(3, 40, generator=torch.Generator().manual_seed(5)) < torch.tensor(
+        [[0.4], [0.9], [0.6]]
+    )
     pool = Records(inputs.features, labels, included, seeds=(11, 12, 13))
-    settings = {"fine_tune": ADAMW, "collect": SGD, "moments": SwagConfig(rank=3), "pseudo_posterior": CONFIG}
+    settings = {
+        "fine_tune": ADAMW,
+        "collect": SGD,
+        "moments": SwagConfig(rank=3),
+        "pseudo_posterior": CONFIG,
+    }
     task = Task(records=40, classes=4, target_epsilon=6.0)
     plan = SwagPpm(round=last, **settings).plan(task)
     assert isinstance(plan.mechanism, SwagPpm)
@@ -42,7 +51,9 @@ def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path) -> None:
         own = included[t]
         head.flat.copy_(start)
         folder = tmp_path / name / str(t)
-        run = Run(classes=4, seed=pool.seeds[t], classifier=lambda: head, folder=folder, resampled=True)
+        run = Run(
+            classes=4, seed=pool.seeds[t], classifier=lambda: head, folder=folder, resampled=True
+        )
         alone = SwagPpm.model_validate({"round": name, **settings}).plan(task)
         fitted = alone.fit(OwnRecords(FeatureInputs(inputs.features[own]), labels[own]), run)
         assert isinstance(fitted.model, PosteriorDraw)
@@ -53,15 +64,23 @@ def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path) -> None:
         event, stated = reruns[name].events[t], fitted.event
         # the drawn parameters count too, and may raise a maximum over draws
         at_draw = float((-ell[own]).max()) if name == "base" else 0.0
-        assert event.model_dump()["sensitivity"] >= max(stated.model_dump()["sensitivity"], at_draw) - 1e-3
-        assert event.model_dump()["sensitivity"] <= float((-ell).max()) + stated.model_dump()["sensitivity"]
+        assert (
+            event.model_dump()["sensitivity"]
+            >= max(stated.model_dump()["sensitivity"], at_draw) - 1e-3
+        )
+        assert (
+            event.model_dump()["sensitivity"]
+            <= float((-ell).max()) + stated.model_dump()["sensitivity"]
+        )
 
 
 def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
     """Both layouts give the same log-likelihoods and say the same of the most probable label."""
     head, inputs, labels = linear(30, width=6, labels=5)
     ell, right = trials.log_likelihood(
-        from_flat(head.flat, classes=5)[None], torch.cat([inputs.features, torch.ones(30, 1)], 1), labels
+        from_flat(head.flat, classes=5)[None],
+        torch.cat([inputs.features, torch.ones(30, 1)], 1),
+        labels,
     )
     batch = inputs.batch(torch.arange(30), head.device)
     assert torch.allclose(ell[0], head.log_likelihood(batch, labels), atol=1e-5)
@@ -70,8 +89,9 @@ def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
 
 
 def test_what_trials_do_not_know_is_refused(linear: MakeLinear) -> None:
-    """A gradient cap, or a rate that falls over trials of unlike length, would silently be another mechanism; an empty
-    trial has nothing to fit."""
+    """A gradient cap, or a rate that falls over trials of unlike length, would silently be another
+    mechanism; an empty trial has nothing to fit.
+    """
     head, inputs, labels = linear(8)
     included = torch.ones(2, 8, dtype=torch.bool)
     included[1, 0] = False

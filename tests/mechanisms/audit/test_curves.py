@@ -25,7 +25,9 @@ def test_true_noise_is_refuted_as_rarely_as_stated_and_half_of_it_often() -> Non
     """At alpha 0.05: by the binomial distribution of right guesses, exactly."""
     stated, coins = event(0.9), 200
     refuting = next(
-        k for k in range(coins) if curves.noise_at_most(right=k, coins=coins, event=stated, alpha=0.05) <= 1
+        k
+        for k in range(coins)
+        if curves.noise_at_most(right=k, coins=coins, event=stated, alpha=0.05) <= 1
     )
     assert binom.sf(refuting - 1, coins, curves.chance_right(stated)) <= 0.05
     assert binom.sf(refuting - 1, coins, curves.chance_right(stated, factor=0.5)) > 0.95

@@ -1,4 +1,6 @@
-"""Canary records on the records' own path: every planted fault is found by its check, and what ran as stated passes."""
+"""Canary records on the records' own path: every planted fault is found by its check, and what ran
+as stated passes.
+"""
 
 import json
 from pathlib import Path
@@ -28,7 +30,9 @@ def test_what_ran_as_stated_passes(name: str) -> None:
     assert curves.noise_at_most(right=witness.right(), coins=24, event=event, alpha=EACH) > 1
 
 
-@pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{name}: {fault}" for name, fault in CASES])
+@pytest.mark.parametrize(
+    ("name", "fault"), CASES, ids=[f"{name}: {fault}" for name, fault in CASES]
+)
 def test_a_planted_fault_is_found(name: str, fault: str) -> None:
     assert watched(name, fault, seed=1, key=KEY).checks()[FAULTS[fault][0]] <= EACH
 
@@ -42,11 +46,15 @@ def test_guesses_find_what_leaks(fault: str) -> None:
 
 
 def test_canaries_are_records_of_orthogonal_features() -> None:
-    """At most half as many as features; only those whose coin says so are among the records of the fit."""
+    """At most half as many as features; only those whose coin says so are among the records of the
+    fit.
+    """
     real = records()
     event = descent_of(MECHANISMS["prior descent"].plan(TASK).event)
     pick = torch.Generator().manual_seed(0)
-    witness = GradientCanaries.toss((real.inputs, real.labels), event, classes=CLASSES, canaries=99, generator=pick)
+    witness = GradientCanaries.toss(
+        (real.inputs, real.labels), event, classes=CLASSES, canaries=99, generator=pick
+    )
     assert len(witness.labels) == 32
     gram = witness.canaries @ witness.canaries.T
     assert torch.allclose(gram, 100 * torch.eye(32), atol=1e-3)
@@ -64,4 +72,7 @@ def test_the_power_of_every_fault_was_measured() -> None:
     page = (root / "docs/studies/audits.md").read_text(encoding="utf-8")
     for planted, said in ((True, "found"), (False, "failed in")):
         own = [row for row in rows if (row["fault"] != "none") == planted]
-        assert f"{said} {sum(row['found by checks'] for row in own)} of {sum(row['runs'] for row in own)}" in page
+        assert (
+            f"{said} {sum(row['found by checks'] for row in own)} of "
+            f"{sum(row['runs'] for row in own)}"
+        ) in page

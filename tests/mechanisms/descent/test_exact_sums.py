@@ -1,11 +1,20 @@
-"""Exact sums: a record adds its own clipped term, to the last bit, and the terms are the float gradient's."""
+"""Exact sums: a record adds its own clipped term, to the last bit, and the terms are the float
+gradient's.
+"""
 
 import pytest
 import torch
 from torch import Tensor
 
 from mechanisms.descent import exact_sums
-from mechanisms.descent.exact_sums import FEATURE_BITS, SUM_BITS, Scores, clipped_outer_sum, on_grid, residuals
+from mechanisms.descent.exact_sums import (
+    FEATURE_BITS,
+    SUM_BITS,
+    Scores,
+    clipped_outer_sum,
+    on_grid,
+    residuals,
+)
 from mechanisms.errors import MechanismError
 
 RECORDS, WIDTH, CLASSES = 300, 23, 7
@@ -30,7 +39,9 @@ def gradient(features: Tensor, labels: Tensor, rows: Tensor, *, clip: float = 1.
 
 
 def test_it_is_the_clipped_gradient() -> None:
-    """Against float64 softmax residuals: the grid moves the sum by less than a hundredth of its norm."""
+    """Against float64 softmax residuals: the grid moves the sum by less than a hundredth of its
+    norm.
+    """
     features, labels, rows = records()
     z = features.double() * 2.0**-FEATURE_BITS
     residual = (z @ rows.double().T).softmax(1)
@@ -50,14 +61,18 @@ def test_sums_do_not_depend_on_order_or_division(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(whole, whole.round())
     order = torch.randperm(RECORDS)
     assert torch.equal(gradient(features[order], labels[order], rows), whole)
-    parts = [gradient(features[part], labels[part], rows) for part in (slice(0, 101), slice(101, None))]
+    parts = [
+        gradient(features[part], labels[part], rows) for part in (slice(0, 101), slice(101, None))
+    ]
     assert torch.equal(parts[0] + parts[1], whole)
     monkeypatch.setattr(exact_sums, "_BLOCK", 7)
     assert torch.equal(gradient(features, labels, rows), whole)
 
 
 def test_one_record_moves_a_sum_by_its_own_term_below_the_clip() -> None:
-    """Without record i the sum lacks what i alone adds, whose norm is at most the clip, and comes near it."""
+    """Without record i the sum lacks what i alone adds, whose norm is at most the clip, and comes
+    near it.
+    """
     features, labels, rows = records()
     whole, largest = gradient(features, labels, rows), 0.0
     for i in range(0, RECORDS, 13):

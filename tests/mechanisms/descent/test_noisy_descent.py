@@ -1,4 +1,6 @@
-"""Noisy descents and their state: the key comes before the noise, steps are taken once, updates are manually."""
+"""Noisy descents and their state: the key comes before the noise, steps are taken once, updates are
+manually.
+"""
 
 import math
 from fractions import Fraction
@@ -32,12 +34,18 @@ def momentum() -> Update:
     return Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.9)
 
 
-def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, epochs: int = 6) -> list[int]:
-    """Two segments of a descent whose sums are 1 and theta + 2; returns the steps at which sums were asked for."""
+def descend(
+    update: Update, folder: Path | None = None, *, kill_at: int = -1, epochs: int = 6
+) -> list[int]:
+    """Two segments of a descent whose sums are 1 and theta + 2; returns the steps at which sums
+    were asked for.
+    """
     state, asked = KeyedState(folder, lambda: KEY), list[int]()
     descent = NoisyDescent(state, EVENT, epochs=epochs, remedy="lower the rate")
 
-    def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> int:
+    def clipped_sum(
+        theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor
+    ) -> int:
         if step == kill_at:
             raise Killed
         asked.append(step)
@@ -51,11 +59,17 @@ def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, ep
 
 
 def test_a_step_by_hand() -> None:
-    """theta moves by the rate times 2^-bits (sum + round(2^bits sigma C z)) / divisor, z of the key's stream."""
+    """theta moves by the rate times 2^-bits (sum + round(2^bits sigma C z)) / divisor, z of the
+    key's stream.
+    """
     update = Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.0)
     event = DpSgdEvent(sampling_prob=1.0, segments=SEGMENTS[:1])
     descent = NoisyDescent(KeyedState(None, lambda: KEY), event, epochs=2, remedy="")
-    descent.run(update, lambda theta, step, segment, out, tally: BITS * int(out.fill_(2.0**BITS).all()), divisor=4)
+    descent.run(
+        update,
+        lambda theta, step, segment, out, tally: BITS * int(out.fill_(2.0**BITS).all()),
+        divisor=4,
+    )
     wanted = torch.zeros(5, dtype=torch.float64)
     for step in range(2):
         noisy, std = torch.full((5,), 2.0**BITS, dtype=torch.float64), Fraction(3, 2) * 2**BITS
@@ -66,7 +80,9 @@ def test_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 5])
 def test_a_killed_descent_takes_no_saved_step_again(kill_at: int, tmp_path: Path) -> None:
-    """In either segment it ends bit for bit where the unbroken one does, from the step that was missing."""
+    """In either segment it ends bit for bit where the unbroken one does, from the step that was
+    missing.
+    """
     unbroken, resumed = momentum(), momentum()
     assert descend(unbroken) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(Killed):
@@ -86,7 +102,9 @@ def test_it_is_saved_once_an_epoch(tmp_path: Path) -> None:
 
 
 def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None:
-    """And another state of the folder has it, whatever key a new one would get; finished, it is gone."""
+    """And another state of the folder has it, whatever key a new one would get; finished, it is
+    gone.
+    """
     state = KeyedState(tmp_path, lambda: KEY)
     assert "noise_key" in checkpoint.load(tmp_path / FILE)[0]
     again = KeyedState(tmp_path, lambda: bytes(32))
@@ -95,7 +113,11 @@ def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None
     again.numbers["losses"] = [1.0]
     again.finish(theta=torch.ones(2))
     finished = KeyedState(tmp_path, lambda: KEY)
-    assert (finished.is_finished, set(finished.tensors), finished.numbers) == (True, {"theta"}, {"losses": [1.0]})
+    assert (finished.is_finished, set(finished.tensors), finished.numbers) == (
+        True,
+        {"theta"},
+        {"losses": [1.0]},
+    )
 
 
 def test_divergence_names_the_setting() -> None:

@@ -1,4 +1,6 @@
-"""An encoder of BERT's layout in plain torch: the states and files of transformers, which takes what does not fit."""
+"""An encoder of BERT's layout in plain torch: the states and files of transformers, which takes
+what does not fit.
+"""
 
 import json
 import os
@@ -41,7 +43,10 @@ def test_states_are_those_of_transformers(folder: Path) -> None:
     theirs.save_pretrained(folder)  # pyrefly: ignore[not-callable]
     ours = own(folder)
     assert ours is not None
-    batch = {"input_ids": torch.randint(5, 100, (3, 12), generator=g), "attention_mask": torch.ones(3, 12).long()}
+    batch = {
+        "input_ids": torch.randint(5, 100, (3, 12), generator=g),
+        "attention_mask": torch.ones(3, 12).long(),
+    }
     for row, end in enumerate((12, 7, 1)):
         batch["attention_mask"][row, end:] = 0
         batch["input_ids"][row, end:] = int(ours.config.pad_token_id)
@@ -60,18 +65,24 @@ def test_files_are_those_that_transformers_writes(folder: Path, tmp_path: Path) 
     assert ours is not None
     ours.save_pretrained(tmp_path / "ours")
     for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+        assert (tmp_path / "ours" / name).read_bytes() == (
+            tmp_path / "theirs" / name
+        ).read_bytes(), name
 
 
 def test_a_head_stays_behind(tiny_roberta: Path) -> None:
     """A language model's encoder is read without its head; the pooler that it never had is zero."""
-    assert any(name.startswith("lm_head.") for name in load_file(tiny_roberta / "model.safetensors"))
+    assert any(
+        name.startswith("lm_head.") for name in load_file(tiny_roberta / "model.safetensors")
+    )
     ours, theirs = own(tiny_roberta), encoders.load_encoder(str(tiny_roberta)).state_dict()
     assert ours is not None
     weights = ours.state_dict()
     assert set(theirs) == set(weights)
     for name, weight in weights.items():
-        assert torch.equal(weight, torch.zeros_like(weight) if name.startswith("pooler.") else theirs[name]), name
+        assert torch.equal(
+            weight, torch.zeros_like(weight) if name.startswith("pooler.") else theirs[name]
+        ), name
 
 
 def test_weights_are_no_view_of_the_file(folder: Path) -> None:
@@ -86,15 +97,24 @@ def test_weights_are_no_view_of_the_file(folder: Path) -> None:
 
 
 def test_weights_that_are_shared_are_read_again_when_the_file_changes(folder: Path) -> None:
-    """One copy for all that this process builds on an encoder. A file that changed is another encoder, in weights and
-    digest, though its size and its time of modification are as they were."""
+    """One copy for all that this process builds on an encoder. A file that changed is another
+    encoder, in weights and digest, though its size and its time of modification are as they were.
+    """
     one, two = (encoders.load_frozen(str(folder), once=True).state_dict() for _ in range(2))
-    assert all(weight.data_ptr() == two[name].data_ptr() for name, weight in one.items() if "pooler" not in name)
+    assert all(
+        weight.data_ptr() == two[name].data_ptr()
+        for name, weight in one.items()
+        if "pooler" not in name
+    )
     apart = encoders.load_frozen(str(folder)).state_dict()
     assert not any(weight.data_ptr() == one[name].data_ptr() for name, weight in apart.items())
     file = folder / "model.safetensors"
     before, digest = file.stat(), files_digest([file])
-    save_file({name: 2 * weight for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: 2 * weight for name, weight in load_file(file).items()},
+        file,
+        metadata={"format": "pt"},
+    )
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (file.stat().st_mtime_ns, file.stat().st_size) == (before.st_mtime_ns, before.st_size)
     assert files_digest([file]) != digest
@@ -123,13 +143,17 @@ def configure(**values: Any) -> Callable[[Path], None]:
 def drop_a_weight(folder: Path) -> None:
     file = folder / "model.safetensors"
     weights = load_file(file)
-    weights.pop(next(name for name in weights if name.endswith("layer.0.attention.self.query.bias")))
+    weights.pop(
+        next(name for name in weights if name.endswith("layer.0.attention.self.query.bias"))
+    )
     save_file(weights, file)
 
 
 def to_whole_numbers(folder: Path) -> None:
     file = folder / "model.safetensors"
-    save_file({name: (100 * weight).to(torch.int8) for name, weight in load_file(file).items()}, file)
+    save_file(
+        {name: (100 * weight).to(torch.int8) for name, weight in load_file(file).items()}, file
+    )
 
 
 def tear(folder: Path) -> None:
@@ -140,18 +164,40 @@ def tear(folder: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        *(configure(hidden_act="relu"), configure(is_decoder=True), configure(model_type="electra")),
-        *(configure(intermediate_size=64), configure(num_hidden_layers=3), configure(num_attention_heads=0)),
+        *(
+            configure(hidden_act="relu"),
+            configure(is_decoder=True),
+            configure(model_type="electra"),
+        ),
+        *(
+            configure(intermediate_size=64),
+            configure(num_hidden_layers=3),
+            configure(num_attention_heads=0),
+        ),
         *(configure(num_attention_heads=3), configure(type_vocab_size=-1), to_whole_numbers),
         *(configure(quantization_config={"quant_method": "fp8"}), drop_a_weight, tear),
-        lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
+        lambda folder: (folder / "model.safetensors").rename(
+            folder / "model-00001-of-00001.safetensors"
+        ),
     ],
     ids=[
-        *("activation", "decoder", "family", "width", "layers", "no heads", "heads", "no types", "whole"),
+        *(
+            "activation",
+            "decoder",
+            "family",
+            "width",
+            "layers",
+            "no heads",
+            "heads",
+            "no types",
+            "whole",
+        ),
         *("quantised", "missing", "torn", "shards"),
     ],
 )
-def test_what_does_not_fit_is_left_to_transformers(folder: Path, spoil: Callable[[Path], None]) -> None:
+def test_what_does_not_fit_is_left_to_transformers(
+    folder: Path, spoil: Callable[[Path], None]
+) -> None:
     """None is returned, never an encoder whose weights were guessed."""
     spoil(folder)
     assert own(folder) is None
@@ -165,7 +211,9 @@ def test_a_torn_file_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_empty_one_counts_the_weights_of_transformers(family: str, request: pytest.FixtureRequest) -> None:
+def test_an_empty_one_counts_the_weights_of_transformers(
+    family: str, request: pytest.FixtureRequest
+) -> None:
     """`shape` says how much memory an encoder takes, only from its configuration."""
     name = str(request.getfixturevalue(family))
     theirs = sum(weight.numel() for weight in encoders.load_encoder(name).parameters())
@@ -173,7 +221,9 @@ def test_an_empty_one_counts_the_weights_of_transformers(family: str, request: p
 
 
 def test_neither_transformers_models_nor_a_compiler_is_imported(tiny_bert: Path) -> None:
-    """They take longer than torch: loading, saving and what a release asks of an encoder do without."""
+    """They take longer than torch: loading, saving and what a release asks of an encoder do
+    without.
+    """
     program = """
 import sys
 from pathlib import Path

@@ -41,7 +41,9 @@ def test_an_open_checkpoint_outlives_its_replacement(tmp_path: Path) -> None:
     assert float(checkpoint.load(tmp_path / "x")[0]["t"].sum()) == 10_000
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No space when the bytes are flushed: the old checkpoint stays, no leftover does."""
     checkpoint.save(tmp_path / "x", {"t": torch.zeros(3)}, {"n": 1})
 
@@ -65,7 +67,9 @@ def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 
 def test_kill_9_while_writing(tmp_path: Path) -> None:
-    """A process killed outright in a loop of saves leaves a whole checkpoint, one of those it wrote."""
+    """A process killed outright in a loop of saves leaves a whole checkpoint, one of those it
+    wrote.
+    """
     program = """
         import sys, torch
         from pathlib import Path
@@ -78,7 +82,9 @@ def test_kill_9_while_writing(tmp_path: Path) -> None:
     """
     path = tmp_path / "x"
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program), str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         for _ in range(5):

@@ -1,4 +1,6 @@
-"""Classifiers: parameters as one vector, the same scores as transformers, features that stand for the encoder."""
+"""Classifiers: parameters as one vector, the same scores as transformers, features that stand for
+the encoder.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,11 +34,15 @@ def config_of(encoder: Path, trainable: Any = "full", pooling: Any = "first") ->
 
 @pytest.mark.parametrize(("trainable", "pooling"), EVERY)
 def test_flat_is_the_parameters(fresh: Fresh, encoder: Path, trainable: str, pooling: str) -> None:
-    """Writing into `flat` is loading: scores change with it, come back with it, and gradients reach every view."""
+    """Writing into `flat` is loading: scores change with it, come back with it, and gradients reach
+    every view.
+    """
     made, inputs, _ = fresh(trainable, n=6, pooling=pooling, encoder=encoder)
     assert made.num_parameters == sum(p.numel() for p in made.part.parameters() if p.requires_grad)
     before, scores = made.flat.clone(), made.predict(inputs)
-    made.flat.add_(0.1 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(0)))
+    made.flat.add_(
+        0.1 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(0))
+    )
     assert not torch.allclose(made.predict(inputs), scores, atol=1e-3)
     made.flat.copy_(before)
     assert torch.equal(made.predict(inputs), scores)
@@ -46,24 +52,34 @@ def test_flat_is_the_parameters(fresh: Fresh, encoder: Path, trainable: str, poo
 
 
 def test_what_trains(fresh: Fresh, encoder: Path) -> None:
-    """`full`: every parameter; `head`: dense and projection alone; `lora`: rank-2 adapters on query and value, head."""
+    """`full`: every parameter; `head`: dense and projection alone; `lora`: rank-2 adapters on query
+    and value, head.
+    """
     counts = {part: fresh(part, n=2, encoder=encoder)[0] for part in PARTS}
-    assert counts["full"].num_parameters == sum(p.numel() for p in counts["full"].whole.parameters())
+    assert counts["full"].num_parameters == sum(
+        p.numel() for p in counts["full"].whole.parameters()
+    )
     head = (16 * 16 + 16) + (16 * 5 + 5)
     assert counts["head"].num_parameters == head
     adapters = 2 * 2 * (2 * 16 * 2)  # layers, query and value, two factors of 16 by 2
-    own_head = head if "roberta" in str(encoder) else 16 * 5 + 5  # BERT's pooler belongs to its encoder
+    own_head = (
+        head if "roberta" in str(encoder) else 16 * 5 + 5
+    )  # BERT's pooler belongs to its encoder
     assert counts["lora"].num_parameters == adapters + own_head
     on_the_mean = fresh("lora", n=2, pooling="mean", encoder=encoder)[0]
     assert on_the_mean.num_parameters == adapters + (16 * 5 + 5), "adapters, and one linear layer"
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), EVERY)
-def test_prediction_ignores_order_and_padding(fresh: Fresh, encoder: Path, trainable: str, pooling: str) -> None:
+def test_prediction_ignores_order_and_padding(
+    fresh: Fresh, encoder: Path, trainable: str, pooling: str
+) -> None:
     """A record alone scores as it does among longer and shorter ones."""
     made, inputs, _ = fresh(trainable, n=17, pooling=pooling, encoder=encoder)
     together = made.predict(inputs, batch_size=6)
-    alone = torch.cat([made.logits(inputs.batch(torch.tensor([i]), made.device)).detach() for i in range(17)])
+    alone = torch.cat(
+        [made.logits(inputs.batch(torch.tensor([i]), made.device)).detach() for i in range(17)]
+    )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -74,7 +90,9 @@ def test_features_stand_for_the_encoder(
     """`head` on cached features scores as the whole model on the text does."""
     made, features, _ = fresh("head", n=9, pooling=pooling, encoder=encoder)
     tokens = classifier.tokenize(made.config, narratives(9))
-    whole = torch.cat([_scores(made.whole(**tokens.batch(torch.tensor([i]), made.device))) for i in range(9)])
+    whole = torch.cat(
+        [_scores(made.whole(**tokens.batch(torch.tensor([i]), made.device))) for i in range(9)]
+    )
     torch.testing.assert_close(made.predict(features), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -82,14 +100,20 @@ def _scores(output: Any) -> Tensor:
     return (output if isinstance(output, Tensor) else output.logits).detach()
 
 
-def test_standard_head_is_transformers_own(fresh: Fresh, narratives: Callable[..., list[str]], encoder: Path) -> None:
+def test_standard_head_is_transformers_own(
+    fresh: Fresh, narratives: Callable[..., list[str]], encoder: Path
+) -> None:
     """`full` gives the scores of transformers' model with its own tokenizer and padding."""
     from transformers import AutoTokenizer
 
     made, tokens, _ = fresh("full", n=9, encoder=encoder)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(encoder))
-    encoded = tokenizer(narratives(9), truncation=True, max_length=64, padding=True, return_tensors="pt")
-    expected = made.whole(**{k: encoded[k] for k in ("input_ids", "attention_mask")}).logits.detach()
+    encoded = tokenizer(
+        narratives(9), truncation=True, max_length=64, padding=True, return_tensors="pt"
+    )
+    expected = made.whole(
+        **{k: encoded[k] for k in ("input_ids", "attention_mask")}
+    ).logits.detach()
     torch.testing.assert_close(made.predict(tokens), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -98,7 +122,9 @@ def test_log_likelihood(fresh: Fresh) -> None:
     made, inputs, _ = fresh("full", n=7)
     batch = inputs.batch(torch.arange(7), made.device)
     with torch.no_grad():
-        all_labels = torch.stack([made.log_likelihood(batch, torch.full((7,), c)) for c in range(5)], 1)
+        all_labels = torch.stack(
+            [made.log_likelihood(batch, torch.full((7,), c)) for c in range(5)], 1
+        )
     assert bool((all_labels <= 0).all())
     torch.testing.assert_close(all_labels.exp().sum(1), torch.ones(7))
     torch.testing.assert_close(all_labels, made.logits(batch).detach().log_softmax(1))
@@ -108,7 +134,9 @@ def test_encoding_reports_every_record(fresh: Fresh, narratives: Callable[..., l
     """`on_batch` gets each batch's size; the features do not depend on the batches."""
     made, features, _ = fresh("head", n=20)
     sizes: list[int] = []
-    again = made.encode(classifier.tokenize(made.config, narratives(20)), batch_size=6, on_batch=sizes.append)
+    again = made.encode(
+        classifier.tokenize(made.config, narratives(20)), batch_size=6, on_batch=sizes.append
+    )
     assert sorted(sizes) == [2, 6, 6, 6]
     assert isinstance(features, FeatureInputs)
     torch.testing.assert_close(again.features, features.features)
@@ -147,19 +175,26 @@ def test_narratives_are_cut(tiny_roberta: Path) -> None:
 
 
 def test_more_tokens_than_the_encoder_has_positions(encoder: Path) -> None:
-    """Said before training, with the number that works, and not by an index error inside the encoder."""
+    """Said before training, with the number that works, and not by an index error inside the
+    encoder.
+    """
     config = ModelConfig(encoder=str(encoder), max_length=65)
     with pytest.raises(MechanismError, match=r"max_length is 65; this encoder reads at most 64"):
         classifier.tokenize(config, ["fell"])
 
 
 def test_side_by_side_passes_equal_one_after_the_other(fresh: Fresh) -> None:
-    """With three threads batches run side by side, each on one: scores, features, risks and Delta keep every bit."""
+    """With three threads batches run side by side, each on one: scores, features, risks and Delta
+    keep every bit.
+    """
     made, tokens, given = fresh("full", n=40)
     head, _, _ = fresh("head", n=2)
     assert isinstance(tokens, TokenInputs)
     still = torch.zeros(made.num_parameters)
-    wide = tuple(0.02 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    wide = tuple(
+        0.02 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(i))
+        for i in range(2)
+    )
     post = swag.posterior(made.flat.clone(), still, wide, count=2, std_scale=1.0)
     results = []
     for threads in (1, 3):
@@ -169,9 +204,18 @@ def test_side_by_side_passes_equal_one_after_the_other(fresh: Fresh) -> None:
             risks = pseudo_posterior.risk_pass(
                 made, tokens, given, post, draws=range(3), seed=0, purpose="a", batch_size=4
             )
-            delta = pseudo_posterior.at_draw(made, tokens, given, weights=torch.ones(40), batch_size=4)
+            delta = pseudo_posterior.at_draw(
+                made, tokens, given, weights=torch.ones(40), batch_size=4
+            )
             features = head.encode(tokens, batch_size=4).features
-            results.append([made.predict(tokens, batch_size=4), features, *vars(risks).values(), torch.tensor(delta)])
+            results.append(
+                [
+                    made.predict(tokens, batch_size=4),
+                    features,
+                    *vars(risks).values(),
+                    torch.tensor(delta),
+                ]
+            )
             assert torch.get_num_threads() == threads, "the number of threads comes back"
         finally:
             torch.set_num_threads(before)

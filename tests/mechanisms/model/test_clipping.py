@@ -32,30 +32,44 @@ def by_autograd(classifier: Classifier, inputs: Inputs, labels: Tensor) -> Tenso
     rows = []
     for i in range(len(labels)):
         index = torch.tensor([i])
-        loss = -classifier.log_likelihood(inputs.batch(index, classifier.device), labels[index]).sum()
+        loss = -classifier.log_likelihood(
+            inputs.batch(index, classifier.device), labels[index]
+        ).sum()
         parts = torch.autograd.grad(loss, classifier.parameters, allow_unused=True)
         zeros = (torch.zeros_like(p) for p in classifier.parameters)
-        rows.append(torch.cat([(z if g is None else g).flatten() for g, z in zip(parts, zeros, strict=True)]))
+        rows.append(
+            torch.cat(
+                [(z if g is None else g).flatten() for g, z in zip(parts, zeros, strict=True)]
+            )
+        )
     return torch.stack(rows)
 
 
 def clipped(classifier: Classifier, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(norms, clipped sum) of all records in one micro-batch."""
-    return clipped_sum(classifier, inputs.batch(torch.arange(len(labels)), classifier.device), labels, clip)
+    return clipped_sum(
+        classifier, inputs.batch(torch.arange(len(labels)), classifier.device), labels, clip
+    )
 
 
 def assert_same(got: tuple[Tensor, Tensor], per_record: Tensor) -> None:
     norms = per_record.double().norm(dim=1)
     torch.testing.assert_close(got[0], norms, rtol=1e-4, atol=1e-6)
     # inputs of the closed form are rounded to 2^-15 of their length
-    torch.testing.assert_close(got[1], (per_record * clip(norms)[:, None]).sum(0), rtol=1e-4, atol=5e-5)
+    torch.testing.assert_close(
+        got[1], (per_record * clip(norms)[:, None]).sum(0), rtol=1e-4, atol=5e-5
+    )
 
 
-def make(folder: Path, config: dict[str, Any], texts: list[str]) -> tuple[Classifier, Inputs, Tensor]:
+def make(
+    folder: Path, config: dict[str, Any], texts: list[str]
+) -> tuple[Classifier, Inputs, Tensor]:
     model = ModelConfig(encoder=str(folder), max_length=32, lora_rank=2, **config)
     made = classifiers.build(model, num_labels=LABELS, seed=0)
     with torch.no_grad():  # adapters start at zero, where half their gradient vanishes
-        made.flat.add_(torch.randn(made.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+        made.flat.add_(
+            torch.randn(made.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05
+        )
     tokens = classifiers.tokenize(model, texts)
     inputs = made.encode(tokens) if config["trainable"] == "head" else tokens
     return made, inputs, torch.arange(len(texts)) % LABELS
@@ -74,16 +88,23 @@ PARTS = [
 @pytest.mark.parametrize("config", PARTS, ids=lambda c: "-".join(c.values()))
 @pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
 def test_norms_and_sums_equal_autograd(
-    family: str, config: dict[str, Any], request: pytest.FixtureRequest, narratives: Callable[..., list[str]]
+    family: str,
+    config: dict[str, Any],
+    request: pytest.FixtureRequest,
+    narratives: Callable[..., list[str]],
 ) -> None:
-    """Narratives of uneven length: norms and clipped sums to float precision, padding and shared positions included."""
+    """Narratives of uneven length: norms and clipped sums to float precision, padding and shared
+    positions included.
+    """
     made, inputs, labels = make(request.getfixturevalue(family), config, narratives(9))
     assert_same(clipped(made, inputs, labels), by_autograd(made, inputs, labels))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_head_equals_opacus(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
-    """Per-record gradients of Opacus's hooks on RoBERTa's two-layer head: the same norms, the same clipped sum."""
+    """Per-record gradients of Opacus's hooks on RoBERTa's two-layer head: the same norms, the same
+    clipped sum.
+    """
     from opacus.grad_sample import GradSampleModule
 
     made, inputs, labels = make(tiny_roberta, {"trainable": "head"}, narratives(9))
@@ -138,7 +159,10 @@ class _Tied(nn.Module):
     [
         (_Scaled(), r"no sampler for layer `head \(_Scaled\)`"),
         (nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, LABELS)), r"1 \(PReLU\)"),
-        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS)), "1 .BatchNorm1d.` mixes records"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS)),
+            "1 .BatchNorm1d.` mixes records",
+        ),
         (_Tied(), "share a weight"),
         (_Twice(), "runs twice"),
     ],
@@ -158,7 +182,9 @@ WAYS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "sampled": lambda: (nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6)), torch.randn(9, 5, 8)),
     "looked up": lambda: (nn.Embedding(7, 6), torch.arange(45).view(9, 5) % 7),
     "together": lambda: (
-        nn.Sequential(nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 4), nn.Flatten(), nn.Linear(20, 3)),
+        nn.Sequential(
+            nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 4), nn.Flatten(), nn.Linear(20, 3)
+        ),
         torch.arange(45).view(9, 5) % 7,
     ),
 }
@@ -172,13 +198,17 @@ def scaled_by_target(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bits", [4, 30, 60])
 def test_no_record_adds_more_than_its_clip(way: str, bits: int) -> None:
-    """In the arithmetic of integers, on a coarse grid and on one as fine as float64, for gradients of any size: those
-    that float32 rounds to nothing, and those beyond it. It adds nearly as much where the grid lets it."""
+    """In the arithmetic of integers, on a coarse grid and on one as fine as float64, for gradients
+    of any size: those that float32 rounds to nothing, and those beyond it. It adds nearly as much
+    where the grid lets it.
+    """
     torch.manual_seed(0)
     module, x = WAYS[way]()
     model = OwnModel(module, scaled_by_target, device=torch.device("cpu"))
     for record, target in enumerate(torch.arange(len(MAGNITUDES)).split(1)):
-        norms, total = clipped_sum(model, {"features": x[record : record + 1]}, target, clip, bits=bits)
+        norms, total = clipped_sum(
+            model, {"features": x[record : record + 1]}, target, clip, bits=bits
+        )
         length = sum((Fraction(value) ** 2 for value in total.tolist()), Fraction(0))
         assert length <= Fraction(CLIP) ** 2
         if bits > 4 and 1e-3 < float(norms) < 1e18:
@@ -192,7 +222,9 @@ def test_no_order_of_records_moves_a_bit() -> None:
     x, y = torch.randn(40, 8), torch.arange(40) % LABELS
 
     def total(records: range) -> Tensor:
-        each = [clipped_sum(model, {"features": x[i : i + 1]}, y[i : i + 1], clip)[1] for i in records]
+        each = [
+            clipped_sum(model, {"features": x[i : i + 1]}, y[i : i + 1], clip)[1] for i in records
+        ]
         return torch.stack(each).cumsum(0)[-1]
 
     whole = total(range(40))

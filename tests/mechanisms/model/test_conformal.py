@@ -1,4 +1,6 @@
-"""Conformal sets: exchangeable records are covered as often as is promised, and a quantile a rank off is rejected."""
+"""Conformal sets: exchangeable records are covered as often as is promised, and a quantile a rank
+off is rejected.
+"""
 
 import math
 from typing import Any
@@ -22,10 +24,14 @@ def covered_of(quantile: float, rank: int, fits: int = 20_000, records: int = 9)
 
 
 def test_the_rank_counts_the_new_record_too() -> None:
-    """Of nine records at 90 % the ninth largest is the limit, which covers exactly 90 %; of eight none is. Four
-    standard deviations of 20,000 draws are 0.85 points: without + 1 the coverage is 80.0 %, which is rejected."""
+    """Of nine records at 90 % the ninth largest is the limit, which covers exactly 90 %; of eight
+    none is. Four standard deviations of 20,000 draws are 0.85 points: without + 1 the coverage is
+    80.0 %, which is rejected.
+    """
     assert limit(np.linspace(0.1, 0.9, 9), COVERAGE) == pytest.approx(0.1, rel=1e-4)
-    assert limit(np.linspace(0.1, 0.9, 8), COVERAGE) == 0.0, "eight records never give 90 %: all codes"
+    assert limit(np.linspace(0.1, 0.9, 8), COVERAGE) == 0.0, (
+        "eight records never give 90 %: all codes"
+    )
     spread = 4 * math.sqrt(20_000 * 0.9 * 0.1)
     assert abs(covered_of(COVERAGE, math.ceil(10 * COVERAGE)) - 18_000) < spread
     wrong = math.ceil(9 * COVERAGE) - 1  # floor(n x coverage), the plain quantile
@@ -33,7 +39,9 @@ def test_the_rank_counts_the_new_record_too() -> None:
 
 
 def records(rng: np.random.Generator, count: int, codes: int = 12) -> tuple[Tensor, Tensor]:
-    """Logits and right codes, of which the first is easy and frequent and the second hard and frequent."""
+    """Logits and right codes, of which the first is easy and frequent and the second hard and
+    frequent.
+    """
     share = np.array([0.3, 0.3, *[0.4 / (codes - 2)] * (codes - 2)])
     labels = rng.choice(codes, count, p=share)
     logits = rng.normal(size=(count, codes))
@@ -52,9 +60,11 @@ def coverage_of(sets: Sets, logits: Tensor, labels: Tensor) -> NDArray[np.bool_]
 
 
 def test_exchangeable_records_are_covered_code_by_code() -> None:
-    """60 calibrations, 400 new records each: all of them, the hard frequent code and the rest are covered. A standard
-    error of the mean over the calibrations is 0.3 points of all records, 0.5 of a code; four are allowed. One limit for
-    all codes leaves the hard code at some 80 %, which the bound rejects."""
+    """60 calibrations, 400 new records each: all of them, the hard frequent code and the rest are
+    covered. A standard error of the mean over the calibrations is 0.3 points of all records, 0.5 of
+    a code; four are allowed. One limit for all codes leaves the hard code at some 80 %, which the
+    bound rejects.
+    """
     rng = np.random.default_rng(1)
     chosen = np.arange(400) % 4 == 0
     codes = [f"c{at}" for at in range(12)]
@@ -77,7 +87,9 @@ def test_exchangeable_records_are_covered_code_by_code() -> None:
 
 
 def test_a_calibration_s_share_follows_beta() -> None:
-    """The interval has the values of Vovk's Beta: 0.9 of 499 records, k = 450, mean 0.9, deviation 0.0134."""
+    """The interval has the values of Vovk's Beta: 0.9 of 499 records, k = 450, mean 0.9, deviation
+    0.0134.
+    """
     low, high = interval(499, COVERAGE)
     assert (low, high) == pytest.approx((0.9 - 1.96 * 0.0134, 0.9 + 1.96 * 0.0134), abs=0.002)
     assert interval(8, COVERAGE) == (1.0, 1.0)
@@ -85,9 +97,14 @@ def test_a_calibration_s_share_follows_beta() -> None:
 
 
 def test_sets_are_ordered_and_never_empty() -> None:
-    """The most probable code first; a code that the model lacks is in no set and counts as not covered."""
+    """The most probable code first; a code that the model lacks is in no set and counts as not
+    covered.
+    """
     scores = torch.tensor([[0.2, 0.5, 0.3], [0.34, 0.33, 0.33]])
-    assert Sets(COVERAGE, 0.25, 100, {"c0": 0.1}).members(scores.numpy(), ["c0", "c1", "c2"]) == [[1, 2, 0], [0, 1, 2]]
+    assert Sets(COVERAGE, 0.25, 100, {"c0": 0.1}).members(scores.numpy(), ["c0", "c1", "c2"]) == [
+        [1, 2, 0],
+        [0, 1, 2],
+    ]
     assert Sets(COVERAGE, 0.9, 100, {}).members(scores.numpy(), ["c0", "c1", "c2"]) == [[1], [0]]
     logits, chosen = torch.zeros(40, 2), np.zeros(40, dtype=bool)
     labels = torch.tensor([-1] * 5 + [0] * 35)

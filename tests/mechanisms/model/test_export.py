@@ -1,4 +1,6 @@
-"""A released folder in plain libraries: the same scores, codes as labels, nothing of where it was made."""
+"""A released folder in plain libraries: the same scores, codes as labels, nothing of where it was
+made.
+"""
 
 import json
 import shutil
@@ -38,17 +40,25 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def released(
     encoder: Path, tmp_path: Path, narratives: Any
 ) -> Callable[..., tuple[Path, Classifier, list[str], Tensor]]:
-    """Make a folder of a classifier whose trainable parameters were moved, its texts and their scores before."""
+    """Make a folder of a classifier whose trainable parameters were moved, its texts and their
+    scores before.
+    """
 
     def make(trainable: Any, pooling: Any) -> tuple[Path, Classifier, list[str], Tensor]:
-        config = ModelConfig(encoder=str(encoder), trainable=trainable, pooling=pooling, max_length=32, lora_rank=2)
+        config = ModelConfig(
+            encoder=str(encoder), trainable=trainable, pooling=pooling, max_length=32, lora_rank=2
+        )
         made = classifier.build(config, num_labels=len(CODES), seed=0)
-        made.flat.add_(0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1)))
+        made.flat.add_(
+            0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1))
+        )
         texts = narratives(6)
         tokens = classifier.tokenize(config, texts)
         assert int(tokens.lengths.max()) == 32, "a text must be cut"
         # One by one, as plain libraries do with single texts.
-        scores = made.predict(made.encode(tokens, batch_size=1) if trainable == "head" else tokens, batch_size=1)
+        scores = made.predict(
+            made.encode(tokens, batch_size=1) if trainable == "head" else tokens, batch_size=1
+        )
         folder = tmp_path / "released"
         folder.mkdir()
         export.save(made, folder, codes=CODES)
@@ -59,14 +69,18 @@ def released(
 
 @pytest.mark.parametrize(("trainable", "pooling"), STANDARD)
 def test_transformers_pipeline(released: Any, trainable: str, pooling: str) -> None:
-    """`pipeline("text-classification", folder)` answers every code with the scores that the classifier gave. To float32
-    rounding: weights lie elsewhere in memory there, and `lora`'s are merged."""
+    """`pipeline("text-classification", folder)` answers every code with the scores that the
+    classifier gave. To float32 rounding: weights lie elsewhere in memory there, and `lora`'s are
+    merged.
+    """
     from transformers import pipeline
 
     folder, _, texts, scores = released(trainable, pooling)
     pipe: Any = pipeline("text-classification", model=str(folder), device="cpu")
     answers = [pipe(text, top_k=None, function_to_apply="none", truncation=True) for text in texts]
-    got = torch.tensor([[next(a["score"] for a in one if a["label"] == c) for c in CODES] for one in answers])
+    got = torch.tensor(
+        [[next(a["score"] for a in one if a["label"] == c) for c in CODES] for one in answers]
+    )
     torch.testing.assert_close(got, scores, rtol=1e-5, atol=2e-6)
     plain = pipe(texts[0], truncation=True)[0]
     assert plain["label"] == CODES[int(scores[0].argmax())]
@@ -75,14 +89,20 @@ def test_transformers_pipeline(released: Any, trainable: str, pooling: str) -> N
 
 @pytest.mark.parametrize(("trainable", "pooling"), POOLED)
 def test_sentence_transformers(released: Any, trainable: str, pooling: str) -> None:
-    """`SentenceTransformer(folder).encode(texts)` gives the scores; modules are named as every version knows them."""
+    """`SentenceTransformer(folder).encode(texts)` gives the scores; modules are named as every
+    version knows them.
+    """
     from sentence_transformers import SentenceTransformer
 
     folder, _, texts, scores = released(trainable, pooling)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # of the older module names, which the folder uses on purpose
         model = SentenceTransformer(str(folder), device="cpu")
-    got = torch.cat([model.encode([text], convert_to_tensor=True, show_progress_bar=False) for text in texts])
+    got = torch.cat(
+        [model.encode([text], convert_to_tensor=True, show_progress_bar=False) for text in texts]
+    )
     torch.testing.assert_close(got.cpu(), scores, rtol=1e-5, atol=1e-6)
     assert json.loads((folder / export.LABELS).read_text())["codes"] == list(CODES)
 
@@ -95,11 +115,16 @@ def test_it_is_written_without_the_library(released: Any, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("trainable", "pooling"), POOLED)
 def test_a_library_that_cannot_use_it_fails(released: Any, trainable: str, pooling: str) -> None:
-    """Plain transformers makes up no head for a mean-pooled model, and beside its encoder no codes are named."""
+    """Plain transformers makes up no head for a mean-pooled model, and beside its encoder no codes
+    are named.
+    """
     from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
     folder, _, _, _ = released(trainable, pooling)
-    for load in (partial(pipeline, "text-classification"), AutoModelForSequenceClassification.from_pretrained):
+    for load in (
+        partial(pipeline, "text-classification"),
+        AutoModelForSequenceClassification.from_pretrained,
+    ):
         with pytest.raises((OSError, ValueError)):
             load(str(folder))
     named: Any = AutoConfig.from_pretrained(folder / export.ENCODER)
@@ -108,7 +133,9 @@ def test_a_library_that_cannot_use_it_fails(released: Any, trainable: str, pooli
 
 @pytest.mark.parametrize(("trainable", "pooling"), STANDARD + POOLED)
 def test_loaded_here(released: Any, trainable: str, pooling: str) -> None:
-    """`load` gives codes, length and scores back, in the texts' order whatever the batch; no texts, no scores."""
+    """`load` gives codes, length and scores back, in the texts' order whatever the batch; no texts,
+    no scores.
+    """
     folder, made, texts, scores = released(trainable, pooling)
     back = export.load(folder)
     assert back.codes == CODES
@@ -133,8 +160,9 @@ def strings(value: Any) -> Iterator[str]:
 def test_nothing_of_where_it_was_made(
     released: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str, pooling: str
 ) -> None:
-    """No file holds the folder, the user or the host; no setting is an absolute path. And no file is there that the
-    release's allow-list does not know."""
+    """No file holds the folder, the user or the host; no setting is an absolute path. And no file
+    is there that the release's allow-list does not know.
+    """
     for name in ("USER", "LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, "jdoe")
     monkeypatch.setattr(socket, "gethostname", lambda: "host-of-jdoe")
@@ -188,19 +216,36 @@ def test_no_released_folder(released: Any, tmp_path: Path, damage: str) -> None:
 def worded(encoder: Path, kind: str) -> tuple[Classifier, Lexicon]:
     """A head that reads words next to its encoder, with parameters that a release could have."""
     config = ModelConfig.model_validate(
-        {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lexical": kind}
+        {
+            "encoder": str(encoder),
+            "trainable": "head",
+            "pooling": "mean",
+            "max_length": 32,
+            "lexical": kind,
+        }
     )
     vocabulary = lexicon.vocabulary_of(["fractured wrist", "burns", "strained back"])
     features = torch.ones(2, 16)
-    words = lexicon.build(cast(Any, kind), vocabulary=vocabulary, texts=["fractured wrist", "burns"], features=features)
+    words = lexicon.build(
+        cast(Any, kind),
+        vocabulary=vocabulary,
+        texts=["fractured wrist", "burns"],
+        features=features,
+    )
     made = classifier.build(config, num_labels=len(CODES), seed=0, lexicon=words)
-    made.flat.add_(0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1)))
+    made.flat.add_(
+        0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1))
+    )
     return made, words
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
-def test_words_next_to_the_encoder(tiny_bert: Path, tmp_path: Path, narratives: Any, kind: str) -> None:
-    """`load` gives the scores back. sentence-transformers would leave out the words, and finds no model."""
+def test_words_next_to_the_encoder(
+    tiny_bert: Path, tmp_path: Path, narratives: Any, kind: str
+) -> None:
+    """`load` gives the scores back. sentence-transformers would leave out the words, and finds no
+    model.
+    """
     made, words = worded(tiny_bert, kind)
     texts = narratives(6)
     features = made.encode(classifier.tokenize(made.config, texts)).features

@@ -9,21 +9,33 @@ from torch import Tensor
 
 from mechanisms.model import inputs
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.model.inputs import FeatureInputs, TokenInputs, length_sorted_batches, token_budget_batches
+from mechanisms.model.inputs import (
+    FeatureInputs,
+    TokenInputs,
+    length_sorted_batches,
+    token_budget_batches,
+)
 from mechanisms.model.training import epoch_batches
 
 CPU = torch.device("cpu")
 
 
 def tokens(n: int, *, seed: int = 0) -> tuple[TokenInputs, list[list[int]]]:
-    """n records of 1 to 40 tokens, and the lists they came from; the padding id 7 also occurs as a token."""
+    """n records of 1 to 40 tokens, and the lists they came from; the padding id 7 also occurs as a
+    token.
+    """
     g = torch.Generator().manual_seed(seed)
-    lists = [torch.randint(100, (int(k),), generator=g).tolist() for k in torch.randint(1, 41, (n,), generator=g)]
+    lists = [
+        torch.randint(100, (int(k),), generator=g).tolist()
+        for k in torch.randint(1, 41, (n,), generator=g)
+    ]
     return TokenInputs.from_lists(lists, pad_id=7), lists
 
 
 def test_a_batch_is_its_records_padded() -> None:
-    """Ids and mask give back the lists, in the order asked for, padded to the longest of the batch and no further."""
+    """Ids and mask give back the lists, in the order asked for, padded to the longest of the batch
+    and no further.
+    """
     packed, lists = tokens(20)
     index = torch.tensor([3, 17, 3, 0])
     batch = packed.batch(index, CPU)
@@ -38,7 +50,9 @@ def test_a_batch_is_its_records_padded() -> None:
 
 @pytest.mark.parametrize("kind", ["tokens", "features"])
 def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
-    made: FeatureInputs | TokenInputs = tokens(9)[0] if kind == "tokens" else FeatureInputs(features=torch.randn(9, 4))
+    made: FeatureInputs | TokenInputs = (
+        tokens(9)[0] if kind == "tokens" else FeatureInputs(features=torch.randn(9, 4))
+    )
     made.save(tmp_path / "x.safetensors")
     loaded = inputs.load(tmp_path / "x.safetensors")
     assert type(loaded) is type(made)
@@ -48,7 +62,9 @@ def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
 
 
 def test_forward_batches_take_every_record_once_longest_first() -> None:
-    """A partition of the records, sorted by length, so that padding is what the sorted order leaves."""
+    """A partition of the records, sorted by length, so that padding is what the sorted order
+    leaves.
+    """
     packed, _ = tokens(101)
     batches = list(length_sorted_batches(packed, batch_size=8))
     order = torch.cat(batches)
@@ -69,7 +85,9 @@ def padded(packed: TokenInputs, batches: list[Tensor]) -> int:
 @pytest.mark.parametrize("n", [1, 7, 8, 400, 401, 999])
 @pytest.mark.parametrize("bucketing", [False, True])
 def test_training_batches_take_every_record_once(n: int, bucketing: bool) -> None:
-    """An epoch is a partition into batches of the batch size (the last may be short), however it is gathered."""
+    """An epoch is a partition into batches of the batch size (the last may be short), however it is
+    gathered.
+    """
     packed, _ = tokens(n)
     phase = OptimiserPhase(batch_size=8, length_bucketing=bucketing)
     batches = list(epoch_batches(packed, phase=phase, seed=0, purpose="x", epoch=1))
@@ -93,29 +111,40 @@ def test_training_order_is_a_function_of_seed_purpose_and_epoch() -> None:
 
 
 def test_bucketing_spares_most_padding_and_shuffles() -> None:
-    """Within a tenth of no padding at all, against a third and more without; long records do not come in one run."""
+    """Within a tenth of no padding at all, against a third and more without; long records do not
+    come in one run.
+    """
     packed, _ = tokens(2000)
     real = int(packed.lengths.sum())
     plain, bucketed = (
-        list(epoch_batches(packed, phase=OptimiserPhase(length_bucketing=b), seed=0, purpose="x", epoch=1))
+        list(
+            epoch_batches(
+                packed, phase=OptimiserPhase(length_bucketing=b), seed=0, purpose="x", epoch=1
+            )
+        )
         for b in (False, True)
     )
     assert padded(packed, plain) > 1.33 * real
     assert padded(packed, bucketed) < 1.1 * real
     longest = torch.stack([packed.lengths[b].max() for b in bucketed]).double()
     neighbours = torch.corrcoef(torch.stack([longest[:-1], longest[1:]]))[0, 1]
-    # 250 batches: the correlation of a shuffled sequence has standard deviation 0.063, six of them are 0.38.
+    # 250 batches: the correlation of a shuffled sequence has standard deviation 0.063, six of them
+    # are 0.38.
     assert abs(float(neighbours)) < 0.38
 
 
 @pytest.mark.parametrize("budget", [1, 64, 10_000])
 def test_a_token_budget_is_kept_and_every_record_comes_once(budget: int) -> None:
-    """Padded batches stay within the budget unless one record alone exceeds it; no batch has room for another."""
+    """Padded batches stay within the budget unless one record alone exceeds it; no batch has room
+    for another.
+    """
     packed, _ = tokens(300)
     batches = list(token_budget_batches(packed, budget=budget))
     assert sorted(torch.cat(batches).tolist()) == list(range(300))
     for batch in batches:
         longest = int(packed.lengths[batch].max())
         assert len(batch) == 1 or len(batch) * longest <= budget
-    assert all((len(batch) + 1) * int(packed.lengths[batch].max()) > budget for batch in batches[:-1])
+    assert all(
+        (len(batch) + 1) * int(packed.lengths[batch].max()) > budget for batch in batches[:-1]
+    )
     assert list(token_budget_batches(tokens(0)[0], budget=budget)) == []

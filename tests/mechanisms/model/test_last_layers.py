@@ -1,4 +1,6 @@
-"""Adapters in the last layers read the states below them, and give what the whole encoder gives from tokens."""
+"""Adapters in the last layers read the states below them, and give what the whole encoder gives
+from tokens.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +21,44 @@ from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.training import train
 
 CPU = torch.device("cpu")
-TEXTS = ["employee fell from a ladder and broke an arm", "burn", "cut by a saw", "the hand was caught in a machine"]
+TEXTS = [
+    "employee fell from a ladder and broke an arm",
+    "burn",
+    "cut by a saw",
+    "the hand was caught in a machine",
+]
 
 
 def _words(model: ModelConfig) -> Lexicon:
-    features = classifier.build(model.frozen(), num_labels=2, seed=0).encode(classifier.tokenize(model, TEXTS)).features
+    features = (
+        classifier.build(model.frozen(), num_labels=2, seed=0)
+        .encode(classifier.tokenize(model, TEXTS))
+        .features
+    )
     vocabulary = lexicon.vocabulary_of(TEXTS)
     return lexicon.build("titles", vocabulary=vocabulary, texts=TEXTS, features=features)
 
 
 def _build(encoder: Path, **settings: object) -> tuple[Classifier, TokenInputs, TokenInputs]:
-    """Returns a classifier whose adapters are not zero, its records with states, and the same with only ids."""
+    """Returns a classifier whose adapters are not zero, its records with states, and the same with
+    only ids.
+    """
     model = ModelConfig.model_validate(
-        {"encoder": str(encoder), "trainable": "lora", "pooling": "mean", "max_length": 16, "lora_rank": 2}
+        {
+            "encoder": str(encoder),
+            "trainable": "lora",
+            "pooling": "mean",
+            "max_length": 16,
+            "lora_rank": 2,
+        }
         | {"lora_layers": 1, "lexical": "titles"}
         | settings
     )
     words = _words(model)
     built = classifier.build(model, num_labels=3, seed=0, lexicon=words)
-    built.flat.copy_(torch.randn(built.num_parameters, generator=torch.Generator().manual_seed(1)) / 4)
+    built.flat.copy_(
+        torch.randn(built.num_parameters, generator=torch.Generator().manual_seed(1)) / 4
+    )
     tokens = replace(classifier.tokenize(model, TEXTS), words=words.words(TEXTS))
     return built, replace(tokens, states=classifier.states(model, tokens, device=CPU)), tokens
 
@@ -50,7 +71,9 @@ def test_states_give_the_scores_of_tokens(tiny_bert: Path, tmp_path: Path) -> No
     again = load(tmp_path / "states.safetensors")
     assert torch.equal(built.predict(again), built.predict(states))
     order = torch.tensor([3, 1])
-    assert torch.allclose(built.predict(states.take(order)), built.predict(states)[order], atol=1e-5)
+    assert torch.allclose(
+        built.predict(states.take(order)), built.predict(states)[order], atol=1e-5
+    )
     before = built.predict(tokens)
     merged = built.releasable()
     assert not [name for name, _ in merged.named_parameters() if "lora" in name]
@@ -76,7 +99,9 @@ def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
     labels = torch.tensor([0, 1, 2, 0])
 
     def summed(index: torch.Tensor) -> torch.Tensor:
-        return clipped_sum(built, states.batch(index, CPU), labels[index], lambda n: (0.1 / n).clamp(max=1))[1]
+        return clipped_sum(
+            built, states.batch(index, CPU), labels[index], lambda n: (0.1 / n).clamp(max=1)
+        )[1]
 
     alone = [summed(torch.tensor([at])) for at in range(4)]
     assert all(float(one.norm()) <= 0.1 + 1e-6 for one in alone)
@@ -85,7 +110,9 @@ def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tiny_bert: Path) -> None:
-    """More layers than the encoder has, adapters that a head has none of, and words next to a whole encoder."""
+    """More layers than the encoder has, adapters that a head has none of, and words next to a whole
+    encoder.
+    """
     with pytest.raises(MechanismError, match="Set fewer"):
         _build(tiny_bert, lora_layers=12)
     for settings in ({"trainable": "head"}, {"pooling": "first", "lexical": "none"}):
@@ -96,12 +123,16 @@ def test_what_cannot_be_is_refused(tiny_bert: Path) -> None:
 
 
 def test_the_head_has_a_rate_of_its_own(tiny_bert: Path) -> None:
-    """One step of SGD moves the head by its rate and the adapters by the other, without privacy and with it."""
+    """One step of SGD moves the head by its rate and the adapters by the other, without privacy and
+    with it.
+    """
     labels, moved = torch.tensor([0, 1, 2, 0]), list[tuple[float, float]]()
     for rate in (1.0, 5.0):
         built, states, _ = _build(tiny_bert)
         before = built.flat.clone()
-        phase = OptimiserPhase(optimiser="sgd", learning_rate=0.01, head_rate=rate, epochs=1, batch_size=4)
+        phase = OptimiserPhase(
+            optimiser="sgd", learning_rate=0.01, head_rate=rate, epochs=1, batch_size=4
+        )
         train(built, states, labels, phase=phase, seed=0, purpose="test")
         moved.append(_moved(built, before))
     assert moved[1] == pytest.approx((moved[0][0], 5 * moved[0][1]), rel=1e-3)
@@ -109,7 +140,12 @@ def test_the_head_has_a_rate_of_its_own(tiny_bert: Path) -> None:
     noisy = list[tuple[float, float]]()
     task = Task(records=4, classes=3, target_epsilon=5.0, delta=1e-5)
     for rate in (1.0, 5.0):
-        settings: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 0.01, "epochs": 1, "sampling_prob": 1.0}
+        settings: dict[str, Any] = {
+            "optimiser": "sgd",
+            "learning_rate": 0.01,
+            "epochs": 1,
+            "sampling_prob": 1.0,
+        }
         plan = DpSgd(**settings, head_rate=rate).plan(task)
         assert plan.event == DpSgd(**settings).plan(task).event
         built, states, _ = _build(tiny_bert)

@@ -17,7 +17,9 @@ def built(kind: lexicon.Kind = "titles") -> lexicon.Lexicon:
 
 
 def test_the_vocabulary_is_the_titles_stems_without_stop_words() -> None:
-    """`and` is a stop word, `suffered` one of the sentence; `fractured` and `Fractures` are one stem."""
+    """`and` is a stop word, `suffered` one of the sentence; `fractured` and `Fractures` are one
+    stem.
+    """
     vocabulary = built().vocabulary
     assert "and" not in vocabulary
     assert "suffer" not in vocabulary
@@ -32,18 +34,32 @@ def test_a_word_counts_once() -> None:
 
 
 def test_words_count_by_how_much_they_are_like_a_stem() -> None:
-    """Likeness runs from 0 at a cosine of 0.4 to 1. An inflection of the stem counts 1, whatever its vector. Of several
-    words the most alike counts. A word that is like no stem is not in the table. Endings of one word serve others."""
+    """Likeness runs from 0 at a cosine of 0.4 to 1. An inflection of the stem counts 1, whatever
+    its vector. Of several words the most alike counts. A word that is like no stem is not in the
+    table. Endings of one word serve others.
+    """
     stems = lexicon.vocabulary_of(["Fractures", "Burns"])
     burn, fracture = (stems.index(lexicon.stems_of(word)[0]) for word in ("burns", "fractures"))
-    vectors = {"scald": [0.7, 0.714143], "fractured": [0.0, 1.0], "broken": [0.4, -0.916515], "flame": [1.0, 0.0]}
+    vectors = {
+        "scald": [0.7, 0.714143],
+        "fractured": [0.0, 1.0],
+        "broken": [0.4, -0.916515],
+        "flame": [1.0, 0.0],
+    }
     of_stems = torch.zeros(2, 2)
     of_stems[burn], of_stems[fracture] = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
     table = lexicon.similarities(
-        list(vectors), torch.tensor(list(vectors.values())), stems, of_stems, threshold=0.4, language="english"
+        list(vectors),
+        torch.tensor(list(vectors.values())),
+        stems,
+        of_stems,
+        threshold=0.4,
+        language="english",
     )
     assert set(table) == {"scald", "flame", "fractured"}
-    made = lexicon.build("titles", vocabulary=stems, table=table, texts=["flame"], features=torch.ones(1, 2))
+    made = lexicon.build(
+        "titles", vocabulary=stems, table=table, texts=["flame"], features=torch.ones(1, 2)
+    )
     words = made.words(["Scald", "scald, flame", "He fractured it", "broken", "burned"])
     assert words[:, burn].tolist() == pytest.approx([0.5, 1.0, 0.0, 0.0, 1.0], abs=1 / 255)
     assert words[:, fracture].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
@@ -55,7 +71,9 @@ def test_both_blocks_have_the_same_norm_on_public_text(kind: lexicon.Kind) -> No
     made = built(kind)
     features = torch.randn(len(TITLES), 6, generator=torch.Generator().manual_seed(0))
     joined = made.join(features, made.words(SENTENCES))
-    encoder, words = (float(block.square().sum(1).mean()) for block in (joined[:, :6], joined[:, 6:]))
+    encoder, words = (
+        float(block.square().sum(1).mean()) for block in (joined[:, :6], joined[:, 6:])
+    )
     assert encoder == pytest.approx(words, rel=1e-5)
     assert encoder + words == pytest.approx(float(features.square().sum(1).mean()), rel=1e-5)
 

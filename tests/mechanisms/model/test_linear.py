@@ -1,4 +1,6 @@
-"""Linear layers through oneDNN: the same numbers as torch's own, forward and backward, and only where they belong."""
+"""Linear layers through oneDNN: the same numbers as torch's own, forward and backward, and only
+where they belong.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from mechanisms.model import linear
 from mechanisms.model.linear import fast_linear
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not linear.available(), reason="needs a CPU with AVX-512 and oneDNN")
+pytestmark = pytest.mark.skipif(
+    not linear.available(), reason="needs a CPU with AVX-512 and oneDNN"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +42,12 @@ def gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
     return [
         t
-        for t in (y.detach(), x.grad, layer.weight.grad, layer.bias.grad if layer.bias is not None else None)
+        for t in (
+            y.detach(),
+            x.grad,
+            layer.weight.grad,
+            layer.bias.grad if layer.bias is not None else None,
+        )
         if t is not None
     ]
 
@@ -80,7 +89,9 @@ def test_frozen_weights_get_no_gradient(calls: list[Any]) -> None:
 
 
 def test_small_other_types_and_autocast_are_torchs_own(calls: list[Any]) -> None:
-    """Small products, other types, a bfloat16 pass, other functions and all that is outside the block."""
+    """Small products, other types, a bfloat16 pass, other functions and all that is outside the
+    block.
+    """
     layer, x = nn.Linear(192, 160), torch.randn(300, 192)
     with fast_linear(CPU):
         layer(x[:4])

@@ -18,7 +18,9 @@ def head() -> classifiers.Classifier:
 
 
 def test_a_record_beyond_float32_counts_as_zeros() -> None:
-    """Its square would make every sum of all records infinite; the others stay as they are, bit for bit."""
+    """Its square would make every sum of all records infinite; the others stay as they are, bit for
+    bit.
+    """
     features = torch.randn(4, WIDTH)
     assert torch.equal(torch.cat([*feature_blocks(FeatureInputs(features), 3)]), features)
     huge = features.clone()

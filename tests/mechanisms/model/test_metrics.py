@@ -6,7 +6,8 @@ import pytest
 from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 
-# True rows, predicted columns; class 3 is predicted once and never true, class 2 is never predicted.
+# True rows, predicted columns; class 3 is predicted once and never true, class 2 is never
+# predicted.
 #        0  1  2  3
 #   0 [  3  1  0  0 ]   precision 3/4, recall 3/4, F1 3/4
 #   1 [  1  2  0  1 ]   precision 2/5, recall 2/4, F1 4/9
@@ -27,24 +28,35 @@ def test_a_class_only_predicted_does_not_count() -> None:
     """scikit-learn's default takes in class 3 and comes out lower: the definition is not that one."""
     from sklearn.metrics import f1_score
 
-    assert metrics.classification(LABELS, PREDICTED).macro_f1 > f1_score(LABELS, PREDICTED, average="macro")
+    assert metrics.classification(LABELS, PREDICTED).macro_f1 > f1_score(
+        LABELS, PREDICTED, average="macro"
+    )
 
 
 def test_balanced_accuracy_counts_codes_alike() -> None:
-    """Mean recall, which is scikit-learn's where every predicted class is true somewhere; not the share of records."""
+    """Mean recall, which is scikit-learn's where every predicted class is true somewhere; not the
+    share of records.
+    """
     codes = metrics.per_code(LABELS, PREDICTED)
     assert codes.balanced_accuracy == pytest.approx((3 / 4 + 2 / 4 + 0) / 3)
-    assert codes.balanced_accuracy != pytest.approx(metrics.classification(LABELS, PREDICTED).accuracy)
+    assert codes.balanced_accuracy != pytest.approx(
+        metrics.classification(LABELS, PREDICTED).accuracy
+    )
 
 
 def test_bins_are_of_training_records() -> None:
-    """Codes 0, 1 and 2 with 4, 5 and 60 of them, class 3 with as many but no true instance: in no bin."""
+    """Codes 0, 1 and 2 with 4, 5 and 60 of them, class 3 with as many but no true instance: in no
+    bin.
+    """
     found = metrics.by_support(metrics.per_code(LABELS, PREDICTED), np.array([4, 5, 60, 60]))
     sizes = {name: one.codes for name, one in found.items()}
     assert sizes == {"0_4": 1, "5_9": 1, "10_19": 0, "0_19": 2, "20_49": 0, "50_up": 1}
     assert found["0_19"].macro_f1 == pytest.approx((3 / 4 + 4 / 9) / 2)
     assert found["0_4"].macro_f1 == pytest.approx(3 / 4)
-    assert (found["5_9"].macro_f1, found["5_9"].macro_recall) == (pytest.approx(4 / 9), pytest.approx(1 / 2))
+    assert (found["5_9"].macro_f1, found["5_9"].macro_recall) == (
+        pytest.approx(4 / 9),
+        pytest.approx(1 / 2),
+    )
     assert found["50_up"].macro_f1 == 0
     assert found["10_19"].macro_f1 is found["10_19"].macro_recall is None
 
@@ -62,7 +74,11 @@ def test_per_code_keeps_sizes() -> None:
 def test_quartiles_take_the_largest_and_the_smallest_codes() -> None:
     """Eight codes of sizes 1..8: the quartiles are the two largest and the two smallest."""
     codes = metrics.PerCode(
-        code=np.arange(8), size=np.arange(1, 9), precision=np.zeros(8), recall=np.zeros(8), f1=np.arange(8) / 10
+        code=np.arange(8),
+        size=np.arange(1, 9),
+        precision=np.zeros(8),
+        recall=np.zeros(8),
+        f1=np.arange(8) / 10,
     )
     top, bottom = metrics.quartiles(codes)
     assert top.macro_f1 == pytest.approx(0.65)
@@ -77,21 +93,33 @@ TRUTH = np.array([0, 1, 1, 2])
 def test_calibration_error_by_hand() -> None:
     """Two bins: (0.4; wrong) below one half, (0.9, 0.7, 0.6; right, wrong, right) above."""
     expected = (abs(0 - 0.4) + abs(2 - 2.2)) / 4
-    assert metrics.expected_calibration_error(TRUTH, PROBABILITIES, bins=2) == pytest.approx(expected)
+    assert metrics.expected_calibration_error(TRUTH, PROBABILITIES, bins=2) == pytest.approx(
+        expected
+    )
 
 
 def test_perfect_calibration_is_zero() -> None:
-    """A certain and right classifier has no calibration error; a certain and wrong one has all of it."""
+    """A certain and right classifier has no calibration error; a certain and wrong one has all of
+    it.
+    """
     certain = np.eye(3)
     assert metrics.expected_calibration_error(np.arange(3), certain) == 0
     assert metrics.expected_calibration_error(np.array([1, 2, 0]), certain) == 1
 
 
 def test_top_k() -> None:
-    """One, then two of three codes offered: records 0 and 2, then record 1 too; record 3's code comes last."""
-    assert [metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=k) for k in (1, 2, 3)] == [0.5, 0.75, 1.0]
+    """One, then two of three codes offered: records 0 and 2, then record 1 too; record 3's code
+    comes last.
+    """
+    assert [metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=k) for k in (1, 2, 3)] == [
+        0.5,
+        0.75,
+        1.0,
+    ]
     tied = np.array([[0.5, 0.5], [0.5, 0.5]])
-    assert metrics.top_k_accuracy(np.array([0, 1]), tied, k=1) == 0.5, "of two alike the first is offered"
+    assert metrics.top_k_accuracy(np.array([0, 1]), tied, k=1) == 0.5, (
+        "of two alike the first is offered"
+    )
     with pytest.raises(MechanismError, match="k is 4"):
         metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=4)
 

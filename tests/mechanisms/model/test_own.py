@@ -18,7 +18,9 @@ CE = nn.functional.cross_entropy
 CPU = torch.device("cpu")
 
 
-def clipped(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
+def clipped(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float
+) -> tuple[Tensor, Tensor]:
     model = copy_of(module, loss, x, y, device=CPU)
     norms, total = clipped_sum(model, {"features": x}, y, lambda norms: (clip / norms).clamp(max=1))
     return total.float(), norms
@@ -46,17 +48,22 @@ def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
     module, x, y = own_modules.made("layered")
 
     def breaking(output: Tensor, target: Tensor) -> Tensor:
-        return (CE(output, target, reduction="none") * torch.where(target == 2, float("inf"), 1.0)).sum()
+        return (
+            CE(output, target, reduction="none") * torch.where(target == 2, float("inf"), 1.0)
+        ).sum()
 
     kept = y != 2
     found, norms = clipped(module, breaking, x, y, clip=0.5)
     assert not norms[~kept].isfinite().any()
-    torch.testing.assert_close(found, one_by_one(module, CE, x[kept], y[kept], clip=0.5)[0], rtol=1e-4, atol=5e-5)
+    torch.testing.assert_close(
+        found, one_by_one(module, CE, x[kept], y[kept], clip=0.5)[0], rtol=1e-4, atol=5e-5
+    )
 
 
 def test_no_gradient_hangs_on_a_place() -> None:
-    """Dropout is taken and off: equal records have equal gradients. What draws random numbers of its own is refused,
-    for a record would get others in another place."""
+    """Dropout is taken and off: equal records have equal gradients. What draws random numbers of
+    its own is refused, for a record would get others in another place.
+    """
     x, y = torch.ones(20, 1, 6), torch.zeros(20, dtype=torch.int64)
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 24), nn.Dropout(0.5), nn.Linear(24, 3))
     norms = clipped(module, CE, x, y, clip=1.0)[1]
@@ -91,18 +98,33 @@ def _remembering(own: Own, x: Tensor) -> Tensor:
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "batch norm": (lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "a buffer or a frozen parameter"),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+        "a buffer or a frozen parameter",
+    ),
     "batch norm of the batch": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)),
         "fails on synthetic records",
     ),
-    "a mean over the batch": (lambda: Own(lambda own, x: own.linear(x - x.mean(0))), "mixes records: its answer"),
-    "softmax over the batch": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)), "mixes records: its answer"),
+    "a mean over the batch": (
+        lambda: Own(lambda own, x: own.linear(x - x.mean(0))),
+        "mixes records: its answer",
+    ),
+    "softmax over the batch": (
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)),
+        "mixes records: its answer",
+    ),
     "a counter": (lambda: Own(_counting), "`seen` of the model, a buffer .* changes"),
     "a running mean": (lambda: Own(_remembering), "`seen` of the model, a buffer .* changes"),
     "another width": (lambda: nn.Linear(7, 3), "fails on synthetic records"),
-    "no parameter": (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter has requires_grad"),
-    "doubles": (lambda: nn.Linear(6, 3).double(), "`weight` is torch.float64; train in torch.float32"),
+    "no parameter": (
+        lambda: nn.Linear(6, 3).requires_grad_(False),
+        "no parameter has requires_grad",
+    ),
+    "doubles": (
+        lambda: nn.Linear(6, 3).double(),
+        "`weight` is torch.float64; train in torch.float32",
+    ),
     "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "fails on synthetic records"),
 }
 
@@ -145,7 +167,13 @@ def test_records_of_any_data_set() -> None:
     """A pair of tensors, a TensorDataset, a data set or a list of pairs say the same."""
     x, y = torch.randn(5, 2, 3), torch.arange(5)
     pairs = [(x[i].numpy(), int(y[i])) for i in range(5)]
-    for dataset in ((x, y), torch.utils.data.TensorDataset(x, y), Pairs(*pairs), pairs, (x.double(), y)):
+    for dataset in (
+        (x, y),
+        torch.utils.data.TensorDataset(x, y),
+        Pairs(*pairs),
+        pairs,
+        (x.double(), y),
+    ):
         found = records_of(dataset)
         torch.testing.assert_close(found[0], x)
         assert torch.equal(found[1], y)

@@ -23,7 +23,9 @@ from mechanisms.model.training import train
         ({"architecture": "aarch64"}, "float32"),
     ],
 )
-def test_the_processors_flags_choose(flags: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processors_flags_choose(
+    flags: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By instructions only for bfloat16: tiles and AVX-512 without them do not help."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     assert resolved("auto", "cpu") == expected
@@ -33,7 +35,9 @@ def test_the_processors_flags_choose(flags: dict[str, Any], expected: str, monke
 
 
 def test_a_configuration_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` never reaches a key or a plan; float32 leaves no trace, so that older releases are found."""
+    """`auto` never reaches a key or a plan; float32 leaves no trace, so that older releases are
+    found.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     assert ModelConfig(precision="auto").model_dump()["precision"] == "bfloat16"
@@ -43,11 +47,17 @@ def test_a_configuration_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_features_are_those_of_float32_but_for_rounding(tiny_bert: Path, narratives: Any) -> None:
-    """Stored as float32, of the same direction to a thousandth, and not the same numbers: bfloat16 did run."""
+    """Stored as float32, of the same direction to a thousandth, and not the same numbers: bfloat16
+    did run.
+    """
     made = {}
     for precision in ("float32", "bfloat16"):
         config = ModelConfig(
-            encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, precision=precision
+            encoder=str(tiny_bert),
+            trainable="head",
+            pooling="mean",
+            max_length=32,
+            precision=precision,
         )
         built = classifier.build(config, num_labels=3, seed=0)
         made[precision] = built.encode(classifier.tokenize(config, narratives(12))).features
@@ -58,11 +68,15 @@ def test_features_are_those_of_float32_but_for_rounding(tiny_bert: Path, narrati
 
 
 def test_each_step_sees_the_weights_of_the_step_before(tiny_roberta: Path, narratives: Any) -> None:
-    """Training in bfloat16 follows float32: weights kept from the first step would leave every loss after it behind. A
-    cast of the weights that outlives a step is what autocast does inside one block."""
+    """Training in bfloat16 follows float32: weights kept from the first step would leave every loss
+    after it behind. A cast of the weights that outlives a step is what autocast does inside one
+    block.
+    """
     losses = {}
     for precision in ("float32", "bfloat16"):
-        config = ModelConfig(encoder=str(tiny_roberta), trainable="full", max_length=32, precision=precision)
+        config = ModelConfig(
+            encoder=str(tiny_roberta), trainable="full", max_length=32, precision=precision
+        )
         built = classifier.build(config, num_labels=3, seed=0)
         tokens = classifier.tokenize(config, narratives(12))
         phase = OptimiserPhase(learning_rate=1e-2, epochs=4, batch_size=4)
@@ -71,17 +85,25 @@ def test_each_step_sees_the_weights_of_the_step_before(tiny_roberta: Path, narra
         assert built.flat.dtype == torch.float32
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
     assert losses["bfloat16"] != losses["float32"]
-    assert losses["float32"][-1] < 0.9 * losses["float32"][0], "nothing was learnt, so nothing was shown"
+    assert losses["float32"][-1] < 0.9 * losses["float32"][0], (
+        "nothing was learnt, so nothing was shown"
+    )
 
 
 def test_a_head_on_features_trains_in_float32(tiny_bert: Path) -> None:
     """Outside an encoder bfloat16 has no work: the same losses to the bit."""
     losses = []
     for precision in ("float32", "bfloat16"):
-        config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", precision=precision)
+        config = ModelConfig(
+            encoder=str(tiny_bert), trainable="head", pooling="mean", precision=precision
+        )
         built = classifier.build(config, num_labels=3, seed=0)
         width = cast(nn.Linear, built.part).in_features
-        features = FeatureInputs(features=torch.randn(12, width, generator=torch.Generator().manual_seed(0)))
+        features = FeatureInputs(
+            features=torch.randn(12, width, generator=torch.Generator().manual_seed(0))
+        )
         phase = OptimiserPhase(learning_rate=1e-2, epochs=2, batch_size=4)
-        losses.append(train(built, features, torch.tensor([0, 1, 2] * 4), phase=phase, seed=0, purpose="test"))
+        losses.append(
+            train(built, features, torch.tensor([0, 1, 2] * 4), phase=phase, seed=0, purpose="test")
+        )
     assert losses[0] == losses[1]

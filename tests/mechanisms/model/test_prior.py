@@ -17,18 +17,24 @@ KNOWN = torch.tensor([True, True, False, True])
 
 def untrained(scale: float = 2.0) -> Classifier:
     part = nn.Linear(3, 4)
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean", prior="titles", prior_scale=scale)
+    config = ModelConfig(
+        encoder="none", trainable="head", pooling="mean", prior="titles", prior_scale=scale
+    )
     return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
 
 
 def test_it_says_the_nearest_title_and_what_all_titles_share_counts_for_nothing() -> None:
-    """A narrative beside a title is coded by it; moving along the titles' mean moves all scores alike."""
+    """A narrative beside a title is coded by it; moving along the titles' mean moves all scores
+    alike.
+    """
     head = untrained()
     prior.start(head, EMBEDDINGS, KNOWN)
     said = head.predict(FeatureInputs(EMBEDDINGS[0, KNOWN] + 0.1)).argmax(1)
     assert said.tolist() == [0, 1, 3]
     centre = EMBEDDINGS[0, KNOWN].mean(0, keepdim=True)
-    torch.testing.assert_close(head.predict(FeatureInputs(centre)), torch.zeros(1, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        head.predict(FeatureInputs(centre)), torch.zeros(1, 4), atol=1e-5, rtol=0
+    )
 
 
 def test_a_code_without_a_text_scores_as_the_average_code() -> None:
@@ -65,7 +71,9 @@ def test_another_head_is_refused() -> None:
 
 def test_a_sentence_holds_one_place() -> None:
     """For a title; a configuration with a prior is read back from its stored form."""
-    titled = ModelConfig(prior="titles", pooling="mean", prior_scale=7.0, prior_sentence="Someone had {}.")
+    titled = ModelConfig(
+        prior="titles", pooling="mean", prior_scale=7.0, prior_sentence="Someone had {}."
+    )
     assert ModelConfig.model_validate(titled.model_dump(mode="json")) == titled
     for wrong in ("Someone had it.", "{} and {}.", "{name}"):
         with pytest.raises(ValidationError, match="prior_sentence"):

@@ -1,4 +1,6 @@
-"""The training loop: the weighted loss worked manually, and a resumed run equal to an unbroken one bit for bit."""
+"""The training loop: the weighted loss worked manually, and a resumed run equal to an unbroken one
+bit for bit.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +24,24 @@ SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.5, epochs=1, batch_size=8)
 
 class TestLoss:
     def test_one_step_by_hand(self) -> None:
-        """Two records, one feature, two labels, theta = 0, rate 1; so p = 1/2 everywhere. x = 2, y = 0, alpha = 1 and x
-        = 1, y = 1, alpha = 1/2. The gradient of w_0 is (1/2)(1 (-1/2) 2 + 1/2 (1/2) 1) = -3/8, of b_0 (1/2)(-1/2 + 1/4)
-        = -1/8; label 1 has the opposite. Divided by the sum of the weights instead, w_0 would become 1/2."""
+        """Two records, one feature, two labels, theta = 0, rate 1; so p = 1/2 everywhere. x = 2, y
+        = 0, alpha = 1 and x = 1, y = 1, alpha = 1/2. The gradient of w_0 is (1/2)(1 (-1/2) 2 + 1/2
+        (1/2) 1) = -3/8, of b_0 (1/2)(-1/2 + 1/4) = -1/8; label 1 has the opposite. Divided by the
+        sum of the weights instead, w_0 would become 1/2.
+        """
         part = nn.Linear(1, 2)
         made = head_of(part)
         made.flat.zero_()
         inputs = FeatureInputs(features=torch.tensor([[2.0], [1.0]]))
         phase = OptimiserPhase(optimiser="sgd", learning_rate=1.0, epochs=1, batch_size=2)
         losses = train(
-            made, inputs, torch.tensor([0, 1]), phase=phase, seed=0, purpose="x", weights=torch.tensor([1.0, 0.5])
+            made,
+            inputs,
+            torch.tensor([0, 1]),
+            phase=phase,
+            seed=0,
+            purpose="x",
+            weights=torch.tensor([1.0, 0.5]),
         )
         assert made.flat.tolist() == [0.375, -0.375, 0.125, -0.125]
         assert losses == pytest.approx([0.75 * torch.tensor(2.0).log().item()])
@@ -49,8 +59,12 @@ class TestLoss:
 
     @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
     @pytest.mark.parametrize("trainable", PARTS)
-    def test_weight_zero_is_no_influence(self, fresh: Fresh, trainable: str, optimiser: Any) -> None:
-        """Other labels and (at equal length) other words change no bit at weight 0, and do at weight 1."""
+    def test_weight_zero_is_no_influence(
+        self, fresh: Fresh, trainable: str, optimiser: Any
+    ) -> None:
+        """Other labels and (at equal length) other words change no bit at weight 0, and do at
+        weight 1.
+        """
         weights = torch.ones(20)
         weights[[3, 4, 11]] = 0
 
@@ -68,7 +82,9 @@ class TestLoss:
             return made.flat.clone()
 
         assert torch.equal(run(weights, altered=False), run(weights, altered=True))
-        assert not torch.equal(run(torch.ones(20), altered=False), run(torch.ones(20), altered=True))
+        assert not torch.equal(
+            run(torch.ones(20), altered=False), run(torch.ones(20), altered=True)
+        )
 
     def test_a_record_of_weight_zero_makes_no_neighbour_louder(self, linear: MakeLinear) -> None:
         """Half of a batch at weight 0: the step is half of that on the other half, not equal to it."""
@@ -96,8 +112,12 @@ class TestPhase:
     """Schedules and caps, on a loss whose gradient is 1 in each weight."""
 
     @pytest.fixture
-    def slope(self, linear: MakeLinear, monkeypatch: pytest.MonkeyPatch) -> Callable[[OptimiserPhase], Tensor]:
-        """Run a phase on l = sum of the 12 weights (4 steps an epoch) and return how far each weight went."""
+    def slope(
+        self, linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[OptimiserPhase], Tensor]:
+        """Run a phase on l = sum of the 12 weights (4 steps an epoch) and return how far each
+        weight went.
+        """
 
         def log_likelihood(self: Classifier, batch: Any, labels: Tensor) -> Tensor:
             return self.parameters[0].sum().expand(len(labels)) + 0 * self.parameters[1].sum()
@@ -117,17 +137,24 @@ class TestPhase:
         ("change", "moved"),
         [
             ({"epochs": 2}, 4.0),  # eight steps of 0.5
-            ({"epochs": 2, "schedule": "linear"}, 2.25),  # 0.5 (1 - t/8) for t = 0 to 7 sum to 0.5 * 4.5
+            (
+                {"epochs": 2, "schedule": "linear"},
+                2.25,
+            ),  # 0.5 (1 - t/8) for t = 0 to 7 sum to 0.5 * 4.5
             ({"max_grad_norm": 1.0}, 4 * 0.5 / 12**0.5),  # the gradient has norm sqrt 12
             ({"momentum": 0.5}, 0.5 * 6.125),  # velocities 1, 3/2, 7/4, 15/8
         ],
     )
     def test_sgd(self, slope: Any, change: dict[str, Any], moved: float) -> None:
         """Schedule, cap and momentum: how far each weight goes, manually."""
-        torch.testing.assert_close(slope(SGD.model_copy(update=change)), torch.full((12,), moved), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            slope(SGD.model_copy(update=change)), torch.full((12,), moved), rtol=1e-5, atol=0
+        )
 
     def test_a_pull_draws_back_to_the_start(self, slope: Any) -> None:
-        """Four steps of 0.5 along a slope of 1, less the pull times the way from the start, which is 0 or 7."""
+        """Four steps of 0.5 along a slope of 1, less the pull times the way from the start, which
+        is 0 or 7.
+        """
         expected = 0.0
         for _ in range(4):
             expected += 0.5 * (1 - 0.4 * expected)
@@ -138,7 +165,12 @@ class TestPhase:
     @pytest.mark.parametrize(
         "wrong",
         [
-            *({"learning_rate": -0.1}, {"learning_rate": float("nan")}, {"epochs": 0}, {"batch_size": 0}),
+            *(
+                {"learning_rate": -0.1},
+                {"learning_rate": float("nan")},
+                {"epochs": 0},
+                {"batch_size": 0},
+            ),
             *({"optimiser": "adamw", "momentum": 0.9}, {"momentun": 0.9}),
         ],
     )
@@ -169,15 +201,18 @@ class KilledState(EpochState):
         self.inner.after_checkpoint(epoch)
 
 
-ADAMW = OptimiserPhase(learning_rate=0.01, epochs=2, batch_size=8, schedule="linear", length_bucketing=True)
+ADAMW = OptimiserPhase(
+    learning_rate=0.01, epochs=2, batch_size=8, schedule="linear", length_bucketing=True
+)
 COLLECT = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=8, momentum=0.5)
 
 
 def whole_fit(
     fresh: Fresh, trainable: str, folder: Path, *, kill: tuple[str, int, str] | None = None
 ) -> tuple[Tensor, swag.Posterior, list[list[float]]]:
-    """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do; optionally killed in one. A
-    killed phase starts over in a new classifier on the same folder."""
+    """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do;
+    optionally killed in one. A killed phase starts over in a new classifier on the same folder.
+    """
     losses = []
     theta: Tensor | None = None
     for name, phase in (("adamw", ADAMW), ("sgd", COLLECT)):
@@ -193,15 +228,26 @@ def whole_fit(
             made, inputs, labels = fresh(trainable)
             if theta is not None:
                 made.flat.copy_(theta)
-            state = swag.init(made.num_parameters, rank=3, folder=folder / "swag") if name == "sgd" else EpochState()
+            state = (
+                swag.init(made.num_parameters, rank=3, folder=folder / "swag")
+                if name == "sgd"
+                else EpochState()
+            )
             seen: EpochState = state
             if kill is not None and kill[0] == name:
                 seen = KilledState(state, epoch=kill[1], moment=kill[2])
             weights = torch.linspace(0, 1, 20)
             told = train(
-                made, inputs, labels, phase=phase, seed=5, purpose=name, weights=weights,
-                folder=folder / name, state=seen,
-            )  # fmt: skip
+                made,
+                inputs,
+                labels,
+                phase=phase,
+                seed=5,
+                purpose=name,
+                weights=weights,
+                folder=folder / name,
+                state=seen,
+            )
             return made.flat.clone(), state, told
 
         if kill is not None and kill[0] == name:
@@ -217,24 +263,32 @@ def whole_fit(
 
 @pytest.mark.parametrize("trainable", PARTS)
 def test_resumed_equals_unbroken(fresh: Fresh, tmp_path: Path, trainable: str) -> None:
-    """Killed after any epoch, before its checkpoint or after it: the same parameters, posterior and losses to the bit.
-    With dropout, a linear rate, momentum, bucketing and weights."""
+    """Killed after any epoch, before its checkpoint or after it: the same parameters, posterior and
+    losses to the bit. With dropout, a linear rate, momentum, bucketing and weights.
+    """
     theta, post, losses = whole_fit(fresh, trainable, tmp_path / "unbroken")
     assert post.rank == 3
     moments = [("adamw", e) for e in (1, 2)] + [("sgd", e) for e in (1, 2, 3, 4)]
     for phase, epoch in moments:
         for moment in ("before the checkpoint", "after the checkpoint"):
             folder = tmp_path / f"{phase}{epoch}{moment[:5]}"
-            again, post_again, losses_again = whole_fit(fresh, trainable, folder, kill=(phase, epoch, moment))
+            again, post_again, losses_again = whole_fit(
+                fresh, trainable, folder, kill=(phase, epoch, moment)
+            )
             assert torch.equal(again, theta), (phase, epoch, moment)
             assert torch.equal(post_again.mean, post.mean)
             assert torch.equal(post_again.diag_std, post.diag_std)
-            assert all(torch.equal(a, b) for a, b in zip(post_again.deviations, post.deviations, strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(post_again.deviations, post.deviations, strict=True)
+            )
             assert losses_again == losses
 
 
 def test_dropout_is_on_while_training_and_off_after(fresh: Fresh) -> None:
-    """The bit-for-bit test means something only if masks are drawn: the seed of the phase changes the result."""
+    """The bit-for-bit test means something only if masks are drawn: the seed of the phase changes
+    the result.
+    """
     ended = []
     for seed in (0, 0, 1):
         made, inputs, labels = fresh("full", n=8)
@@ -243,7 +297,8 @@ def test_dropout_is_on_while_training_and_off_after(fresh: Fresh) -> None:
         assert not made.part.training
         ended.append(made.flat.clone())
     assert torch.equal(ended[0], ended[1])
-    # One batch holds all records, so the order within it moves the sums by rounding alone: this is the masks.
+    # One batch holds all records, so the order within it moves the sums by rounding alone: this is
+    # the masks.
     assert float((ended[0] - ended[2]).abs().max()) > 1e-4
 
 
@@ -258,8 +313,14 @@ def test_training_leaves_the_global_generator_alone(linear: MakeLinear) -> None:
 
 
 def test_the_encoder_of_a_head_stays_as_it_was(fresh: Fresh) -> None:
-    """`head` trains what follows the features; `lora` only adapters and head; `full` everything that has a gradient."""
-    for trainable, pattern in (("head", "classifier."), ("lora", ("lora_", "modules_to_save")), ("full", "")):
+    """`head` trains what follows the features; `lora` only adapters and head; `full` everything
+    that has a gradient.
+    """
+    for trainable, pattern in (
+        ("head", "classifier."),
+        ("lora", ("lora_", "modules_to_save")),
+        ("full", ""),
+    ):
         made, inputs, labels = fresh(trainable)
         before = {name: p.detach().clone() for name, p in made.whole.named_parameters()}
         train(made, inputs, labels, phase=SGD, seed=0, purpose="x")
@@ -279,19 +340,29 @@ class TestDivergence:
         inputs.features.mul_(1e30)
         phase = OptimiserPhase(optimiser="sgd", learning_rate=100, epochs=3, batch_size=8)
         with pytest.raises(
-            MechanismError, match=r"diverged in epoch 1 of phase fine-tune \(sgd\): lower learning_rate"
+            MechanismError,
+            match=r"diverged in epoch 1 of phase fine-tune \(sgd\): lower learning_rate",
         ):
             train(made, inputs, labels, phase=phase, seed=0, purpose="fine-tune", folder=tmp_path)
         assert list(tmp_path.iterdir()) == []
         assert not made.part.training
 
     def test_parameters_count_even_if_the_loss_looks_well(self, linear: MakeLinear) -> None:
-        """Parameters that overflow in the last step of an epoch are seen, before SWAG or a checkpoint takes them."""
+        """Parameters that overflow in the last step of an epoch are seen, before SWAG or a
+        checkpoint takes them.
+        """
         made, inputs, labels = linear(8)
         inputs.features.mul_(1e38)
         made.flat.zero_()
         with pytest.raises(MechanismError, match="diverged"):
-            train(made, inputs, labels, phase=SGD.model_copy(update={"learning_rate": 100.0}), seed=0, purpose="x")
+            train(
+                made,
+                inputs,
+                labels,
+                phase=SGD.model_copy(update={"learning_rate": 100.0}),
+                seed=0,
+                purpose="x",
+            )
 
 
 class TestForeignCheckpoint:
@@ -320,7 +391,13 @@ def test_progress_counts_steps(linear: MakeLinear) -> None:
     seen: list[tuple[int, int]] = []
     phase = SGD.model_copy(update={"epochs": 6})
     train(
-        made, inputs, labels, phase=phase, seed=0, purpose="x", progress=lambda done, total: seen.append((done, total))
+        made,
+        inputs,
+        labels,
+        phase=phase,
+        seed=0,
+        purpose="x",
+        progress=lambda done, total: seen.append((done, total)),
     )
     done = [d for d, _ in seen]
     assert done == sorted(done)

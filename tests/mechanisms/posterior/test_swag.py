@@ -1,6 +1,8 @@
-"""SWAG against closed forms: moments, deviations, and the distribution of a draw. The statistical tests take the scale
-as an argument and run three times: the right one must pass, two thirds and three halves of the standard deviation must
-fail. Each bound has a false-alarm rate below 1e-6 a comparison over the choice of the seed, which is fixed."""
+"""SWAG against closed forms: moments, deviations, and the distribution of a draw. The statistical
+tests take the scale as an argument and run three times: the right one must pass, two thirds and
+three halves of the standard deviation must fail. Each bound has a false-alarm rate below 1e-6 a
+comparison over the choice of the seed, which is fixed.
+"""
 
 import math
 from pathlib import Path
@@ -29,7 +31,9 @@ def closed_form(thetas: Tensor, *, rank: int) -> tuple[np.ndarray, np.ndarray, n
 def covariance(post: swag.Posterior) -> np.ndarray:
     """Equation 6: s^2 (diag(sigma^2)/2 + D D'/(2 (K - 1))), [P, P]."""
     d = torch.stack(post.deviations).double().numpy()
-    return post.std_scale**2 * (np.diag(post.diag_std.double().numpy() ** 2) / 2 + d.T @ d / (2 * (post.rank - 1)))
+    return post.std_scale**2 * (
+        np.diag(post.diag_std.double().numpy() ** 2) / 2 + d.T @ d / (2 * (post.rank - 1))
+    )
 
 
 def draws(post: swag.Posterior, n: int, *, seed: int = 0) -> np.ndarray:
@@ -42,7 +46,9 @@ def snapshots(count: int, size: int, *, seed: int = 1) -> Tensor:
     """A synthetic trajectory [count, size] whose coordinates are correlated."""
     g = torch.Generator().manual_seed(seed)
     common = torch.randn(count, 1, generator=g)
-    return torch.randn(size, generator=g) + 0.3 * common + 0.2 * torch.randn(count, size, generator=g)
+    return (
+        torch.randn(size, generator=g) + 0.3 * common + 0.2 * torch.randn(count, size, generator=g)
+    )
 
 
 def test_moments_and_deviations_equal_their_definitions(tmp_path: Path) -> None:
@@ -55,7 +61,9 @@ def test_moments_and_deviations_equal_their_definitions(tmp_path: Path) -> None:
     np.testing.assert_allclose(torch.stack(post.deviations).numpy(), deviations, atol=1e-6)
     assert (post.snapshots, post.rank) == (7, 3)
     from_the_final_mean = (thetas[-3:].double() - thetas.double().mean(0)).numpy()
-    assert np.abs(from_the_final_mean - deviations).max() > 0.01, "the two definitions must differ here"
+    assert np.abs(from_the_final_mean - deviations).max() > 0.01, (
+        "the two definitions must differ here"
+    )
 
 
 def test_two_snapshots_worked_by_hand(tmp_path: Path) -> None:
@@ -67,7 +75,9 @@ def test_two_snapshots_worked_by_hand(tmp_path: Path) -> None:
 
 
 def test_welford_keeps_the_variance_where_the_textbook_formula_loses_it(tmp_path: Path) -> None:
-    """At fine-tuning scale (spread 1e-4 around 1) float32 E[x^2] - E[x]^2 has no correct digit; Welford has three."""
+    """At fine-tuning scale (spread 1e-4 around 1) float32 E[x^2] - E[x]^2 has no correct digit;
+    Welford has three.
+    """
     g = torch.Generator().manual_seed(3)
     thetas = 1 + 1e-4 * torch.randn(20, 500, generator=g)
     post = collected(tmp_path, thetas, rank=2)
@@ -85,7 +95,9 @@ def test_only_the_last_deviations_stay_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_divisor_follows_the_snapshots_really_held(tmp_path: Path) -> None:
-    """Three snapshots at rank 20: the low-rank part is D z2 / sqrt(2 (3 - 1)), not sqrt(2 (20 - 1))."""
+    """Three snapshots at rank 20: the low-rank part is D z2 / sqrt(2 (3 - 1)), not sqrt(2 (20 -
+    1)).
+    """
     post = collected(tmp_path, snapshots(3, 5), rank=20)
     assert post.rank == 3
     asked: list[int] = []
@@ -108,20 +120,26 @@ def test_diagonal_part_worked_by_hand(tmp_path: Path) -> None:
         torch.testing.assert_close(drawn, post.mean + scale * post.diag_std / math.sqrt(2))
         calls = iter([torch.ones(4), torch.zeros(5)])
         drawn = swag.sample(post, normal=lambda out, calls=calls: out.copy_(next(calls)))
-        torch.testing.assert_close(drawn, post.mean + scale * sum(post.deviations) / math.sqrt(2 * 3))
+        torch.testing.assert_close(
+            drawn, post.mean + scale * sum(post.deviations) / math.sqrt(2 * 3)
+        )
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 def test_mean_and_covariance_of_draws(tmp_path: Path, factor: float, accepted: bool) -> None:
-    """In 40 directions (axes, pairs, random) the draws' mean and variance match equation 6. Along a direction a, sum
-    over draws of (a'(theta - mean))^2 / a'Sa is chi-squared with n degrees of freedom and the mean is normal. False
-    alarms: 1e-6 a comparison, so below 1e-4 in all. Wrong scales fail in every direction."""
+    """In 40 directions (axes, pairs, random) the draws' mean and variance match equation 6. Along a
+    direction a, sum over draws of (a'(theta - mean))^2 / a'Sa is chi-squared with n degrees of
+    freedom and the mean is normal. False alarms: 1e-6 a comparison, so below 1e-4 in all. Wrong
+    scales fail in every direction.
+    """
     post = collected(tmp_path, snapshots(8, 12), rank=5, std_scale=factor)
     n, size = 4000, 12
     centred = draws(post, n) - post.mean.double().numpy()
     right = covariance(swag.load(tmp_path))
     rng = np.random.default_rng(0)
-    directions = np.concatenate([np.eye(size), np.eye(size) - np.roll(np.eye(size), 1, 1), rng.normal(size=(16, size))])
+    directions = np.concatenate(
+        [np.eye(size), np.eye(size) - np.roll(np.eye(size), 1, 1), rng.normal(size=(16, size))]
+    )
     verdicts = []
     for a in directions:
         along = centred @ a / math.sqrt(a @ right @ a)
@@ -134,8 +152,10 @@ def test_mean_and_covariance_of_draws(tmp_path: Path, factor: float, accepted: b
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 def test_coverage_over_many_parameters(factor: float, accepted: bool) -> None:
-    """The share of 1.2 million independent coordinates of one draw inside their 95 % interval is 0.95. Over several
-    blocks of work, so that no block is left out or drawn twice. Binomial bound, false alarm 1e-6."""
+    """The share of 1.2 million independent coordinates of one draw inside their 95 % interval is
+    0.95. Over several blocks of work, so that no block is left out or drawn twice. Binomial bound,
+    false alarm 1e-6.
+    """
     size = 1_200_003
     g = torch.Generator().manual_seed(5)
     std = torch.rand(size, generator=g) + 0.1
@@ -145,12 +165,16 @@ def test_coverage_over_many_parameters(factor: float, accepted: bool) -> None:
     inside = int(((drawn - 1).abs() <= stats.norm.ppf(0.975) * std / math.sqrt(2)).sum())
     assert (stats.binomtest(inside, size, 0.95).pvalue > ALARM) == accepted
     if accepted:  # the tail of the last, short block too
-        assert stats.kstest(((drawn - 1) / std)[-150_000:].numpy() * math.sqrt(2), "norm").pvalue > ALARM
+        assert (
+            stats.kstest(((drawn - 1) / std)[-150_000:].numpy() * math.sqrt(2), "norm").pvalue
+            > ALARM
+        )
 
 
 def test_one_z2_serves_all_parameters() -> None:
-    """Without the diagonal a draw is mean + D z with one z: read z off two parameters, predict all the others. The
-    vector spans several blocks of work and would span several tensors of a model."""
+    """Without the diagonal a draw is mean + D z with one z: read z off two parameters, predict all
+    the others. The vector spans several blocks of work and would span several tensors of a model.
+    """
     size = 1_300_000
     g = torch.Generator().manual_seed(2)
     deviations = tuple(torch.randn(size, generator=g) for _ in range(2))
@@ -168,7 +192,11 @@ def test_draws_do_not_depend_on_threads_or_on_where_they_go() -> None:
     g = torch.Generator().manual_seed(4)
     deviations = tuple(torch.randn(size, generator=g) for _ in range(3))
     post = swag.posterior(
-        torch.randn(size, generator=g), torch.rand(size, generator=g), deviations, count=3, std_scale=1
+        torch.randn(size, generator=g),
+        torch.rand(size, generator=g),
+        deviations,
+        count=3,
+        std_scale=1,
     )
 
     def draw(out: Tensor | None = None) -> Tensor:
@@ -193,7 +221,9 @@ def test_draws_do_not_depend_on_threads_or_on_where_they_go() -> None:
 def test_a_failing_source_of_noise_fails_the_draw() -> None:
     """No half-made draw: an error in `normal` reaches the caller, whichever block it met."""
     size = 3_300_001
-    post = swag.posterior(torch.zeros(size), torch.ones(size), (torch.zeros(size),) * 2, count=2, std_scale=1.0)
+    post = swag.posterior(
+        torch.zeros(size), torch.ones(size), (torch.zeros(size),) * 2, count=2, std_scale=1.0
+    )
     calls = []
 
     def normal(out: Tensor) -> Tensor:

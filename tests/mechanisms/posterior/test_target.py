@@ -1,4 +1,6 @@
-"""The search for a target epsilon, on models of a fit whose answer is known: few fits, never above the goal."""
+"""The search for a target epsilon, on models of a fit whose answer is known: few fits, never above
+the goal.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ RISK = 5 * torch.rand(400, generator=torch.Generator().manual_seed(0)) ** 2
 
 
 class Fits:
-    """A fit in which a record of weight alpha has risk r (1 + more (1 - alpha)): downweighted records surprise more."""
+    """A fit in which a record of weight alpha has risk r (1 + more (1 - alpha)): downweighted
+    records surprise more.
+    """
 
     def __init__(self, more: float, *, again: bool) -> None:
         self.more, self.again, self.seen = more, again, list[float]()

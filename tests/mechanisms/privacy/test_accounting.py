@@ -25,7 +25,8 @@ from mechanisms.privacy.events import (
 
 def sgd(noise: float, *, prob: float, steps: int) -> DpSgdEvent:
     return DpSgdEvent(
-        sampling_prob=prob, segments=(NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=1.0),)
+        sampling_prob=prob,
+        segments=(NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=1.0),),
     )
 
 
@@ -37,14 +38,20 @@ def epsilon(event: Event, *, m: int = 1, delta: float = 1e-4) -> float:
     return gaussian_cost.epsilon_of_event(event, delta=delta, records_per_unit=m)
 
 
-SWAG = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175)
+SWAG = SwagPpmEvent(
+    reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175
+)
 
 
 class TestFormal:
-    @pytest.mark.parametrize(("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)])
+    @pytest.mark.parametrize(
+        ("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)]
+    )
     def test_published_mnist_figures(self, noise: float, epochs: int, published: float) -> None:
-        """The table in TensorFlow Privacy's MNIST tutorial (batch 256 of 60,000, delta 1e-5; RDP with the conversion of
-        Mironov's proposition 3 at its time): epsilon 1.19, 3.01, 7.10. The claim is below all of them."""
+        """The table in TensorFlow Privacy's MNIST tutorial (batch 256 of 60,000, delta 1e-5; RDP
+        with the conversion of Mironov's proposition 3 at its time): epsilon 1.19, 3.01, 7.10. The
+        claim is below all of them.
+        """
         event = sgd(noise, prob=256 / 60_000, steps=epochs * 60_000 // 256)
         figures = gaussian_cost.cost(event, delta=1e-5)
         assert figures.epsilon_rdp_mironov == pytest.approx(published, abs=0.02)
@@ -54,10 +61,14 @@ class TestFormal:
     @pytest.mark.parametrize("delta", [1e-4, 1e-8])
     @pytest.mark.parametrize("noise", [0.5, 1.5, 8.0, 40.0])
     def test_one_gaussian_has_its_closed_form(self, noise: float, delta: float) -> None:
-        """The integral of how far one density is above e^epsilon times the other is delta; the PLD is barely above. The
-        integral stands for theorem 8 of Balle and Wang 2018, which the claim comes from."""
+        """The integral of how far one density is above e^epsilon times the other is delta; the PLD
+        is barely above. The integral stands for theorem 8 of Balle and Wang 2018, which the claim
+        comes from.
+        """
         claimed = gaussian_cost.epsilon_of_event(release(noise), delta=delta)
-        at = noise * claimed + 1 / (2 * noise)  # in standard deviations; beyond it the first density is above
+        at = noise * claimed + 1 / (
+            2 * noise
+        )  # in standard deviations; beyond it the first density is above
         x = np.linspace(at - 1 / noise, at + 40, 2_000_001)
         above = norm.pdf(x, loc=0.0) - np.exp(claimed + norm.logpdf(x, loc=-1 / noise))
         assert float(np.trapezoid(np.maximum(above, 0), x)) == pytest.approx(delta, rel=1e-5)
@@ -66,18 +77,24 @@ class TestFormal:
 
     @pytest.mark.parametrize("noise", [0.01, 0.3, 3.0, 100.0, 1e4, 1e6])
     def test_a_gaussian_is_never_claimed_for_less(self, noise: float) -> None:
-        """Where delta at the claimed epsilon can be computed to fifty digits it is at most the one asked for."""
+        """Where delta at the claimed epsilon can be computed to fifty digits it is at most the one
+        asked for.
+        """
         mpmath.mp.dps = 50
         for delta in (1e-3, 1e-6, 1e-12):
-            mu, epsilon = 1 / mpmath.mpf(noise), mpmath.mpf(gaussian_cost.epsilon_of_event(release(noise), delta=delta))
+            mu, epsilon = (
+                1 / mpmath.mpf(noise),
+                mpmath.mpf(gaussian_cost.epsilon_of_event(release(noise), delta=delta)),
+            )
             inside, outside = (mpmath.ncdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
             exact = inside - mpmath.exp(epsilon) * outside
             assert exact <= delta
             assert epsilon == 0 or float(exact) == pytest.approx(delta, rel=1e-5)
 
     def test_two_accountants_and_a_third_agree(self) -> None:
-        """Noise 1.818, q 512/5346, 313 steps, delta 1e-4: epsilon 4.00 by PLD and by Opacus's PRV (which gives noise
-        1.82 for epsilon 4), and dp-accounting's RDP equals Opacus's RDP."""
+        """Noise 1.818, q 512/5346, 313 steps, delta 1e-4: epsilon 4.00 by PLD and by Opacus's PRV
+        (which gives noise 1.82 for epsilon 4), and dp-accounting's RDP equals Opacus's RDP.
+        """
         from opacus.accountants import PRVAccountant, RDPAccountant
 
         event = sgd(1.818, prob=512 / 5346, steps=313)
@@ -85,11 +102,15 @@ class TestFormal:
         prv, rdp = PRVAccountant(), RDPAccountant()
         prv.history = rdp.history = [(1.818, 512 / 5346, 313)]
         assert figures.epsilon == pytest.approx(4.0, abs=0.002)
-        assert prv.get_epsilon(delta=1e-4, eps_error=0.01) == pytest.approx(figures.epsilon, abs=0.02)
+        assert prv.get_epsilon(delta=1e-4, eps_error=0.01) == pytest.approx(
+            figures.epsilon, abs=0.02
+        )
         assert figures.epsilon_rdp == pytest.approx(rdp.get_epsilon(delta=1e-4), rel=1e-3)
 
     def test_mironov_needs_more_noise_than_the_claim(self) -> None:
-        """Calibrated as the paper does, Mironov's figure meets the target and the claim comes out below it."""
+        """Calibrated as the paper does, Mironov's figure meets the target and the claim comes out
+        below it.
+        """
         noise = gaussian_cost.calibrate(
             lambda x: sgd(x, prob=0.1, steps=100), target_epsilon=4.0, delta=1e-4, by="rdp-mironov"
         )
@@ -99,31 +120,44 @@ class TestFormal:
 
     @pytest.mark.parametrize("m", [1, 3])
     def test_replacing_a_unit_has_a_closed_form(self, m: int) -> None:
-        """Without sampling m records move the sum by 2 m clips: mu' = 2 m mu, by Dong et al. 2022, corollary 2.13."""
+        """Without sampling m records move the sum by 2 m clips: mu' = 2 m mu, by Dong et al. 2022,
+        corollary 2.13.
+        """
         event, delta = ComposedEvent(events=(release(9.0), sgd(30.0, prob=1.0, steps=20))), 1e-5
         mu = 2 * m * math.sqrt(1 / 81 + 20 / 900)
         replaced = gaussian_cost.cost(event, delta=delta, records_per_unit=m).epsilon_replace_one
         assert replaced is not None
-        exact = norm.cdf(mu / 2 - replaced / mu) - math.exp(replaced) * norm.cdf(-mu / 2 - replaced / mu)
+        exact = norm.cdf(mu / 2 - replaced / mu) - math.exp(replaced) * norm.cdf(
+            -mu / 2 - replaced / mu
+        )
         assert exact == pytest.approx(delta, rel=0.01)
         assert exact <= delta
         assert epsilon_of_one_replaced(event, delta=delta, records_per_unit=m) == replaced
-        assert f"replacing one {'record' if m == 1 else 'unit'} costs" in claim(event, delta=delta, m=m).assumptions[0]
+        assert (
+            f"replacing one {'record' if m == 1 else 'unit'} costs"
+            in claim(event, delta=delta, m=m).assumptions[0]
+        )
 
     def test_replacing_without_a_closed_form_is_one_removal_and_one_addition(self) -> None:
-        """(2 epsilon, (1 + e^epsilon) delta): a bound that holds at the same delta, above the exact figure of one."""
+        """(2 epsilon, (1 + e^epsilon) delta): a bound that holds at the same delta, above the exact
+        figure of one.
+        """
         event, delta = sgd(4.0, prob=0.1, steps=2), 1e-4
         exact = gaussian_cost.cost(event, delta=delta).epsilon_replace_one
         assert epsilon_of_one_replaced(event, delta=delta, records_per_unit=1) == exact
         two = epsilon_of_one_replaced(event, delta=delta, records_per_unit=2)
         assert two is not None
         half = two / 2
-        assert gaussian_cost.coarse_epsilon(event, delta / (1 + math.exp(half)), records_per_unit=2) <= half
+        assert (
+            gaussian_cost.coarse_epsilon(event, delta / (1 + math.exp(half)), records_per_unit=2)
+            <= half
+        )
         assert two > 2 * gaussian_cost.coarse_epsilon(event, delta, records_per_unit=2)
 
     def test_units_of_several_records(self) -> None:
-        """Two records a unit: a full-batch release costs as with half the noise; a sampled one is between one
-        record's cost and that of a unit that is always sampled whole."""
+        """Two records a unit: a full-batch release costs as with half the noise; a sampled one is
+        between one record's cost and that of a unit that is always sampled whole.
+        """
         assert epsilon(release(3.0), m=2) == pytest.approx(epsilon(release(1.5)), rel=1e-3)
         event = sgd(3.0, prob=0.1, steps=20)
         assert epsilon(event) < epsilon(event, m=2) < epsilon(sgd(1.5, prob=0.19, steps=20))
@@ -140,7 +174,9 @@ class TestFormal:
 
     @pytest.mark.parametrize("delta", [None, 0.0, 1.0, 1.5, -0.1])
     def test_delta_outside_the_unit_interval(self, delta: float | None) -> None:
-        """delta of 1 or more claims nothing, 0 cannot be had with Gaussian noise, and one is needed."""
+        """delta of 1 or more claims nothing, 0 cannot be had with Gaussian noise, and one is
+        needed.
+        """
         with pytest.raises(MechanismError, match="delta"):
             claim(sgd(1.0, prob=0.1, steps=1), delta=delta)
 
@@ -153,7 +189,9 @@ class TestFormal:
                 delta=1e-4,
             )
         with pytest.raises(MechanismError, match="target_epsilon"):
-            gaussian_cost.calibrate(lambda x: sgd(x, prob=0.1, steps=5), target_epsilon=0.0, delta=1e-4)
+            gaussian_cost.calibrate(
+                lambda x: sgd(x, prob=0.1, steps=5), target_epsilon=0.0, delta=1e-4
+            )
 
     @pytest.mark.parametrize("sampling", ["shuffled", "fixed-size"])
     def test_only_poisson_is_accounted_for(self, sampling: str) -> None:
@@ -167,16 +205,24 @@ class TestFormal:
         ("prob", "steps", "target", "delta"),
         [(0.2175, 138, 0.3, 1e-4), (0.2175, 138, 0.1, 1e-4), (0.01, 10_000, 1.0, 1e-5)],
     )
-    def test_small_targets_and_many_steps_are_met(self, prob: float, steps: int, target: float, delta: float) -> None:
-        """Within 0.5 % and never above, where a coarse grid alone would leave up to 3 % of the budget unused."""
-        noise = gaussian_cost.calibrate(lambda x: sgd(x, prob=prob, steps=steps), target_epsilon=target, delta=delta)
+    def test_small_targets_and_many_steps_are_met(
+        self, prob: float, steps: int, target: float, delta: float
+    ) -> None:
+        """Within 0.5 % and never above, where a coarse grid alone would leave up to 3 % of the
+        budget unused.
+        """
+        noise = gaussian_cost.calibrate(
+            lambda x: sgd(x, prob=prob, steps=steps), target_epsilon=target, delta=delta
+        )
         found = gaussian_cost.epsilon_of_event(sgd(noise, prob=prob, steps=steps), delta=delta)
         assert 0.995 * target <= found <= target
 
 
 def test_full_batches_compose_to_one_gaussian() -> None:
-    """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al. 2022), and close. A
-    sampled step among them stays apart: the claim is not below that of the full batches."""
+    """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al.
+    2022), and close. A sampled step among them stays apart: the claim is not below that of the full
+    batches.
+    """
     parts = (release(4.0), sgd(6.0, prob=1.0, steps=10), sgd(9.0, prob=1.0, steps=60))
     mu = math.sqrt(1 / 4**2 + 10 / 6**2 + 60 / 9**2)
     claimed = gaussian_cost.epsilon_of_event(ComposedEvent(events=parts), delta=1e-5)
@@ -186,11 +232,15 @@ def test_full_batches_compose_to_one_gaussian() -> None:
 
     assert delta_at(claimed) <= 1e-5 < delta_at(claimed - 1e-3)
     sampled = (*parts, sgd(2.0, prob=0.1, steps=10))
-    assert gaussian_cost.epsilon_of_event(ComposedEvent(events=sampled), delta=1e-5) > claimed + 0.01
+    assert (
+        gaussian_cost.epsilon_of_event(ComposedEvent(events=sampled), delta=1e-5) > claimed + 0.01
+    )
 
 
 def test_what_is_assumed_of_sampling_is_what_ran() -> None:
-    """Poisson where a step samples; where every step reads every record, nothing is said of sampling."""
+    """Poisson where a step samples; where every step reads every record, nothing is said of
+    sampling.
+    """
 
     def said(event: Event) -> str:
         return " ".join(claim(event, delta=1e-5).assumptions)
@@ -208,7 +258,9 @@ def test_what_is_assumed_of_sampling_is_what_ran() -> None:
 
 class TestSwagPpm:
     def test_two_delta_and_delta(self) -> None:
-        """Chew et al., table 1: epsilon 4.35 is 2 Delta at Delta 2.175; Delta alone is kept beside it."""
+        """Chew et al., table 1: epsilon 4.35 is 2 Delta at Delta 2.175; Delta alone is kept beside
+        it.
+        """
         made = claim(SWAG)
         assert made.guarantee_kind == "asymptotic-local"
         assert made.epsilon == pytest.approx(4.35)
@@ -223,9 +275,10 @@ class TestSwagPpm:
         assert made.epsilon_add_remove == pytest.approx(3 * 2.175)
 
     def test_the_bounds_hold_where_they_can_be_computed(self) -> None:
-        """On a grid posterior over three parameters, realised log density ratios stay within Delta when a record is
-        left out and within 2 Delta when one is replaced, and leaving two out can exceed Delta (the bound is tight
-        enough to be broken by the wrong neighbour)."""
+        """On a grid posterior over three parameters, realised log density ratios stay within Delta
+        when a record is left out and within 2 Delta when one is replaced, and leaving two out can
+        exceed Delta (the bound is tight enough to be broken by the wrong neighbour).
+        """
         import numpy as np
 
         rng = np.random.default_rng(0)

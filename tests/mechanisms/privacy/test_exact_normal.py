@@ -1,4 +1,6 @@
-"""Rounded Gaussian noise: each rounding is the one of the real number, and the distribution is the stated one."""
+"""Rounded Gaussian noise: each rounding is the one of the real number, and the distribution is the
+stated one.
+"""
 
 from fractions import Fraction
 
@@ -13,7 +15,9 @@ from mechanisms.privacy import exact_normal
 from mechanisms.privacy.noise import SecretStream
 
 LEVEL = 1e-6
-"""False-alarm rate of each statistical test, had the key been fresh; it is fixed, so they pass or fail for ever."""
+"""False-alarm rate of each statistical test, had the key been fresh; it is fixed, so they pass or
+fail for ever.
+"""
 
 
 def noise(count: int, std: float, *, step: int = 0) -> torch.Tensor:
@@ -22,15 +26,21 @@ def noise(count: int, std: float, *, step: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("std", [0.3, 3.7, 1e4, 3e10])
-def test_each_rounding_is_that_of_the_real_number(std: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rounding_is_that_of_the_real_number(
+    std: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Decided from float64 or, where all are sent there, from 565 bits: the same integers."""
     quick = noise(3000, std)
     monkeypatch.setattr(exact_normal, "_UNITS", 1e9)
     assert torch.equal(noise(3000, std), quick)
 
 
-def test_float64_leaves_some_roundings_open_and_they_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a fine grid a few of a million need further bits. Without these a rounding could be off by one."""
+def test_float64_leaves_some_roundings_open_and_they_are_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a fine grid a few of a million need further bits. Without these a rounding could be off by
+    one.
+    """
     decided, decide = [], exact_normal._decide
 
     def counting(*arguments: object, **settings: object) -> int:
@@ -43,7 +53,9 @@ def test_float64_leaves_some_roundings_open_and_they_are_decided(monkeypatch: py
 
 
 def test_the_error_bound_holds_against_high_precision() -> None:
-    """Float64's Box-Muller is nearer to the real number than the stated bound, at the ends of the interval too."""
+    """Float64's Box-Muller is nearer to the real number than the stated bound, at the ends of the
+    interval too.
+    """
     generator = np.random.default_rng(5)
     words = generator.integers(0, 1 << 53, size=(400, 2))
     words[:4] = [[1, 1], [(1 << 53) - 1, 5], [(1 << 53) - 2, (1 << 53) - 1], [1 << 20, 1 << 51]]
@@ -63,7 +75,9 @@ def test_the_error_bound_holds_against_high_precision() -> None:
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
 def test_small_noise_has_the_rounded_normals_probabilities(factor: float, accepted: bool) -> None:
-    """Chi-square over the integers at std 3.7, against differences of the normal's distribution function."""
+    """Chi-square over the integers at std 3.7, against differences of the normal's distribution
+    function.
+    """
     values = noise(200_000, 3.7).numpy()
     edges = np.arange(-15, 16)
     counts, _ = np.histogram(values, bins=np.concatenate([[-np.inf], edges + 0.5, [np.inf]]))
@@ -74,7 +88,9 @@ def test_small_noise_has_the_rounded_normals_probabilities(factor: float, accept
 
 
 def test_large_noise_is_normal_and_its_halves_share_nothing() -> None:
-    """Kolmogorov-Smirnov at std 1e10; |r| < 5 / sqrt(n) between cosines and sines and between neighbours."""
+    """Kolmogorov-Smirnov at std 1e10; |r| < 5 / sqrt(n) between cosines and sines and between
+    neighbours.
+    """
     values = noise(200_000, 1e10) / 1e10
     assert stats.kstest(values.numpy(), "norm").pvalue > LEVEL
     half = len(values) // 2
@@ -87,7 +103,9 @@ def test_noise_is_addressed() -> None:
     assert torch.equal(noise(1001, 1e6), noise(1001, 1e6))
     assert not torch.equal(noise(1001, 1e6), noise(1001, 1e6, step=1))
     out = torch.full((1001,), 5.0, dtype=torch.float64)
-    shifted = SecretStream(KEY).add_rounded_normal_(out, std=Fraction(10**6), purpose="test", step=0)
+    shifted = SecretStream(KEY).add_rounded_normal_(
+        out, std=Fraction(10**6), purpose="test", step=0
+    )
     assert torch.equal(shifted - 5, noise(1001, 1e6))
 
 

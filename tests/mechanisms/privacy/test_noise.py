@@ -1,4 +1,6 @@
-"""The secret stream: right distribution, wrong ones rejected, addressed by step, repeatable only with the key."""
+"""The secret stream: right distribution, wrong ones rejected, addressed by step, repeatable only
+with the key.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from mechanisms.privacy.noise import SecretStream, new_key
 
 SAMPLES = 200_000
 LEVEL = 1e-6
-"""False-alarm rate of each test below, had the key been fresh; it is fixed, so they pass or fail for ever."""
+"""False-alarm rate of each test below, had the key been fresh; it is fixed, so they pass or fail
+for ever.
+"""
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
@@ -22,7 +26,9 @@ def test_right_std_accepted_wrong_rejected(factor: float, accepted: bool) -> Non
 
 
 def test_shape_is_normal() -> None:
-    """Kolmogorov-Smirnov at level 1e-6 accepts the normal and rejects a uniform of the same variance."""
+    """Kolmogorov-Smirnov at level 1e-6 accepts the normal and rejects a uniform of the same
+    variance.
+    """
     values = SecretStream(KEY).normal_(torch.empty(SAMPLES), purpose="test", step=1).numpy()
     assert stats.kstest(values, "norm").pvalue > LEVEL
     half = math.sqrt(3)
@@ -30,7 +36,9 @@ def test_shape_is_normal() -> None:
 
 
 def test_pairs_are_uncorrelated() -> None:
-    """Box-Muller's cosine and sine halves, and neighbouring blocks, share nothing: |r| < 5 / sqrt(n)."""
+    """Box-Muller's cosine and sine halves, and neighbouring blocks, share nothing: |r| < 5 /
+    sqrt(n).
+    """
     values = SecretStream(KEY).normal_(torch.empty(SAMPLES), purpose="test", step=2).double()
     half = SAMPLES // 2
     for a, b in ((values[:half], values[half:]), (values[:-1], values[1:])):
@@ -38,7 +46,9 @@ def test_pairs_are_uncorrelated() -> None:
 
 
 def test_addresses() -> None:
-    """The same (key, purpose, step) gives the same noise; changing any of the three gives other noise."""
+    """The same (key, purpose, step) gives the same noise; changing any of the three gives other
+    noise.
+    """
 
     def draw(key: bytes = KEY, purpose: str = "a", step: int = 0) -> torch.Tensor:
         return SecretStream(key).normal_(torch.empty(101), purpose=purpose, step=step)
@@ -57,8 +67,10 @@ def test_every_element_is_filled() -> None:
 
 @pytest.mark.parametrize("prob", [0.05, 0.5, 1.0])
 def test_inclusion_frequencies(prob: float) -> None:
-    """Over 2,000 steps every one of 50 records is in a Poisson sample about prob of the time, independently of the
-    others: no record's count leaves the binomial's central 1 - 1e-7 (false alarm 5e-6), sizes vary as they must."""
+    """Over 2,000 steps every one of 50 records is in a Poisson sample about prob of the time,
+    independently of the others: no record's count leaves the binomial's central 1 - 1e-7 (false
+    alarm 5e-6), sizes vary as they must.
+    """
     stream, steps, records = SecretStream(KEY), 2000, 50
     present = torch.zeros(steps, records)
     for step in range(steps):
@@ -69,8 +81,12 @@ def test_inclusion_frequencies(prob: float) -> None:
     sizes = present.sum(1).double()
     if prob < 1:
         expected = records * prob * (1 - prob)
-        assert float(sizes.var()) == pytest.approx(expected, rel=0.25)  # 0.25 is 8 standard errors of a variance
-        wrong_low, wrong_high = stats.binom.ppf([5e-8, 1 - 5e-8], steps, prob * 1.5 if prob < 0.6 else prob / 1.5)
+        assert float(sizes.var()) == pytest.approx(
+            expected, rel=0.25
+        )  # 0.25 is 8 standard errors of a variance
+        wrong_low, wrong_high = stats.binom.ppf(
+            [5e-8, 1 - 5e-8], steps, prob * 1.5 if prob < 0.6 else prob / 1.5
+        )
         assert not bool(((counts >= wrong_low) & (counts <= wrong_high)).all())
 
 

@@ -16,7 +16,9 @@ from mechanisms.privacy.noise import SecretStream
 
 
 def test_weights_by_hand() -> None:
-    """For counts 10, 20, 40 the inverses go 4 : 2 : 1 (Rosenblatt et al., section 4.2; here the largest is 1)."""
+    """For counts 10, 20, 40 the inverses go 4 : 2 : 1 (Rosenblatt et al., section 4.2; here the
+    largest is 1).
+    """
     counts = torch.tensor([10.0, 20.0, 40.0])
     by_max = class_counts.class_weights(counts, ClassWeightsConfig(smallest_count=1))
     assert by_max.tolist() == pytest.approx([1, 1 / 2, 1 / 4])
@@ -33,7 +35,9 @@ def test_weights_never_exceed_one() -> None:
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
 def test_noise_on_the_counts(factor: float, accepted: bool) -> None:
-    """Chi-square test at level 1e-6 on 3,000 empty classes: the stated noise passes, 2/3 and 3/2 of it do not."""
+    """Chi-square test at level 1e-6 on 3,000 empty classes: the stated noise passes, 2/3 and 3/2 of
+    it do not.
+    """
     labels = torch.zeros(7, dtype=torch.int64)
     event = ClassWeightsConfig(noise_multiplier=4.0).event
     noisy = class_counts.noisy_counts(labels, 3001, event=event, stream=SecretStream(KEY))
@@ -41,24 +45,34 @@ def test_noise_on_the_counts(factor: float, accepted: bool) -> None:
 
 
 def test_one_record_moves_the_histogram_by_the_sensitivity() -> None:
-    """With the same noise, leaving a record out moves the released vector by l2 norm 1, the stated sensitivity."""
+    """With the same noise, leaving a record out moves the released vector by l2 norm 1, the stated
+    sensitivity.
+    """
 
     def counts(labels: list[int]) -> torch.Tensor:
         event = ClassWeightsConfig(noise_multiplier=2.0).event
-        return class_counts.noisy_counts(torch.tensor(labels), 5, event=event, stream=SecretStream(KEY))
+        return class_counts.noisy_counts(
+            torch.tensor(labels), 5, event=event, stream=SecretStream(KEY)
+        )
 
     moved = float((counts([0, 1, 1, 4]) - counts([0, 1, 4])).norm())
     assert moved == pytest.approx(class_counts.L2_SENSITIVITY, abs=1e-5)
 
 
 def test_the_counts_are_paid_for() -> None:
-    """With class weights the event holds the release, the steps get more noise, and the whole meets the target."""
+    """With class weights the event holds the release, the steps get more noise, and the whole meets
+    the target.
+    """
     task = Task(records=640, classes=5, target_epsilon=4.0)
     plain = DpSgd(batch_size=64).plan(task)
-    weighted = DpSgd(batch_size=64, class_weights=ClassWeightsConfig(noise_multiplier=3.0)).plan(task)
+    weighted = DpSgd(batch_size=64, class_weights=ClassWeightsConfig(noise_multiplier=3.0)).plan(
+        task
+    )
     assert isinstance(weighted.event, ComposedEvent)
     assert weighted.event.events[0].mechanism == "gaussian-release"
-    noisier, quieter = (descent_of(plan.event).segments[0].noise_multiplier for plan in (weighted, plain))
+    noisier, quieter = (
+        descent_of(plan.event).segments[0].noise_multiplier for plan in (weighted, plain)
+    )
     assert noisier > quieter
     epsilon = gaussian_cost.epsilon_of_event(weighted.event, delta=1e-4)
     assert 4 * 0.995 <= epsilon <= 4
@@ -66,6 +80,11 @@ def test_the_counts_are_paid_for() -> None:
 
 
 def test_bad_settings_are_refused_by_name() -> None:
-    for bad in ({"noise_multiplier": 0}, {"noise_multiplier": math.inf}, {"smallest_count": 0}, {"power": 2}):
+    for bad in (
+        {"noise_multiplier": 0},
+        {"noise_multiplier": math.inf},
+        {"smallest_count": 0},
+        {"power": 2},
+    ):
         with pytest.raises(ValidationError, match=next(iter(bad))):
             ClassWeightsConfig.model_validate(bad)

@@ -90,7 +90,9 @@ LINK, HARD, DEVICE, PIPE, FOLDER = (
         ("0123456789abcdef/1_Pooling", FOLDER, "not a regular file"),
     ],
 )
-def test_an_entry_that_would_go_elsewhere(tmp_path: Path, name: str, fields: dict[str, Any], problem: str) -> None:
+def test_an_entry_that_would_go_elsewhere(
+    tmp_path: Path, name: str, fields: dict[str, Any], problem: str
+) -> None:
     """Refused before a byte is written, wherever it would have gone."""
     one = entry(name, **fields)
     made = archive(tmp_path / "a.tar.zst", (one, b"text"[: one.size]))
@@ -103,12 +105,20 @@ def test_an_entry_that_would_go_elsewhere(tmp_path: Path, name: str, fields: dic
 
 @pytest.mark.parametrize(
     "kind",
-    [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_SPARSE],
+    [
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.GNUTYPE_SPARSE,
+    ],
 )
 def test_a_header_that_speaks_for_another_entry(tmp_path: Path, kind: bytes) -> None:
     """Refused as it stands; the megabytes that it announces are not read into memory."""
     size = 8 << 20
-    made = archive(tmp_path / "a.tar.zst", (entry("0123456789abcdef/README.md", size, type=kind), bytes(size)))
+    made = archive(
+        tmp_path / "a.tar.zst", (entry("0123456789abcdef/README.md", size, type=kind), bytes(size))
+    )
     tracemalloc.start()
     try:
         with pytest.raises(UnsoundBundle, match="not a regular file"):
@@ -138,7 +148,9 @@ def test_a_header_of_nonsense(tmp_path: Path, fields: dict[str, Any]) -> None:
         setattr(made, field, value)
     archive_format = tarfile.PAX_FORMAT if "pax_headers" in fields else tarfile.GNU_FORMAT
     header = made.tobuf(archive_format, errors="surrogateescape")
-    (tmp_path / "a.tar.zst").write_bytes(compressed(header + b"text".ljust(512, b"\0") + bytes(1024)))
+    (tmp_path / "a.tar.zst").write_bytes(
+        compressed(header + b"text".ljust(512, b"\0") + bytes(1024))
+    )
     (tmp_path / "to").mkdir()
     with pytest.raises(UnsoundBundle):
         unpack(tmp_path / "a.tar.zst", tmp_path / "to")
@@ -159,7 +171,9 @@ def test_a_file_twice_and_two_folders(tmp_path: Path) -> None:
 
 
 def test_a_bomb(tmp_path: Path) -> None:
-    """A few kilobytes that unfold to more than the file's limit are refused by their header; nothing is unfolded."""
+    """A few kilobytes that unfold to more than the file's limit are refused by their header;
+    nothing is unfolded.
+    """
     size = FILES["README.md"].max_bytes + 1
     made = archive(tmp_path / "a.tar.zst", (entry("0123456789abcdef/README.md", size), bytes(size)))
     assert made.stat().st_size < 10_000
@@ -178,7 +192,9 @@ def test_a_bomb(tmp_path: Path) -> None:
         lambda content: b"not an archive at all, but text",
     ],
 )
-def test_a_damaged_archive(sealed: Sealed, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_archive(
+    sealed: Sealed, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     """Told in one line, whatever the damage; where the tar is whole, by the digest of the file."""
     made = pack(sealed.folder, tmp_path / "a.tar.zst")
     made.write_bytes(damage(made.read_bytes()))
@@ -187,7 +203,9 @@ def test_a_damaged_archive(sealed: Sealed, tmp_path: Path, damage: Callable[[byt
         check(unpack(made, tmp_path / "to"), sealed.trust)
 
 
-def test_a_full_disk_leaves_no_archive(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_archive(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor a part of one."""
     import errno
 

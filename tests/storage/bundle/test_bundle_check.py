@@ -32,7 +32,9 @@ def flip(path: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     """Files of a bundle."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
@@ -45,7 +47,9 @@ def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
     assert sound.files == len(names(sealed.folder)) == 20
 
 
-def each_is_named(folder: Path, files: Iterable[str], damage: Callable[[Path], None], trust: Trust | None) -> None:
+def each_is_named(
+    folder: Path, files: Iterable[str], damage: Callable[[Path], None], trust: Trust | None
+) -> None:
     """Damages each file in turn: the check refuses, and it is the file named."""
     for name in files:
         before = (folder / name).read_bytes()
@@ -58,7 +62,9 @@ def each_is_named(folder: Path, files: Iterable[str], damage: Callable[[Path], N
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_one_bit_in_any_file(sealed: Sealed, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_one_bit_in_any_file(
+    sealed: Sealed, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     """Or the whole file gone."""
     folder = sealed.copy(tmp_path)
     each_is_named(folder, names(folder), damage, sealed.trust)
@@ -75,7 +81,9 @@ def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Pat
     each_is_named(folder, set(names(folder)) - {PROOF}, flip, None)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", ".gitignore", "1_Pooling/extra.json", "model.safetensors.bak"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", ".gitignore", "1_Pooling/extra.json", "model.safetensors.bak"]
+)
 def test_an_added_file(sealed: Sealed, tmp_path: Path, name: str) -> None:
     """Also one that the signing library would have left out of its digests."""
     folder = sealed.copy(tmp_path)
@@ -107,7 +115,9 @@ def test_a_link_in_place_of_a_file(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
-    """Model and list have to agree, even in a bundle that its house signed; a standard head has to with itself."""
+    """Model and list have to agree, even in a bundle that its house signed; a standard head has to
+    with itself.
+    """
     folder = sealed.copy(tmp_path)
     labels = json.loads((folder / "labels.json").read_text())
     (folder / "labels.json").write_text(json.dumps({"codes": ["999", *labels["codes"][1:]]}))
@@ -115,7 +125,11 @@ def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
         check_codes(read_files(folder, allowed=frozenset(FILES)))
     assert refused.value.file == CODELIST
     config = {"id2label": {"0": "11", "1": "12"}, "label2id": {"11": 0, "12": 1}}
-    contents: dict[str, Any] = {"config.json": config, CODELIST: [("11",), ("12",)], "golden.jsonl": []}
+    contents: dict[str, Any] = {
+        "config.json": config,
+        CODELIST: [("11",), ("12",)],
+        "golden.jsonl": [],
+    }
     assert check_codes(contents) == ("11", "12")
     with pytest.raises(UnsoundBundle, match="do not name the same"):
         check_codes(contents | {"config.json": config | {"label2id": {"11": 0, "999": 1}}})
@@ -156,14 +170,18 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
 
 def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path) -> Path:
     """Put another proof in and sign with the agency's own key, as anyone who has that key could."""
-    (folder / PROOF).write_text(json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    (folder / PROOF).write_text(
+        json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    )
     sign(folder, sealed.key, scratch / SIGNATURE)
     shutil.copy(scratch / SIGNATURE, folder / SIGNATURE)
     return folder
 
 
 def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
-    """The proof of an earlier release, of another row, or of a statement that claims less: each is reported."""
+    """The proof of an earlier release, of another row, or of a statement that claims less: each is
+    reported.
+    """
     key = sealed.key
     other = sealed.ledger.reserve(plan("rolled back"))
     assert other.release_id
@@ -185,7 +203,10 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
         (earlier | {"files": good["files"]}, "its row belongs to another bundle"),
         (good | {"head": earlier["head"]}, "head belongs to another row"),
         (good | {"head": good["head"] | {"stated_at": "2031-01-01"}}, "head is not signed"),
-        (good | {"row": good["row"] | {"epsilon": "0.5"}}, "field epsilon differs from the ledger's row"),
+        (
+            good | {"row": good["row"] | {"epsilon": "0.5"}},
+            "field epsilon differs from the ledger's row",
+        ),
         (good | {"row": good["row"] | {"state": "drawn"}}, "does not match the schema"),
     ):
         with pytest.raises(UnsoundBundle, match=problem):
@@ -194,10 +215,18 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_the_proof_tells_nothing_of_the_records(sealed: Sealed) -> None:
-    """Neither digests that follow from the records, nor who asked, nor the time of day, nor the row before."""
+    """Neither digests that follow from the records, nor who asked, nor the time of day, nor the row
+    before.
+    """
     text = (sealed.folder / PROOF).read_text()
     whole = sealed.row.as_json()
-    for name in ("data_fingerprint", "requester", "idempotency_key", "previous_hash", "recorded_at"):
+    for name in (
+        "data_fingerprint",
+        "requester",
+        "idempotency_key",
+        "previous_hash",
+        "recorded_at",
+    ):
         assert f'"{name}": ' not in text
         if name != "recorded_at":
             assert str(whole[name]) not in text.replace('"first"', "")
@@ -209,7 +238,9 @@ DEEP = b"[" * 100_000
 
 
 @pytest.mark.parametrize(("name", "content"), [(SIGNATURE, DEEP), (STATEMENT, DEEP)])
-def test_what_is_nested_too_deeply(sealed: Sealed, tmp_path: Path, name: str, content: bytes) -> None:
+def test_what_is_nested_too_deeply(
+    sealed: Sealed, tmp_path: Path, name: str, content: bytes
+) -> None:
     """JSON that no reader can follow to its end; whether or not the signature is looked at."""
     folder = sealed.copy(tmp_path)
     (folder / name).write_bytes(content)
@@ -246,7 +277,11 @@ def test_field_and_key_that_nobody_expects(sealed: Sealed, tmp_path: Path) -> No
     file.write_text(json.dumps(statement)[:-1] + ', "epsilon": "0.1"}')
     with pytest.raises(UnsoundBundle, match="a key is repeated"):
         read_files(folder, allowed=frozenset(FILES))
-    file.write_text(json.dumps(statement | {"audit": {"attack_auc": 0.53, "queries": [1, 2], "of": {"low": 0.1}}}))
+    file.write_text(
+        json.dumps(
+            statement | {"audit": {"attack_auc": 0.53, "queries": [1, 2], "of": {"low": 0.1}}}
+        )
+    )
     read_files(folder, allowed=frozenset(FILES))
 
 
@@ -271,7 +306,9 @@ main()
 
 
 def test_the_command_needs_neither_model_nor_network(sealed: Sealed, tmp_path: Path) -> None:
-    """With torch, transformers, Prefect and every connection out of reach it still says what holds, or what doesn't."""
+    """With torch, transformers, Prefect and every connection out of reach it still says what holds,
+    or what doesn't.
+    """
     folder = sealed.copy(tmp_path)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -299,7 +336,9 @@ main()
 
 
 def test_a_wrong_key_is_refused_by_little_code(sealed: Sealed, tmp_path: Path) -> None:
-    """Before a bundle is read; a partner who reads the source of what decides has few files to read."""
+    """Before a bundle is read; a partner who reads the source of what decides has few files to
+    read.
+    """
     heads.new_keys(tmp_path)
     wrong = str(tmp_path / heads.PUBLIC_NAME)
     command = [sys.executable, "-c", COUNTED, "verify", str(sealed.folder), "--key", wrong]

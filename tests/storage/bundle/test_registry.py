@@ -11,7 +11,12 @@ from releases import release_key
 from sealed_bundle import Sealed, plan
 
 from storage.bundle.folder import UnsoundBundle
-from storage.bundle.registry import hand_over, record_revocation, require_committed, revoked_releases
+from storage.bundle.registry import (
+    hand_over,
+    record_revocation,
+    require_committed,
+    revoked_releases,
+)
 from storage.bundle.trust import Root, with_next_root
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Row
@@ -41,7 +46,9 @@ def to(partner: str, ledger: Ledger, row: Row, place: Path) -> Row:
 
 
 def test_handovers_are_rows_of_the_ledger(ledger: Ledger, tmp_path: Path) -> None:
-    """Each partner once, on any day, charged nothing, and the chain stays sound; all of a partner's name counts."""
+    """Each partner once, on any day, charged nothing, and the chain stays sound; all of a partner's
+    name counts.
+    """
     row = released(ledger)
     first = to("Statistics Office", ledger, row, tmp_path)
     again = to(" Statistics Office ", ledger, row, tmp_path)
@@ -50,8 +57,11 @@ def test_handovers_are_rows_of_the_ledger(ledger: Ledger, tmp_path: Path) -> Non
     to("A" * 199 + "C", ledger, row, tmp_path)
     assert first == again
     assert partners_of(ledger, str(row.release_id)) == [
-        "A" * 199 + "B", "A" * 199 + "C", "Labour Office", "Statistics Office"
-    ]  # fmt: skip
+        "A" * 199 + "B",
+        "A" * 199 + "C",
+        "Labour Office",
+        "Statistics Office",
+    ]
     handovers = [shared for shared in ledger.rows() if shared.kind == "handover"]
     assert [shared.details["release_row"] for shared in handovers] == [row.sequence] * 4
     assert ledger.verify().ok
@@ -92,14 +102,22 @@ def test_no_archive_that_the_ledger_does_not_know_of(
 
 
 def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> None:
-    """The next root names it, with the reason, and is not shared any more; a second revocation is the first."""
+    """The next root names it, with the reason, and is not shared any more; a second revocation is
+    the first.
+    """
     row = released(ledger)
     assert row.release_id
     to("Statistics Office", ledger, row, tmp_path)
-    first = record_revocation(ledger, row.release_id, reason="an error in the code list", requester="r")
-    assert record_revocation(ledger, row.release_id, reason="another reason", requester="r") == first
+    first = record_revocation(
+        ledger, row.release_id, reason="an error in the code list", requester="r"
+    )
+    assert (
+        record_revocation(ledger, row.release_id, reason="another reason", requester="r") == first
+    )
     key = sealed.key
-    root = with_next_root((Root.first(key.public_key()),), revoked=revoked_releases(ledger), days=9)[-1]
+    root = with_next_root(
+        (Root.first(key.public_key()),), revoked=revoked_releases(ledger), days=9
+    )[-1]
     assert [one.release_id for one in root.revoked] == [row.release_id]
     with pytest.raises(StorageError, match="was revoked"):
         require_committed(ledger, row.release_id, tmp_path)

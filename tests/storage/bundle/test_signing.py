@@ -37,11 +37,15 @@ def test_a_signature_with_a_certificate(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Path) -> None:
-    """And refuses the same folder as we do, with a byte changed: a partner needs nothing of ours to check it."""
+    """And refuses the same folder as we do, with a byte changed: a partner needs nothing of ours to
+    check it.
+    """
     from model_signing import verifying
 
     folder = sealed.copy(tmp_path)
-    library = verifying.Config().use_elliptic_key_verifier(public_key=sealed.home / "signing-key.pub.pem")
+    library = verifying.Config().use_elliptic_key_verifier(
+        public_key=sealed.home / "signing-key.pub.pem"
+    )
     library.verify(folder, folder / SIGNATURE)
     (folder / "codelist.csv").write_bytes(b"code,title\n")
     with pytest.raises(ValueError, match="Hash mismatch"):
@@ -54,7 +58,9 @@ def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Pa
     "change",
     [
         lambda whole: whole | {"mediaType": "application/json"},
-        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payloadType": "text/plain"}},
+        lambda whole: (
+            whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payloadType": "text/plain"}}
+        ),
         lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": []}},
         lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": ["x", "y"]}},
         lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payload": "?"}},
@@ -63,20 +69,28 @@ def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Pa
         lambda whole: {},
     ],
 )
-def test_a_signature_of_another_form(sealed: Sealed, tmp_path: Path, change: Callable[[Any], Any]) -> None:
+def test_a_signature_of_another_form(
+    sealed: Sealed, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
     folder = sealed.copy(tmp_path)
-    (folder / SIGNATURE).write_text(json.dumps(change(json.loads((folder / SIGNATURE).read_text()))))
+    (folder / SIGNATURE).write_text(
+        json.dumps(change(json.loads((folder / SIGNATURE).read_text())))
+    )
     with pytest.raises(UnsoundBundle, match=SIGNATURE):
         check(folder, sealed.trust)
 
 
 def test_the_workspace_has_one_key(tmp_path: Path) -> None:
-    """Made once, closed to others; gone, it is not replaced in silence, since partners hold its public half."""
+    """Made once, closed to others; gone, it is not replaced in silence, since partners hold its
+    public half.
+    """
     private = tmp_path / "private"
     key, file = workspace_key(private, tmp_path), private / "keys" / heads.PRIVATE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     assert workspace_key(private, tmp_path).public_key() == key.public_key()
-    assert (tmp_path / "signing-key.pub.pem").read_bytes() == (private / "keys" / heads.PUBLIC_NAME).read_bytes()
+    assert (tmp_path / "signing-key.pub.pem").read_bytes() == (
+        private / "keys" / heads.PUBLIC_NAME
+    ).read_bytes()
     (tmp_path / "signing-key.pub.pem").unlink()
     workspace_key(private, tmp_path)
     assert (tmp_path / "signing-key.pub.pem").is_file()
@@ -95,7 +109,12 @@ class Died(BaseException):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["write_atomically", "sign", "verify_signature", "sync"])
 def test_sealing_dies_anywhere(
-    sealed: Sealed, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+    sealed: Sealed,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    when: str,
 ) -> None:
     """And the next run ends it: nothing is left beside the bundle's files, and the seal is sound."""
     from storage.bundle import seal as module
@@ -124,7 +143,9 @@ def test_sealing_dies_anywhere(
 def test_the_private_workspace_may_be_on_another_disk(
     sealed: Sealed, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in docker-compose.yml, whose bundles have a volume of their own: nothing is renamed into their folder."""
+    """As in docker-compose.yml, whose bundles have a volume of their own: nothing is renamed into
+    their folder.
+    """
     import os
 
     real = os.rename
@@ -146,7 +167,9 @@ def test_the_private_workspace_may_be_on_another_disk(
     check(folder, sealed.trust)
 
 
-def test_a_row_of_another_bundle_seals_nothing(sealed: Sealed, folder: Path, tmp_path: Path) -> None:
+def test_a_row_of_another_bundle_seals_nothing(
+    sealed: Sealed, folder: Path, tmp_path: Path
+) -> None:
     """Content that is not what was committed gets no proof."""
     shutil.copy(folder / "LICENSE", folder / "PRIVACY.md")
     with pytest.raises(StorageError, match="does not match"):

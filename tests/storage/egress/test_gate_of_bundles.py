@@ -1,4 +1,6 @@
-"""The gate refuses what may not leave, file by file: other words, weights, fields and kinds of file."""
+"""The gate refuses what may not leave, file by file: other words, weights, fields and kinds of
+file.
+"""
 
 import json
 import pickle
@@ -44,7 +46,9 @@ def refuses(folder: Path, expected: Expected, file: str, secret: str) -> None:
     assert secret not in str(refused.value)
 
 
-def test_a_second_build_gives_the_same_bytes(folder: Path, expected: Expected, sealed: Sealed, tmp_path: Path) -> None:
+def test_a_second_build_gives_the_same_bytes(
+    folder: Path, expected: Expected, sealed: Sealed, tmp_path: Path
+) -> None:
     """Content alone decides the digest that the ledger holds, and the gate lets it pass."""
     inspect(folder, expected)
     again = tmp_path / "again"
@@ -65,8 +69,19 @@ def as_json(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Change:
 
 
 def as_token(spelt: Callable[[str], str]) -> Change:
-    named = {"id": 900, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return as_json(lambda d, secret: d | {"added_tokens": [*d["added_tokens"], named | {"content": spelt(secret)}]})
+    named = {
+        "id": 900,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    return as_json(
+        lambda d, secret: (
+            d | {"added_tokens": [*d["added_tokens"], named | {"content": spelt(secret)}]}
+        )
+    )
 
 
 def as_vocabulary(document: dict[str, Any], secret: str) -> dict[str, Any]:
@@ -88,7 +103,12 @@ PLANTED: list[tuple[str, Change]] = [
     (TOKENIZER, as_token(lambda secret: "-".join(secret.split())[:39])),
     (TOKENIZER, as_json(as_vocabulary)),
     (TOKENIZER, as_json(lambda d, secret: d | {"comment": secret})),
-    (TOKENIZER, as_json(lambda d, secret: d | {"normalizer": {"type": "Replace", "pattern": {"String": secret}}})),
+    (
+        TOKENIZER,
+        as_json(
+            lambda d, secret: d | {"normalizer": {"type": "Replace", "pattern": {"String": secret}}}
+        ),
+    ),
     (CONFIG, as_json(lambda d, secret: d | {"comment": secret})),
     (CONFIG, as_json(lambda d, secret: d | {"architectures": [secret]})),
     (CONFIG, as_json(lambda d, secret: d | {"id2label": {"0": secret}})),
@@ -96,25 +116,41 @@ PLANTED: list[tuple[str, Change]] = [
     (CONFIG, as_json(lambda d, secret: d | {"hidden_act": "_".join(secret.split())[:79]})),
     (CONFIG, as_json(lambda d, _: d | {"class_counts": [3, 17]})),
     (CONFIG, as_json(lambda d, _: d | {"_name_or_path": "elsewhere"})),
-    ("bom.cdx.json", as_json(lambda d, secret: d | {"components": [{"type": "data", "description": secret}]})),
+    (
+        "bom.cdx.json",
+        as_json(lambda d, secret: d | {"components": [{"type": "data", "description": secret}]}),
+    ),
     ("thresholds.json", as_json(lambda d, secret: d | {"fitted_on": f"generated {secret}"[:300]})),
     (
         "codelist.csv",
-        lambda content, secret: re.sub(rb"(?<=\n)(\w+),[^\n]*?,OI", rb'\1,"%b",OI' % title(secret), content, count=1),
+        lambda content, secret: re.sub(
+            rb"(?<=\n)(\w+),[^\n]*?,OI", rb'\1,"%b",OI' % title(secret), content, count=1
+        ),
     ),
-    (GOLDEN, lambda content, secret: content.replace(b'"text": "', b'"text": "' + secret.encode(), 1)),
+    (
+        GOLDEN,
+        lambda content, secret: content.replace(b'"text": "', b'"text": "' + secret.encode(), 1),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), PLANTED)
-def test_a_narrative_in_a_file(folder: Path, expected: Expected, secret: str, name: str, change: Change) -> None:
-    """Whole, in part, in other case and punctuation; as token, vocabulary or field. Counts, an origin and a pickle."""
+def test_a_narrative_in_a_file(
+    folder: Path, expected: Expected, secret: str, name: str, change: Change
+) -> None:
+    """Whole, in part, in other case and punctuation; as token, vocabulary or field. Counts, an
+    origin and a pickle.
+    """
     (folder / name).write_bytes(change((folder / name).read_bytes(), secret))
     refuses(folder, expected, name, secret)
 
 
-def test_other_weights_than_inference_needs(folder: Path, expected: Expected, secret: str, tmp_path: Path) -> None:
-    """A second draw, a deviation, optimiser state, metadata, bytes or text beside the tensors, a pickle."""
+def test_other_weights_than_inference_needs(
+    folder: Path, expected: Expected, secret: str, tmp_path: Path
+) -> None:
+    """A second draw, a deviation, optimiser state, metadata, bytes or text beside the tensors, a
+    pickle.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -139,7 +175,13 @@ def test_other_weights_than_inference_needs(folder: Path, expected: Expected, se
 
 def test_json_is_read_strictly() -> None:
     """What readers differ about is refused."""
-    for content in (b'{"a": 1, "a": 2}', b'{"a": NaN}', b"\xff{}", b"[" * 100_000, b'{"a": 1} trailing'):
+    for content in (
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b"\xff{}",
+        b"[" * 100_000,
+        b'{"a": 1} trailing',
+    ):
         with pytest.raises(UnsoundBundle):
             strict_json("x.json", content)
     with pytest.raises(UnsoundBundle, match="field `epsilon`"):
@@ -148,16 +190,35 @@ def test_json_is_read_strictly() -> None:
 
 def test_every_rule_of_the_schema_is_known() -> None:
     """A rule that the reader does not know would hold of everything."""
-    schema = json.loads((Path(documents.__file__).parents[1] / "schemas" / "bundle.schema.json").read_text())
-    known = {*documents._RULES, *documents._FIELDS, "$ref", "items", "required", "$defs", "$schema", "$id"}
+    schema = json.loads(
+        (Path(documents.__file__).parents[1] / "schemas" / "bundle.schema.json").read_text()
+    )
+    known = {
+        *documents._RULES,
+        *documents._FIELDS,
+        "$ref",
+        "items",
+        "required",
+        "$defs",
+        "$schema",
+        "$id",
+    }
     known |= {"title", "description", "$comment"}
 
     def unknown(part: Any) -> set[str]:
         if not isinstance(part, dict):
             return set()
-        named = [part.get(rule, {}).values() for rule in ("properties", "patternProperties", "$defs")]
-        inner = [*chain(*named), *part.get("anyOf", ()), *(part.get(r) for r in ("items", "propertyNames"))]
-        return (part.keys() - known).union(*map(unknown, [*inner, part.get("additionalProperties")]))
+        named = [
+            part.get(rule, {}).values() for rule in ("properties", "patternProperties", "$defs")
+        ]
+        inner = [
+            *chain(*named),
+            *part.get("anyOf", ()),
+            *(part.get(r) for r in ("items", "propertyNames")),
+        ]
+        return (part.keys() - known).union(
+            *map(unknown, [*inner, part.get("additionalProperties")])
+        )
 
     assert unknown(schema) == set()
     assert unknown({"properties": {"a": {"minProperties": 1}}}) == {"minProperties"}

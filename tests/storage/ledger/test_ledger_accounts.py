@@ -1,4 +1,5 @@
-"""The accounts once more, plainly, by floats, scipy and dp_accounting, against the fold on random histories.
+"""The accounts once more, plainly, by floats, scipy and dp_accounting, against the fold on random
+histories.
 
 Nothing here is shared with `storage.ledger` but the events that releases are made of.
 """
@@ -60,7 +61,9 @@ def mu_squared(one: Asked) -> float:
 
 def gaussian_delta(rate: float, epsilon: float) -> float:
     mu = math.sqrt(rate)
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+    return float(
+        norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    )
 
 
 @lru_cache
@@ -71,7 +74,9 @@ def loss_distribution(prob: float, noise: float, steps: int) -> Any:
 
 
 def exact(counted: Sequence[Asked], rule: str) -> tuple[float, float] | None:
-    """Epsilon at 99 % of the cap's delta, and delta at the cap's epsilon; None where the rule knows nothing of one."""
+    """Epsilon at 99 % of the cap's delta, and delta at the cap's epsilon; None where the rule knows
+    nothing of one.
+    """
     first, share = counted[0], 0.99 * DELTA
     if rule == "gaussian" and all(one.kind in ("gaussian", "pure") for one in counted):
         rate = sum(map(mu_squared, counted))
@@ -127,7 +132,9 @@ class Plain:
         for name in {name for old in sharing for name in old.accounts} - set(new.accounts):
             after[name].append(new)
         changed = [name for name in after if after[name] != self.accounts.get(name)]
-        rules = self.rules | {name: rule_of(after[name]) for name in changed if name not in self.rules}
+        rules = self.rules | {
+            name: rule_of(after[name]) for name in changed if name not in self.rules
+        }
         if not all(fits(after[name], rules[name]) for name in changed):
             return False
         self.accounts, self.rules = after, rules
@@ -137,7 +144,11 @@ class Plain:
 
 def event_of(one: Asked) -> dict[str, Any]:
     if one.kind == "gaussian":
-        return {"event": GaussianReleaseEvent(what="a vector", noise_multiplier=one.noise, l2_sensitivity=1.0)}
+        return {
+            "event": GaussianReleaseEvent(
+                what="a vector", noise_multiplier=one.noise, l2_sensitivity=1.0
+            )
+        }
     if one.kind == "sampled":
         segment = NoiseSegment(steps=one.steps, noise_multiplier=one.noise, l2_clip_norm=1.0)
         return {"event": DpSgdEvent(sampling_prob=one.prob, segments=(segment,))}
@@ -148,7 +159,12 @@ def some_release(draw: random.Random, number: int) -> Asked:
     kind = draw.choices(["gaussian", "sampled", "pure", "claimed"], [4, 4, 2, 1])[0]
     of_kind: dict[str, dict[str, Any]] = {
         "gaussian": {"epsilon": 1.0, "delta": 1e-7, "noise": draw.choice([4.0, 6.0, 9.0])},
-        "sampled": {"epsilon": 0.9, "delta": 1e-7, "noise": draw.choice([1.1, 1.1, 1.3]), "prob": 0.02}
+        "sampled": {
+            "epsilon": 0.9,
+            "delta": 1e-7,
+            "noise": draw.choice([1.1, 1.1, 1.3]),
+            "prob": 0.02,
+        }
         | {"steps": draw.choice([200, 400])},
         "pure": {"epsilon": draw.choice([0.25, 0.5]), "delta": 0.0},
         "claimed": {"epsilon": 0.5, "delta": 1e-7},
@@ -166,18 +182,31 @@ def some_release(draw: random.Random, number: int) -> Asked:
 @pytest.mark.parametrize(
     "seed", [1, 2, pytest.param(3, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long)]
 )
-def test_the_fold_charges_and_refuses_as_the_plain_accounts_do(sqlite_site: Site, seed: int) -> None:
-    """The same releases, rules and sums, and each epsilon that is shown within a hundredth of dp_accounting's."""
+def test_the_fold_charges_and_refuses_as_the_plain_accounts_do(
+    sqlite_site: Site, seed: int
+) -> None:
+    """The same releases, rules and sums, and each epsilon that is shown within a hundredth of
+    dp_accounting's.
+    """
     draw, plain, ledger = random.Random(seed), Plain(), sqlite_site.open(POLICY)
     refused = 0
     for number in range(40):
         asked = some_release(draw, number)
-        claim = {"epsilon": asked.epsilon, "delta": asked.delta, "delta_text": "" if asked.delta else "0: pure"}
+        claim = {
+            "epsilon": asked.epsilon,
+            "delta": asked.delta,
+            "delta_text": "" if asked.delta else "0: pure",
+        }
         contents = [f"{block} {n}".encode() for block in asked.blocks for n in range(5)]
         plan = make_plan(
-            asked.key, kind="formal", claim=claim, population=asked.population, cohorts=asked.cohorts,
-            data_fingerprint=asked.key.rjust(64, "0"), **event_of(asked),
-        )  # fmt: skip
+            asked.key,
+            kind="formal",
+            claim=claim,
+            population=asked.population,
+            cohorts=asked.cohorts,
+            data_fingerprint=asked.key.rjust(64, "0"),
+            **event_of(asked),
+        )
         if plain.ask(asked):
             ledger.reserve(plan, records=RecordSet.of(contents, key=b"k" * 32))
         else:

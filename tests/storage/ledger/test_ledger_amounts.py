@@ -16,7 +16,9 @@ QUANTUM = Decimal("1e-12")
 
 @given(st.floats(min_value=1e-12, max_value=1e6))
 def test_a_float_is_rounded_up_by_less_than_one_unit(value):
-    """exact <= kept < exact + 1e-12, for every float: the float's own binary value counts, not its print."""
+    """exact <= kept < exact + 1e-12, for every float: the float's own binary value counts, not its
+    print.
+    """
     if Decimal(value) < QUANTUM:
         return
     kept = amounts.epsilon(value)
@@ -33,11 +35,33 @@ def test_a_tenth_as_a_float_is_more_than_a_tenth():
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 5e-324, 2.2e-308, 1e-13, 1e9, True, "NaN", "Infinity", "-1",
-     "0", "0.1234567890123", Decimal("1e-13"), Decimal("sNaN"), "one", ""],
-)  # fmt: skip
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        0.0,
+        -0.0,
+        -1.0,
+        5e-324,
+        2.2e-308,
+        1e-13,
+        1e9,
+        True,
+        "NaN",
+        "Infinity",
+        "-1",
+        "0",
+        "0.1234567890123",
+        Decimal("1e-13"),
+        Decimal("sNaN"),
+        "one",
+        "",
+    ],
+)
 def test_what_no_budget_can_hold_is_refused(value):
-    """NaN, infinite, zero, negative, subnormal, too small, too large, too precise, no number at all."""
+    """NaN, infinite, zero, negative, subnormal, too small, too large, too precise, no number at
+    all.
+    """
     with pytest.raises(InputError, match="epsilon"):
         amounts.epsilon(value)
 
@@ -50,7 +74,9 @@ def test_a_probability_is_below_one():
 
 
 def test_a_chosen_delta_is_what_was_written():
-    """1e-4 fits under a cap of 0.0001, though its float is above; one of more decimals is refused, not cut."""
+    """1e-4 fits under a cap of 0.0001, though its float is above; one of more decimals is refused,
+    not cut.
+    """
     assert amounts.delta(1e-4) == amounts.probability("0.0001", name="cap delta")
     assert amounts.probability(1e-4, name="delta") > Decimal("0.0001")
     for refused in (math.nan, 1.0, 1e-19):
@@ -60,7 +86,9 @@ def test_a_chosen_delta_is_what_was_written():
 
 @given(st.floats(min_value=1e-6, max_value=20), st.floats(min_value=1e-15, max_value=1e-10))
 def test_the_group_of_two_is_not_understated(epsilon, delta):
-    """(1 + e^epsilon) delta at 60 digits is at most what is kept, and by less than one unit of 1e-18."""
+    """(1 + e^epsilon) delta at 60 digits is at most what is kept, and by less than one unit of
+    1e-18.
+    """
     eps, dlt = amounts.epsilon(epsilon), amounts.probability(delta, name="delta")
     doubled, converted = amounts.as_replace_one(eps, dlt)
     with localcontext(prec=60):

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from storage.errors import InputError
 from storage.ledger.chain import canonical
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False) | st.text()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
@@ -27,7 +33,9 @@ def test_canonical_text_is_that_of_the_standard(content: dict[str, Any]) -> None
         assert canonical(content) == expected
 
 
-@pytest.mark.parametrize("value", [1e-5, 1e16, 1e21, 2.0, -0.0, 2**53, 10**20, [1.0], {"b": 1, "a": {"d": 1e-7}}])
+@pytest.mark.parametrize(
+    "value", [1e-5, 1e16, 1e21, 2.0, -0.0, 2**53, 10**20, [1.0], {"b": 1, "a": {"d": 1e-7}}]
+)
 @pytest.mark.parametrize("other", ["", "e-5", "\ue000 \U0001f600"])
 def test_numbers_that_are_written_otherwise(value: Any, other: str) -> None:
     test_canonical_text_is_that_of_the_standard.hypothesis.inner_test({other: other, "v": value})  # pyrefly: ignore

@@ -1,4 +1,6 @@
-"""Releases compose by what their events cost: exact where a theorem covers adaptive choice, refused one too many."""
+"""Releases compose by what their events cost: exact where a theorem covers adaptive choice, refused
+one too many.
+"""
 
 import math
 import os
@@ -15,7 +17,13 @@ from scipy.stats import norm
 from sqlalchemy import event as sa_event
 
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import Claim, ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import (
+    Claim,
+    ComposedEvent,
+    DpSgdEvent,
+    GaussianReleaseEvent,
+    NoiseSegment,
+)
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Policy, composition
 from storage.ledger.budget import Account, BudgetLine, Charge, forecast
@@ -47,11 +55,14 @@ def gaussian(noise=ONE):
 
 def descent(prob=0.02, noise=1.1, steps=600):
     return DpSgdEvent(
-        sampling_prob=prob, segments=(NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=1.0),)
+        sampling_prob=prob,
+        segments=(NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=1.0),),
     )
 
 
-def loss(event, epsilon="1", delta="0.000001", claimed="add-remove", relation="add-remove", **options):
+def loss(
+    event, epsilon="1", delta="0.000001", claimed="add-remove", relation="add-remove", **options
+):
     content = None if event is None else event.model_dump(mode="json")
     amounts = {"epsilon": Decimal(epsilon), "delta": Decimal(delta)}
     return loss_of(content, claimed=claimed, relation=relation, **amounts, **options)
@@ -67,7 +78,8 @@ def policy(epsilon=10, delta="0.001", composition="exact"):
     return Policy.parse({"name": "p", "default": {"formal": cap}})
 
 
-# -- arithmetic ----------------------------------------------------------------------------------------------
+# -- arithmetic
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mu_squared", ["0.0001", "0.05", "1.26", "5.4", "25", "400"])
@@ -76,7 +88,9 @@ def test_delta_of_a_gaussian_is_the_closed_form_rounded_up(mu_squared, share):
     mu = math.sqrt(float(mu_squared))
     epsilon = round(share * (mu * mu / 2 + 3 * mu), 6)
     closed = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
-    assert float(gaussian_delta(Decimal(mu_squared), Decimal(str(epsilon)))) == pytest.approx(closed, rel=1e-8)
+    assert float(gaussian_delta(Decimal(mu_squared), Decimal(str(epsilon)))) == pytest.approx(
+        closed, rel=1e-8
+    )
 
 
 def test_epsilon_is_the_least_that_holds():
@@ -98,7 +112,9 @@ def test_the_largest_gaussian_is_exactly_under_its_claim(epsilon, delta):
 
 @pytest.mark.parametrize("count", [1, 7, 50])
 def test_the_epsilon_of_a_sum_is_dp_accountings_and_never_below_it(count):
-    """By privacy loss distributions on a grid, which round up by their discretisation, some 1e-3 of epsilon here."""
+    """By privacy loss distributions on a grid, which round up by their discretisation, some 1e-3 of
+    epsilon here.
+    """
     one = loss(gaussian())
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(ONE), count))
@@ -116,10 +132,13 @@ def test_a_pure_release_is_gaussian_at_the_corner_of_its_trade_off():
         corner = 1 / (1 + math.exp(epsilon))
         assert norm.cdf(-mu / 2) <= corner * (1 + 1e-9)
         assert norm.cdf(-mu / 2 * (1 - 1e-6)) > corner * (1 - 1e-6)
-    assert 300 < composition.pure_rate_of(Decimal(41)) < 328  # 8 epsilon is above it for every epsilon
+    assert (
+        300 < composition.pure_rate_of(Decimal(41)) < 328
+    )  # 8 epsilon is above it for every epsilon
 
 
-# -- what a release costs ------------------------------------------------------------------------------------
+# -- what a release costs
+# ------------------------------------------------------------------------------------
 
 
 def test_each_kind_of_event_has_its_loss():
@@ -162,7 +181,8 @@ def test_a_gaussian_account_has_a_hundredth_of_delta_for_sums_of_claims():
 
 
 @pytest.mark.parametrize(
-    ("cap", "delta", "size", "exact", "basic"), [(10, "1e-3", 1, 108, 10), (8, "1e-5", 1, 49, 8), (8, "1e-5", 2, 13, 4)]
+    ("cap", "delta", "size", "exact", "basic"),
+    [(10, "1e-3", 1, 108, 10), (8, "1e-5", 1, 49, 8), (8, "1e-5", 2, 13, 4)],
 )
 def test_how_many_releases_fit(cap, delta, size, exact, basic):
     noise = ONE if size == 1 else gaussian_cost.calibrate(gaussian, target_epsilon=size, delta=1e-6)
@@ -177,7 +197,8 @@ def charged(ledger, plan) -> Charge:
     return charge
 
 
-# -- the ledger ----------------------------------------------------------------------------------------------
+# -- the ledger
+# ----------------------------------------------------------------------------------------------
 
 
 SMALL = 2, "0.00001"
@@ -185,7 +206,9 @@ SMALL = 2, "0.00001"
 
 
 def fits_under(cap=SMALL):
-    return more(Loss(), loss(gaussian()), rule="gaussian", epsilon=Decimal(cap[0]), delta=Decimal(cap[1]))
+    return more(
+        Loss(), loss(gaussian()), rule="gaussian", epsilon=Decimal(cap[0]), delta=Decimal(cap[1])
+    )
 
 
 def fill(ledger, number, **changes):
@@ -205,7 +228,9 @@ def test_a_forecast_says_how_many_more_fit(site, rule, cap, delta, refused):
     cap = ledger.policy().cap("injuries", "2023", "formal")
     before = forecast(Account("injuries", "2023", "formal"), cap, Decimal(1), Decimal("0.000001"))
     ledger.reserve(planned("k0"))
-    after = next(BudgetLine(line.account, cap).further or 0 for line in ledger.budget() if line.used)
+    after = next(
+        BudgetLine(line.account, cap).further or 0 for line in ledger.budget() if line.used
+    )
     assert before == after + 1 > 10
     for number in range(after):
         ledger.reserve(planned(f"more {number}"))
@@ -215,19 +240,28 @@ def test_a_forecast_says_how_many_more_fit(site, rule, cap, delta, refused):
 
 
 def test_sampled_releases_of_one_step_compose_by_their_loss_distribution(site):
-    """Less noise, or more of the records at a step, than the first release: claims add up from there on."""
+    """Less noise, or more of the records at a step, than the first release: claims add up from
+    there on.
+    """
     ledger = site.open(policy(12))
     first, _, third, last = (
         ledger.charges(ledger.reserve(planned(key, event, epsilon=2.9)).release_id)[0]
         for key, event in (
-            ("a", descent()), ("b", descent(noise=1.2, prob=0.01)), ("c", descent()), ("d", descent(noise=1.0)),
+            ("a", descent()),
+            ("b", descent(noise=1.2, prob=0.01)),
+            ("c", descent()),
+            ("d", descent(noise=1.0)),
         )
-    )  # fmt: skip
+    )
     accountant = PLDAccountant()
     step = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.1))
     accountant.compose(dp_event.SelfComposedDpEvent(step, 1800))
     assert float(third.after.epsilon) == pytest.approx(accountant.get_epsilon(0.99e-3), abs=0.01)
-    assert (first.after.rule, third.after.rule, last.after.rule) == ("sampled", "sampled", "sampled")
+    assert (first.after.rule, third.after.rule, last.after.rule) == (
+        "sampled",
+        "sampled",
+        "sampled",
+    )
     assert third.after.epsilon < 2 * first.loss.epsilon
     assert last.after.epsilon == sum(one.loss.epsilon for one in (first, first, first, last))
     assert last.after.delta == Decimal("0.000004")
@@ -235,7 +269,9 @@ def test_sampled_releases_of_one_step_compose_by_their_loss_distribution(site):
 
 
 def test_kinds_that_come_one_after_another(site):
-    """Gaussian, sampled, only by its claim, then a policy that asks for basic composition: the stricter counts."""
+    """Gaussian, sampled, only by its claim, then a policy that asks for basic composition: the
+    stricter counts.
+    """
     ledger = site.open(policy(30))
     charges = [
         charged(ledger, planned("a")),
@@ -243,7 +279,11 @@ def test_kinds_that_come_one_after_another(site):
         charged(ledger, planned("c", make_plan().event, delta=1e-6)),
     ]
     assert [charge.after.rule for charge in charges] == ["gaussian"] * 3
-    assert [charge.after.delta for charge in charges] == [Decimal("0.001"), Decimal("0.000002"), Decimal("0.000003")]
+    assert [charge.after.delta for charge in charges] == [
+        Decimal("0.001"),
+        Decimal("0.000002"),
+        Decimal("0.000003"),
+    ]
     ledger.change_policy(policy(30, composition="basic"), requester="o", reason="careful")
     last = charged(site.open(), planned("d")).after
     assert (last.rule, last.epsilon, last.delta) == ("basic", Decimal("5.9"), Decimal("0.000004"))
@@ -252,13 +292,17 @@ def test_kinds_that_come_one_after_another(site):
 
 @pytest.mark.parametrize("moment", ["commit", "close"])
 def test_a_process_killed_around_the_commit_grants_nothing_more(site, moment):
-    """With SIGKILL before the last release is committed, and after it: asked again it is one release, and the last."""
+    """With SIGKILL before the last release is committed, and after it: asked again it is one
+    release, and the last.
+    """
     ledger = site.open(policy(*SMALL))
     fill(ledger, fits_under() - 1)
     child = os.fork()
     if child == 0:
         other = site.open()
-        sa_event.listen(other.database.engine, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        sa_event.listen(
+            other.database.engine, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )
         try:
             other.reserve(planned("killed"))
         finally:
@@ -273,7 +317,9 @@ def test_a_process_killed_around_the_commit_grants_nothing_more(site, moment):
 
 
 def test_a_restored_copy_of_the_database_grants_nothing_more(site, tmp_path):
-    """The ledger as it was after the first release is put in place of the full one: its rows come back first."""
+    """The ledger as it was after the first release is put in place of the full one: its rows come
+    back first.
+    """
     workspace = Workspace(tmp_path / "home")
     workspace.create()
     ledger = site.open(policy(*SMALL), journals=journals_of(workspace))
@@ -294,7 +340,9 @@ def test_a_restored_copy_of_the_database_grants_nothing_more(site, tmp_path):
         site.open(journals=journals_of(workspace))
     rollback = detect(site.url, workspace)
     assert rollback is not None
-    assert restore(site.url, workspace, rollback, key=release_key().public_key()) == fits_under() - 1
+    assert (
+        restore(site.url, workspace, rollback, key=release_key().public_key()) == fits_under() - 1
+    )
     again = site.open(journals=journals_of(workspace))
     with pytest.raises(BudgetRefused, match="over the cap"):
         again.reserve(planned("one more"))
@@ -321,7 +369,9 @@ def test_a_release_above_the_cap_is_charged_named_and_never_drawn(site):
 def test_a_gaussian_account_has_ninety_nine_hundredths_of_delta():
     spent = loss(gaussian())
     assert spent.mu_squared is not None
-    assert total(spent, rule="gaussian", delta=TEN[1]) == gaussian_epsilon(spent.mu_squared, TEN[1] * 99 / 100)
+    assert total(spent, rule="gaussian", delta=TEN[1]) == gaussian_epsilon(
+        spent.mu_squared, TEN[1] * 99 / 100
+    )
 
 
 def test_units_and_shared_records_follow_the_same_rule(sqlite_site, tmp_path):
@@ -330,13 +380,20 @@ def test_units_and_shared_records_follow_the_same_rule(sqlite_site, tmp_path):
     records = RecordSet.of([b"one", b"two"], key=b"k" * 32)
     ledger = sqlite_site.open(policy())
     ledger.reserve(planned("a", population="first"), records=records)
-    charges = ledger.charges(ledger.reserve(planned("b", population="second"), records=records).release_id)
+    charges = ledger.charges(
+        ledger.reserve(planned("b", population="second"), records=records).release_id
+    )
     both = total(loss(gaussian()).plus(loss(gaussian())), rule="gaussian", delta=TEN[1])
-    assert {charge.account: charge.after.epsilon for charge in charges} == {"2023": both, "first/2023": both}
+    assert {charge.account: charge.after.epsilon for charge in charges} == {
+        "2023": both,
+        "first/2023": both,
+    }
     unit: dict[str, Any] = {"privacy_unit": "person", "max_records_per_unit": 2}
     of_unit = Claim(**(planned("c").claim.model_dump() | unit))
     of_person = planned("c", population="third").model_copy(update={"claim": of_unit})
     charges = ledger.charges(ledger.reserve(of_person).release_id)
     assert [charge.after.cohort for charge in charges] == ["2023", "all cohorts"]
-    assert {charge.loss.mu_squared for charge in charges} == {loss(gaussian(), records_per_unit=2).mu_squared}
+    assert {charge.loss.mu_squared for charge in charges} == {
+        loss(gaussian(), records_per_unit=2).mu_squared
+    }
     assert ledger.verify().ok

@@ -1,4 +1,6 @@
-"""Signed approvals and refusals: only a good, fresh, first signature of a key that the policy names counts."""
+"""Signed approvals and refusals: only a good, fresh, first signature of a key that the policy names
+counts.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Answer, sign
 from storage.ledger.heads import public_pem, signature_of
 
-KEYS = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("officer", "director", "operator", "stranger")}
+KEYS = {
+    name: ec.generate_private_key(ec.SECP256R1())
+    for name in ("officer", "director", "operator", "stranger")
+}
 DIGEST = "d" * 64
 
 
 def make_policy(minimum: int = 1, **rule) -> Policy:
-    approvers = {name: public_pem(KEYS[name].public_key()).decode() for name in ("officer", "director", "operator")}
+    approvers = {
+        name: public_pem(KEYS[name].public_key()).decode()
+        for name in ("officer", "director", "operator")
+    }
     return Policy.parse(
         {
             "name": "strict",
@@ -31,9 +39,16 @@ def make_policy(minimum: int = 1, **rule) -> Policy:
     )
 
 
-def decide(who: str, planned, *, digest: str = DIGEST, decision: Answer = "approve", reason: str = "") -> Decision:
+def decide(
+    who: str, planned, *, digest: str = DIGEST, decision: Answer = "approve", reason: str = ""
+) -> Decision:
     return sign(
-        KEYS[who], subject="release", decision=decision, digest=digest, terms=release_terms(planned), reason=reason
+        KEYS[who],
+        subject="release",
+        decision=decision,
+        digest=digest,
+        terms=release_terms(planned),
+        reason=reason,
     )
 
 
@@ -42,13 +57,17 @@ def reserve(ledger, planned, *decisions: Decision):
 
 
 def test_enough_signatures_release_and_stay_in_the_row(site, plan):
-    """Two approvals, their signers' names, keys and signatures in every row of the release; the chain verifies."""
+    """Two approvals, their signers' names, keys and signatures in every row of the release; the
+    chain verifies.
+    """
     ledger, planned = site.open(make_policy(2)), plan()
     given = (decide("officer", planned), decide("director", planned))
     row = reserve(ledger, planned, *given)
     assert row.approvals == ("officer", "director")
     drawn = ledger.mark_drawn(row.release_id, draw_digest="e" * 64, plan_digest=DIGEST)
-    assert [entry["signature"] for entry in drawn.details["decisions"]] == [d.signature for d in given]
+    assert [entry["signature"] for entry in drawn.details["decisions"]] == [
+        d.signature for d in given
+    ]
     assert drawn.details["plan_digest"] == DIGEST
     assert ledger.verify().ok
 
@@ -79,7 +98,10 @@ def signed_on(moment: datetime, planned) -> Decision:
     [
         (lambda p: [decide("stranger", p)], "the policy does not list key"),
         (lambda p: [forged(decide("officer", p))], "invalid signature"),
-        (lambda p: [decide("officer", p).model_copy(update={"signature": "AAAA"})], "invalid signature"),
+        (
+            lambda p: [decide("officer", p).model_copy(update={"signature": "AAAA"})],
+            "invalid signature",
+        ),
         (lambda p: [decide("officer", p, digest="e" * 64)], "stale"),
         (lambda p: [decide("officer", p.model_copy(update={"release_label": "other"}))], "stale"),
         (lambda p: [signed_on(datetime.now(UTC) - timedelta(days=15), p)], "15 days ago"),
@@ -88,9 +110,19 @@ def signed_on(moment: datetime, planned) -> Decision:
         (lambda p: [decide("operator", p)], "the requester cannot decide"),
         (lambda p: [decide("officer", p, decision="refuse", reason="no")], "officer refused: no"),
     ],
-    ids=["unknown key", "forged", "no signature", "another plan", "other terms", "old", "future", "twice", "requester",
-         "refusal"],
-)  # fmt: skip
+    ids=[
+        "unknown key",
+        "forged",
+        "no signature",
+        "another plan",
+        "other terms",
+        "old",
+        "future",
+        "twice",
+        "requester",
+        "refusal",
+    ],
+)
 def test_a_signature_that_does_not_count_is_refused(sqlite_site, plan, make, said):
     """Whatever is wrong with one, nothing is reserved, even where it would not be needed."""
     planned = plan()
@@ -100,21 +132,38 @@ def test_a_signature_that_does_not_count_is_refused(sqlite_site, plan, make, sai
     with pytest.raises(InputError, match=said):
         reserve(ledger, planned, decide("director", planned), *make(planned))
     assert ledger.find(planned.idempotency_key) is None
-    assert reserve(ledger, planned, signed_on(datetime.now(UTC) - timedelta(days=13), planned)).state == "reserved"
+    assert (
+        reserve(ledger, planned, signed_on(datetime.now(UTC) - timedelta(days=13), planned)).state
+        == "reserved"
+    )
 
 
 def test_a_refusal_is_recorded_and_holds(site, plan):
-    """Who and why; approvals of the same plan come too late, under another digest too: another label asks again."""
+    """Who and why; approvals of the same plan come too late, under another digest too: another
+    label asks again.
+    """
     ledger, planned = site.open(make_policy()), plan()
-    row = ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no code list"))
-    assert (row.kind, row.state, row.reason) == ("refusal", "recorded", "director refused: no code list")
+    row = ledger.refuse(
+        planned, decide("director", planned, decision="refuse", reason="no code list")
+    )
+    assert (row.kind, row.state, row.reason) == (
+        "refusal",
+        "recorded",
+        "director refused: no code list",
+    )
     assert ledger.refuse(planned, decide("officer", planned, decision="refuse", reason="x")) == row
-    with pytest.raises(BudgetRefused, match=r"director refused: no code list.*another release\.label"):
+    with pytest.raises(
+        BudgetRefused, match=r"director refused: no code list.*another release\.label"
+    ):
         reserve(ledger, planned, decide("officer", planned))
     with pytest.raises(BudgetRefused, match="director refused"):
-        ledger.reserve(planned, plan_digest="e" * 64, decisions=(decide("officer", planned, digest="e" * 64),))
+        ledger.reserve(
+            planned, plan_digest="e" * 64, decisions=(decide("officer", planned, digest="e" * 64),)
+        )
     again = plan("again")
-    ledger.reserve(again, plan_digest="c" * 64, decisions=(decide("officer", again, digest="c" * 64),))
+    ledger.reserve(
+        again, plan_digest="c" * 64, decisions=(decide("officer", again, digest="c" * 64),)
+    )
     with pytest.raises(InputError, match="too late"):
         ledger.refuse(again, decide("director", again, digest="f" * 64, decision="refuse"))
     assert ledger.verify().ok
@@ -139,14 +188,27 @@ def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site)
         ledger.change_policy(loose, requester="operator", reason="wider")
 
     def signed(who: str, policy: Policy) -> Decision:
-        terms = policy_terms(policy.name, ledger.state().policy_mark, requester="operator", reason="wider")
-        return sign(KEYS[who], subject="policy", decision="approve", digest=policy.digest, terms=terms)
+        terms = policy_terms(
+            policy.name, ledger.state().policy_mark, requester="operator", reason="wider"
+        )
+        return sign(
+            KEYS[who], subject="policy", decision="approve", digest=policy.digest, terms=terms
+        )
 
     with pytest.raises(InputError, match="the requester cannot decide"):
-        ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("operator", loose)])
+        ledger.change_policy(
+            loose, requester="operator", reason="wider", decisions=[signed("operator", loose)]
+        )
     with pytest.raises(InputError, match="something else"):
-        ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("officer", make_policy())])
-    row = ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("officer", loose)])
+        ledger.change_policy(
+            loose,
+            requester="operator",
+            reason="wider",
+            decisions=[signed("officer", make_policy())],
+        )
+    row = ledger.change_policy(
+        loose, requester="operator", reason="wider", decisions=[signed("officer", loose)]
+    )
     assert row.approvals == ("officer",)
     assert ledger.policy() == loose
     assert ledger.verify().ok
@@ -166,7 +228,9 @@ def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_n
 ):
     """Someone who holds the releasing worker's key, but no officer's."""
     planned, good = plan(), decide("officer", plan())
-    elsewhere = Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=make_policy(), key=release_key())
+    elsewhere = Ledger.open(
+        f"sqlite:///{tmp_path / 'other.db'}", policy=make_policy(), key=release_key()
+    )
     row = reserve(elsewhere, planned, good)
     ledger = sqlite_site.open(make_policy())
     ledger.put_in_force(requester="operator")
@@ -180,16 +244,29 @@ def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_n
     assert [bad.sequence for bad in report.bad] == [written]
     assert [line.account.epsilon for line in ledger.budget() if line.used] == [row.epsilon]
     with pytest.raises(StorageError, match="does not bear it out"):
-        ledger.mark_drawn(str(row.release_id), draw_digest="d", plan_digest=row.details["plan_digest"])
-    ledger.reserve(plan("x"), plan_digest="e" * 64, decisions=(decide("officer", plan("x"), digest="e" * 64),))
+        ledger.mark_drawn(
+            str(row.release_id), draw_digest="d", plan_digest=row.details["plan_digest"]
+        )
+    ledger.reserve(
+        plan("x"), plan_digest="e" * 64, decisions=(decide("officer", plan("x"), digest="e" * 64),)
+    )
 
 
 def test_the_token_is_one_line_and_reads_back(plan):
-    """What is pasted, with blanks or line breaks that a mail program adds; anything else is refused."""
+    """What is pasted, with blanks or line breaks that a mail program adds; anything else is
+    refused.
+    """
     decision = decide("officer", plan())
     assert "\n" not in decision.token
     assert Decision.read(f" {decision.token[:80]}\n{decision.token[80:]} ") == decision
     assert Decision.read(decision.model_dump_json()) == decision
-    for text in ("", "officer", "B. Officer approves", decision.token[:-8], "{}", '{"a":' * 100_000):
+    for text in (
+        "",
+        "officer",
+        "B. Officer approves",
+        decision.token[:-8],
+        "{}",
+        '{"a":' * 100_000,
+    ):
         with pytest.raises(InputError, match="not a signed decision"):
             Decision.read(text)

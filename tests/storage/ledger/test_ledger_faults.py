@@ -1,4 +1,6 @@
-"""Races, kills, cut connections, restarts, locks and full disks, with real processes on both backends."""
+"""Races, kills, cut connections, restarts, locks and full disks, with real processes on both
+backends.
+"""
 
 import json
 import os
@@ -53,10 +55,11 @@ def test_a_race_of_sixteen_for_ten_reservations_has_ten_winners(site, rounds):
 
 @pytest.mark.parametrize("moments", [0, pytest.param(100, marks=pytest.mark.long)])
 def test_a_release_killed_anywhere_keeps_every_promise(site, tmp_path, moments):
-    """SIGKILL at each of nine steps, then at random moments; see `drivers/kill.py` for what is checked after each.
+    """SIGKILL at each of nine steps, then at random moments; see `drivers/kill.py` for what is
+    checked after each.
 
-    Never a second draw, a committed row without its bundle, a bundle without its row, or a budget understated;
-    and each release, run again, ends committed.
+    Never a second draw, a committed row without its bundle, a bundle without its row, or a budget
+    understated; and each release, run again, ends committed.
     """
     report = run_driver("kill.py", site.url, tmp_path / "home", moments, 20261121)
     assert report["problems"] == []
@@ -77,8 +80,12 @@ def spending(ledger):
 
 
 @pytest.mark.postgres
-def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(postgres_server, postgres_site, plan):
-    """The reservation's backend is terminated while another holds the ledger's lock; it ends reserved, once."""
+def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(
+    postgres_server, postgres_site, plan
+):
+    """The reservation's backend is terminated while another holds the ledger's lock; it ends
+    reserved, once.
+    """
     ledger, results = postgres_site.open(), []
     database = ledger.database.url.database
     admin = as_admin(postgres_server.set(database=database))
@@ -106,7 +113,9 @@ def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(postgres_
 @pytest.mark.postgres
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_connection_cut_at_the_commit_charges_once(postgres_server, postgres_site, plan, kept):
-    """Cut just before the commit (nothing kept) and just after, its answer lost: both end with one reservation."""
+    """Cut just before the commit (nothing kept) and just after, its answer lost: both end with one
+    reservation.
+    """
     ledger, cuts = postgres_site.open(), []
     admin = as_admin(postgres_server)
 
@@ -132,7 +141,9 @@ def test_a_connection_cut_at_the_commit_charges_once(postgres_server, postgres_s
 def test_a_server_that_is_away_is_named_without_the_password(postgres_site, plan):
     """No endless waiting and no secret in the text; what was known stays."""
     ledger = postgres_site.open()
-    ledger.database.engine = sa.create_engine(ledger.database.url.set(port=1), poolclass=NullPool, hide_parameters=True)
+    ledger.database.engine = sa.create_engine(
+        ledger.database.url.set(port=1), poolclass=NullPool, hide_parameters=True
+    )
     with pytest.raises(StorageError, match=r"can't connect.*refused") as error:
         ledger.release("x")
     assert str(ledger.database.url.password) not in str(error.value)
@@ -140,19 +151,27 @@ def test_a_server_that_is_away_is_named_without_the_password(postgres_site, plan
 
 @pytest.mark.postgres
 def test_a_restart_in_the_middle_loses_and_doubles_nothing(own_server_folder):
-    """A server stopped as by a power cut, twice, under a stream of reservations: each is there once."""
+    """A server stopped as by a power cut, twice, under a stream of reservations: each is there
+    once.
+    """
     report = run_driver("restart.py", own_server_folder, 2)
     assert report["failures"] == []
-    assert report["answered_at_restarts"][0] < report["answered_at_restarts"][1] < report["answered"]
+    assert (
+        report["answered_at_restarts"][0] < report["answered_at_restarts"][1] < report["answered"]
+    )
     assert report["lost"] == []
     assert report["recorded"] == report["answered"]
     assert report["spent"] == [report["answered"]] * 2
     assert report["verify"] == ""
 
 
-@pytest.mark.parametrize("backend", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    "backend", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+)
 def test_a_full_disk_loses_and_doubles_nothing(backend, own_server_folder, small_disks):
-    """A disk of a few MiB filled by reservations: an error that says so, no half row, and on again with room."""
+    """A disk of a few MiB filled by reservations: an error that says so, no half row, and on again
+    with room.
+    """
     report = run_driver("small_disk.py", backend, own_server_folder, before=small_disks)
     assert len(report["errors"]) == 1
     assert "no space left" in report["errors"][0]
@@ -162,23 +181,34 @@ def test_a_full_disk_loses_and_doubles_nothing(backend, own_server_folder, small
 
 
 def test_a_new_file_that_sqlite_calls_locked_without_waiting_is_tried_again(tmp_path):
-    """Where a wait could never end, SQLite does not wait: sixteen that make one file at the same moment."""
+    """Where a wait could never end, SQLite does not wait: sixteen that make one file at the same
+    moment.
+    """
     file = tmp_path / "ledger.db"
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     database = Database(f"sqlite:///{file}", lock_timeout=60.0)
-    event.listen(database.engine, "connect", lambda new, _: new.execute("PRAGMA busy_timeout = 0"), insert=True)
+    event.listen(
+        database.engine,
+        "connect",
+        lambda new, _: new.execute("PRAGMA busy_timeout = 0"),
+        insert=True,
+    )
     threading.Timer(0.5, lambda: other.execute("COMMIT")).start()
     assert migrate(database) == REVISION
     other.close()
 
 
 def test_a_file_locked_by_another_process_is_waited_for_and_then_named(sqlite_site, plan, tmp_path):
-    """Another process holds the write lock: a short wait ends in an error that says so, a longer one in a row."""
+    """Another process holds the write lock: a short wait ends in an error that says so, a longer
+    one in a row.
+    """
     ledger = sqlite_site.open(lock_timeout=0.2)
     ledger.reserve(plan("a", claim={"epsilon": 1.0}))
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "ledger.db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(tmp_path / "ledger.db")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert holder.stdin is not None
     assert holder.stdout is not None
@@ -188,7 +218,9 @@ def test_a_file_locked_by_another_process_is_waited_for_and_then_named(sqlite_si
             ledger.reserve(plan("b", claim={"epsilon": 1.0}))
         assert len(ledger.rows()) == 2
         patient, results = sqlite_site.open(lock_timeout=30.0), []
-        worker = threading.Thread(target=lambda: results.append(patient.reserve(plan("c", claim={"epsilon": 1.0}))))
+        worker = threading.Thread(
+            target=lambda: results.append(patient.reserve(plan("c", claim={"epsilon": 1.0})))
+        )
         worker.start()
     finally:
         holder.communicate(b"\n")
@@ -208,13 +240,16 @@ sys.stdin.readline()
 
 @pytest.mark.postgres
 def test_whoever_holds_the_lock_is_named_and_stops_no_reader(postgres_site, plan):
-    """Training's role may take the ledger's lock and keep it: writers end in words that name it, readers go on."""
+    """Training's role may take the ledger's lock and keep it: writers end in words that name it,
+    readers go on.
+    """
     ledger = postgres_site.open(lock_timeout=0.3)
     role = make_url(postgres_site.training_url).username
     with as_admin(postgres_site.training_url).connect() as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
         with pytest.raises(
-            StorageError, match=rf"locked by another process.*by role {role} \(process {pid_of(connection)}"
+            StorageError,
+            match=rf"locked by another process.*by role {role} \(process {pid_of(connection)}",
         ):
             ledger.reserve(plan())
         assert ledger.verify().ok
@@ -223,7 +258,9 @@ def test_whoever_holds_the_lock_is_named_and_stops_no_reader(postgres_site, plan
 
 
 def test_many_processes_may_create_the_same_file(tmp_path):
-    """Eight processes open a ledger that isn't there yet, all at once: one schema, one first row, eight releases."""
+    """Eight processes open a ledger that isn't there yet, all at once: one schema, one first row,
+    eight releases.
+    """
     url = f"sqlite:///{tmp_path / 'new.db'}"
     report = run_driver("race.py", url, 8, 1)
     assert report["errors"] == []
@@ -236,7 +273,9 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
     from storage.ledger import Ledger
 
     path = tmp_path / "ledger.db"
-    path.write_text("this is text, and long enough to be read as a header of a database file by SQLite\n" * 20)
+    path.write_text(
+        "this is text, and long enough to be read as a header of a database file by SQLite\n" * 20
+    )
     with pytest.raises(StorageError, match="not a database"):
         Ledger.open(f"sqlite:///{path}")
     with pytest.raises(StorageError, match="does not exist"):

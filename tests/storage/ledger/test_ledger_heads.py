@@ -17,7 +17,9 @@ def keys(tmp_path):
 
 
 def test_a_private_key_is_closed_to_others_and_never_overwritten(tmp_path):
-    """Mode 0600 from the first moment; a second `new` in the same folder is refused and changes nothing."""
+    """Mode 0600 from the first moment; a second `new` in the same folder is refused and changes
+    nothing.
+    """
     private, public = heads.new_keys(tmp_path)
     before = private.read_bytes()
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
@@ -49,7 +51,14 @@ def test_a_signed_head_is_checked_from_its_file(tmp_path, keys):
 
 
 @pytest.mark.parametrize(
-    "change", [{"sequence": 4}, {"hash": "b" * 64}, {"stated_at": "2020"}, {"signature": "AAAA"}, {"signature": None}]
+    "change",
+    [
+        {"sequence": 4},
+        {"hash": "b" * 64},
+        {"stated_at": "2020"},
+        {"signature": "AAAA"},
+        {"signature": None},
+    ],
 )
 def test_a_changed_head_is_refused(keys, change):
     """Every field is signed."""
@@ -86,7 +95,11 @@ def test_what_is_no_key_or_head_is_named(tmp_path):
 
     other = ec.generate_private_key(ec.SECP384R1())
     wrong.write_bytes(
-        other.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        other.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     with pytest.raises(InputError, match="P-256"):
         heads.load_private_key(wrong)

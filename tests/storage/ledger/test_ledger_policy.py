@@ -34,7 +34,9 @@ def cap(policy, *account):
 
 
 def test_caps_are_found_by_population_cohort_and_kind(tmp_path):
-    """A cohort's own cap comes first, the population's next, the default's for others; a tenth is a tenth."""
+    """A cohort's own cap comes first, the population's next, the default's for others; a tenth is a
+    tenth.
+    """
     policy = Policy.load(write(tmp_path, GOOD))
     assert cap(policy, "injuries", "2023", "asymptotic-local").epsilon == 4
     assert cap(policy, "injuries", "2024", "asymptotic-local").epsilon == Decimal("0.1")
@@ -58,7 +60,9 @@ def test_without_a_file_the_default_policy_holds():
 
 
 def test_the_digest_is_of_the_meaning_and_survives_storage():
-    """4, 4.0 and "4" are one policy; another cap is another; what the ledger stores reads back the same."""
+    """4, 4.0 and "4" are one policy; another cap is another; what the ledger stores reads back the
+    same.
+    """
     one, same, other = (
         Policy.parse({"name": "p", "default": {"asymptotic-local": {"epsilon": epsilon}}})
         for epsilon in (4, "4.0", "4.1")
@@ -77,7 +81,10 @@ def test_the_digest_is_of_the_meaning_and_survives_storage():
         ("name: p\ndefault: {formal: {epsilon: .nan, delta: 0.1}}\n", "finite"),
         ("name: p\ndefault: {asymptotic-local: {epsilon: -1}}\n", "above zero"),
         ("name: p\ndefault: {asymptotic-local: {epsilon: '1.0000000000001'}}\n", "precise"),
-        ("name: p\ndefault: {asymptotic-local: {epsilon: 1, composition: advanced}}\n", "composition"),
+        (
+            "name: p\ndefault: {asymptotic-local: {epsilon: 1, composition: advanced}}\n",
+            "composition",
+        ),
         ("name: [\n", "line"),
         ("- a\n", "policy"),
         ("name: p\napprovals: {minimum: 1}\n", "needs as many `approvers`"),
@@ -86,7 +93,9 @@ def test_the_digest_is_of_the_meaning_and_survives_storage():
     ],
 )
 def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path, text, named):
-    """The error names the file and the field or line; a key given twice is an error, not the last one."""
+    """The error names the file and the field or line; a key given twice is an error, not the last
+    one.
+    """
     path = write(tmp_path, text)
     with pytest.raises(InputError, match=named) as error:
         Policy.load(path)
@@ -99,7 +108,9 @@ def test_a_missing_file_is_named(tmp_path):
         Policy.load(tmp_path / "absent.yaml")
 
 
-@pytest.mark.parametrize(("count", "rounded"), [(0, 0), (4, 0), (5, 10), (14, 10), (15, 20), (1234, 1230)])
+@pytest.mark.parametrize(
+    ("count", "rounded"), [(0, 0), (4, 0), (5, 10), (14, 10), (15, 20), (1234, 1230)]
+)
 def test_record_counts_are_rounded_halves_up(count, rounded):
     """To the nearest 10; a rounded count stays."""
     policy = Policy.load(None)

@@ -1,4 +1,6 @@
-"""Any sequence of reserve, draw, commit and burn keeps the invariants in the docstring of `storage.ledger`."""
+"""Any sequence of reserve, draw, commit and burn keeps the invariants in the docstring of
+`storage.ledger`.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,22 @@ from storage.ledger.policy import ALL_COHORTS
 
 CAP = Decimal(10)
 POLICY = Policy.parse(
-    {"name": "p", "default": {"asymptotic-local": {"epsilon": 10}, "formal": {"epsilon": 10, "delta": "0.001"}}}
+    {
+        "name": "p",
+        "default": {
+            "asymptotic-local": {"epsilon": 10},
+            "formal": {"epsilon": 10, "delta": "0.001"},
+        },
+    }
 )
 COHORTS = ("2022", "2023", "2024")
 UNITS = ("record", "unit (Employer)")
-FOLLOWS = {"reserved": {"drawn", "burned"}, "drawn": {"committed", "burned"}, "committed": set(), "burned": set()}
+FOLLOWS = {
+    "reserved": {"drawn", "burned"},
+    "drawn": {"committed", "burned"},
+    "committed": set(),
+    "burned": set(),
+}
 # Quarters are exact in binary and decimal, so that the model's sums need no rounding rule.
 epsilons = st.integers(min_value=1, max_value=24).map(lambda quarters: quarters / 4)
 
@@ -61,14 +74,19 @@ def machine(site, plan):
             before = self.rows.get(row.release_id)
             if before is not None and before.sequence != row.sequence:
                 assert row.state in FOLLOWS[before.state]
-                for now, then in ((row.epsilon, before.epsilon), (row.sensitivity, before.sensitivity)):
+                for now, then in (
+                    (row.epsilon, before.epsilon),
+                    (row.sensitivity, before.sensitivity),
+                ):
                     assert (now or 0) >= (then or 0)
                 assert before.draw_digest in (None, row.draw_digest)
                 assert before.bundle_digest in (None, row.bundle_digest)
             self.rows[row.release_id] = row
 
         def charge(self, kind: str, cohorts: tuple[str, ...], epsilon: Decimal) -> bool:
-            """The model's own budget: spend from every cohort or from none; of units, from that of all, too."""
+            """The model's own budget: spend from every cohort or from none; of units, from that of
+            all, too.
+            """
             cohorts = cohorts if self.unit == "record" else (*cohorts, ALL_COHORTS)
             if any(self.spent.get((kind, c), Decimal(0)) + epsilon > CAP for c in cohorts):
                 return False
@@ -88,7 +106,11 @@ def machine(site, plan):
                 {"sensitivity": epsilon / 2} if kind != "formal" else {}
             )
             wanted = plan(
-                f"{self.population}-{key}", kind=kind, claim=claim, cohorts=cohorts, population=self.population
+                f"{self.population}-{key}",
+                kind=kind,
+                claim=claim,
+                cohorts=cohorts,
+                population=self.population,
             )
             if key in self.keys:
                 known = self.rows[self.keys[key]]
@@ -108,14 +130,21 @@ def machine(site, plan):
             return row.release_id
 
         @precondition(lambda self: self.spent)
-        @rule(kind=st.sampled_from(("asymptotic-local", "formal")), cohort=st.sampled_from((*COHORTS, "2099")))
+        @rule(
+            kind=st.sampled_from(("asymptotic-local", "formal")),
+            cohort=st.sampled_from((*COHORTS, "2099")),
+        )
         def reserve_for_another_unit(self, kind, cohort):
             """Refused, in whatever cohort, once anything of the kind was charged."""
             if not any(of == kind for of, _ in self.spent):
                 return
             other = next(unit for unit in UNITS if unit != self.unit)
-            claim = {"epsilon": 0.25, "privacy_unit": other} | ({"sensitivity": 0.125} if kind != "formal" else {})
-            wanted = plan("other", kind=kind, claim=claim, cohorts=(cohort,), population=self.population)
+            claim = {"epsilon": 0.25, "privacy_unit": other} | (
+                {"sensitivity": 0.125} if kind != "formal" else {}
+            )
+            wanted = plan(
+                "other", kind=kind, claim=claim, cohorts=(cohort,), population=self.population
+            )
             with pytest.raises(BudgetRefused, match="can't be added"):
                 self.ledger.reserve(wanted)
 
@@ -166,7 +195,9 @@ def machine(site, plan):
         @precondition(lambda self: self.spent)
         @invariant()
         def accounts_equal_the_model_and_fit_their_caps(self):
-            """Invariants 1 and 2: exactly what was charged, never less for a burn, never over the cap."""
+            """Invariants 1 and 2: exactly what was charged, never less for a burn, never over the
+            cap.
+            """
             found = {
                 (line.account.guarantee_kind, line.account.cohort): line.account.epsilon
                 for line in self.ledger.budget()

@@ -75,7 +75,8 @@ def test_a_draw_whose_cost_must_be_measured_waits_for_the_run(ledger, workspace,
 def test_a_recorded_draw_resumes_and_a_lost_or_changed_one_burns(ledger, workspace, plan):
     """The same bytes go on; other bytes or none never do."""
     good, lost, changed = (
-        drawn(ledger, workspace, plan, key=key, population=key) for key in ("good", "lost", "changed")
+        drawn(ledger, workspace, plan, key=key, population=key)
+        for key in ("good", "lost", "changed")
     )
     draw_path(workspace, lost).unlink()
     keep_draw(workspace, changed, b"another")
@@ -119,7 +120,9 @@ def test_bundles_and_rows_that_miss_each_other_are_named(ledger, workspace, plan
     found = {(f.release_id, f.step) for f in inspect(ledger, workspace)}
     assert found == {(burned, Step.STRAY_BUNDLE), ("unknown", Step.STRAY_BUNDLE)}
     (workspace.bundles / committed / "model.bin").unlink()
-    assert (committed, Step.LOST_BUNDLE) in {(f.release_id, f.step) for f in recover(ledger, workspace)}
+    assert (committed, Step.LOST_BUNDLE) in {
+        (f.release_id, f.step) for f in recover(ledger, workspace)
+    }
 
 
 def test_a_committed_release_is_never_burned_by_hand(ledger, workspace, plan):

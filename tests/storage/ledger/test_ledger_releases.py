@@ -29,7 +29,8 @@ def spent(ledger, population="injuries", kind="asymptotic-local"):
     return {
         line.account.cohort: line.account.epsilon
         for line in ledger.budget()
-        if line.used and (line.account.population, line.account.guarantee_kind) == (population, kind)
+        if line.used
+        and (line.account.population, line.account.guarantee_kind) == (population, kind)
     }
 
 
@@ -40,9 +41,17 @@ def test_a_release_passes_through_its_states_and_keeps_all_it_knew(site, plan):
     assert (reserved.state, reserved.epsilon, reserved.records_rounded) == ("reserved", D(4), 1_200)
     ledger.mark_drawn(reserved.release_id, draw_digest="d1")
     committed = ledger.commit(reserved.release_id, bundle_digest="b1")
-    assert (committed.state, committed.draw_digest, committed.bundle_digest) == ("committed", "d1", "b1")
+    assert (committed.state, committed.draw_digest, committed.bundle_digest) == (
+        "committed",
+        "d1",
+        "b1",
+    )
     assert (committed.code_commit, committed.artifact_digests) == ("abc", {"posterior": "1"})
-    assert [row.state for row in ledger.history(reserved.release_id)] == ["reserved", "drawn", "committed"]
+    assert [row.state for row in ledger.history(reserved.release_id)] == [
+        "reserved",
+        "drawn",
+        "committed",
+    ]
     assert [row.state for row in ledger.current() if row.kind == "release"] == ["committed"]
     assert ledger.open_releases() == []
     assert ledger.verify().ok
@@ -62,7 +71,9 @@ def test_the_same_plan_again_returns_the_first_release_and_charges_nothing(site,
     assert spent(ledger) == {"2023": D(4)}
 
 
-@pytest.mark.parametrize("change", [{"data_fingerprint": "other"}, {"cohorts": ("2022",)}, {"population": "fires"}])
+@pytest.mark.parametrize(
+    "change", [{"data_fingerprint": "other"}, {"cohorts": ("2022",)}, {"population": "fires"}]
+)
 def test_another_plan_under_a_used_key_is_refused(sqlite_site, plan, change):
     """A key stands for one release; the message names what differs."""
     ledger = sqlite_site.open(POLICY)
@@ -101,7 +112,9 @@ def test_burning_keeps_the_cost(site, plan):
 
 
 def test_a_release_spends_from_each_of_its_cohorts_and_the_tightest_cap_rules(site, plan):
-    """Disjoint cohorts compose in parallel; 2024 has a cap of 5, so a second 4 there is refused for all."""
+    """Disjoint cohorts compose in parallel; 2024 has a cap of 5, so a second 4 there is refused for
+    all.
+    """
     ledger = site.open(POLICY)
     ledger.reserve(plan("a", cohorts=("2023", "2024")))
     ledger.reserve(plan("b", cohorts=("2023",)))
@@ -145,20 +158,36 @@ def test_non_private_is_recorded_and_never_released(site, plan, claim):
         ledger.reserve(plan(event=NonPrivateEvent(epochs=3)))
     row = ledger.record(
         Evaluation(
-            label="baseline", population="injuries", data_fingerprint="f", requester="operator",
-            event=NonPrivateEvent(epochs=3), details={"macro_f1": 0.49},
+            label="baseline",
+            population="injuries",
+            data_fingerprint="f",
+            requester="operator",
+            event=NonPrivateEvent(epochs=3),
+            details={"macro_f1": 0.49},
         )
-    )  # fmt: skip
-    assert (row.state, row.mechanism, row.guarantee_kind, row.epsilon) == ("internal", "non-private", "none", None)
+    )
+    assert (row.state, row.mechanism, row.guarantee_kind, row.epsilon) == (
+        "internal",
+        "non-private",
+        "none",
+        None,
+    )
 
 
 def test_evaluations_keep_every_number_and_spend_nothing(site, claim):
-    """An internal branch's epsilon, delta and Delta land in the ledger; the same key is recorded once."""
+    """An internal branch's epsilon, delta and Delta land in the ledger; the same key is recorded
+    once.
+    """
     ledger = site.open(POLICY)
     evaluation = Evaluation(
-        label="dp-sgd", population="injuries", cohorts=("2023",), data_fingerprint="f", requester="operator",
-        claim=claim("formal", epsilon=3.9, sensitivity=0.25), idempotency_key="e",
-    )  # fmt: skip
+        label="dp-sgd",
+        population="injuries",
+        cohorts=("2023",),
+        data_fingerprint="f",
+        requester="operator",
+        claim=claim("formal", epsilon=3.9, sensitivity=0.25),
+        idempotency_key="e",
+    )
     row = ledger.record(evaluation)
     assert ledger.record(evaluation) == row
     assert row.epsilon is not None
@@ -172,20 +201,31 @@ def test_a_replacement_that_costs_nothing_is_recorded_as_the_least_there_is(site
     """At a delta near 1 an accountant says 0, which the ledger rounds up."""
     made = claim("formal", epsilon=1e-9, epsilon_replaced=0.0)
     row = site.open(POLICY).record(
-        Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator", claim=made)
+        Evaluation(
+            label="e", population="injuries", data_fingerprint="f", requester="operator", claim=made
+        )
     )
     assert [name for name in row.details if "replace" in name]
-    assert all(D(value) == D("0.000000000001") for name, value in row.details.items() if "replace" in name)
+    assert all(
+        D(value) == D("0.000000000001") for name, value in row.details.items() if "replace" in name
+    )
 
 
 def test_an_audit_belongs_to_its_release(sqlite_site, plan):
-    """Audits appear in the release's history without changing its state; an unknown release is an error."""
+    """Audits appear in the release's history without changing its state; an unknown release is an
+    error.
+    """
     ledger = sqlite_site.open(POLICY)
     release = ledger.reserve(plan()).release_id
     audit = Evaluation(
-        kind="audit", label="membership test", population="injuries", data_fingerprint="f", requester="auditor",
-        release_id=release, details={"auc": 0.52},
-    )  # fmt: skip
+        kind="audit",
+        label="membership test",
+        population="injuries",
+        data_fingerprint="f",
+        requester="auditor",
+        release_id=release,
+        details={"auc": 0.52},
+    )
     ledger.record(audit)
     ledger.record(audit)
     assert [row.kind for row in ledger.history(release)] == ["release", "audit", "audit"]
@@ -195,7 +235,9 @@ def test_an_audit_belongs_to_its_release(sqlite_site, plan):
 
 
 def test_the_larger_of_planned_and_drawn_is_charged(site, plan):
-    """Sensitivity 2.0 planned and 2.5 at the draw: epsilon 5, the surplus of 1 charged, event and row agree."""
+    """Sensitivity 2.0 planned and 2.5 at the draw: epsilon 5, the surplus of 1 charged, event and
+    row agree.
+    """
     ledger = site.open(POLICY)
     release = ledger.reserve(plan(claim={"epsilon_add_remove": 2.0})).release_id
     row = ledger.mark_drawn(release, draw_digest="d", sensitivity=2.5, epsilon=5.0)
@@ -208,7 +250,9 @@ def test_the_larger_of_planned_and_drawn_is_charged(site, plan):
 
 
 def test_a_surplus_over_the_cap_burns_the_release(site, plan):
-    """The draw exists but its cost doesn't fit: burned, the reservation stays spent, and again on a retry."""
+    """The draw exists but its cost doesn't fit: burned, the reservation stays spent, and again on a
+    retry.
+    """
     ledger = site.open(POLICY)
     release = ledger.reserve(plan(cohorts=("2023", "2024"))).release_id
     for _ in range(2):
@@ -231,9 +275,16 @@ def test_a_larger_sensitivity_needs_its_epsilon(sqlite_site, plan):
 
 
 def test_an_add_remove_claim_on_a_replace_one_account_costs_its_group_of_two(sqlite_site, plan):
-    """(epsilon, delta) -> (2 epsilon, (1 + e^epsilon) delta), Vadhan 2017 Lemma 2.2: (1, 1e-5) -> (2, 3.718..e-5)."""
+    """(epsilon, delta) -> (2 epsilon, (1 + e^epsilon) delta), Vadhan 2017 Lemma 2.2: (1, 1e-5) ->
+    (2, 3.718..e-5).
+    """
     policy = Policy.parse(
-        {"name": "p", "default": {"formal": {"epsilon": 3, "delta": "0.001", "neighbouring_relation": "replace-one"}}}
+        {
+            "name": "p",
+            "default": {
+                "formal": {"epsilon": 3, "delta": "0.001", "neighbouring_relation": "replace-one"}
+            },
+        }
     )
     ledger = sqlite_site.open(policy)
     row = ledger.reserve(plan(kind="formal", claim={"epsilon": 1.0, "delta": 1e-5}))
@@ -246,11 +297,15 @@ def test_an_add_remove_claim_on_a_replace_one_account_costs_its_group_of_two(sql
 
 
 def test_a_replace_one_claim_is_not_added_to_an_add_remove_account(sqlite_site, plan):
-    """Replace-one says nothing about add-remove, so the sum would understate; likewise for another unit."""
+    """Replace-one says nothing about add-remove, so the sum would understate; likewise for another
+    unit.
+    """
     ledger = sqlite_site.open(POLICY)
     ledger.reserve(plan("a", kind="formal", claim={"epsilon": 1.0}))
     with pytest.raises(BudgetRefused, match="says nothing about add-remove"):
-        ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "neighbouring_relation": "replace-one"}))
+        ledger.reserve(
+            plan("b", kind="formal", claim={"epsilon": 1.0, "neighbouring_relation": "replace-one"})
+        )
     with pytest.raises(BudgetRefused, match="can't be added"):
         ledger.reserve(plan("c", kind="formal", claim={"epsilon": 1.0, "privacy_unit": "employer"}))
 
@@ -258,7 +313,11 @@ def test_a_replace_one_claim_is_not_added_to_an_add_remove_account(sqlite_site, 
 def test_code_must_be_committed_when_the_policy_says_so(sqlite_site, plan):
     """A release from a dirty tree could not be made again."""
     policy = Policy.parse(
-        {"name": "strict", "require_clean_code": True, "default": {"asymptotic-local": {"epsilon": 10}}}
+        {
+            "name": "strict",
+            "require_clean_code": True,
+            "default": {"asymptotic-local": {"epsilon": 10}},
+        }
     )
     ledger = sqlite_site.open(policy)
     with pytest.raises(BudgetRefused, match="commit"):
@@ -267,7 +326,9 @@ def test_code_must_be_committed_when_the_policy_says_so(sqlite_site, plan):
 
 
 def test_another_policy_needs_a_recorded_change(site, plan):
-    """A swapped policy file can't raise a cap in silence; recorded, it holds, and the spending stays."""
+    """A swapped policy file can't raise a cap in silence; recorded, it holds, and the spending
+    stays.
+    """
     ledger = site.open(POLICY)
     ledger.reserve(plan("a", claim={"epsilon": 9.0}))
     wider = Policy.parse({"name": "wider", "default": {"asymptotic-local": {"epsilon": 12}}})
@@ -285,13 +346,26 @@ def test_another_policy_needs_a_recorded_change(site, plan):
 @pytest.mark.parametrize(
     "claim",
     [
-        {"epsilon": float("nan")}, {"epsilon": float("inf")}, {"epsilon": 0.0}, {"epsilon": -1.0},
-        {"epsilon": 5e-324}, {"epsilon": 1e-13}, {"epsilon": 1e12}, {"epsilon": None},
-        {"delta": float("nan")}, {"delta": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"delta": 1e-310},
-        {"delta": 1e-19}, {"delta": None}, {"sensitivity": float("inf")}, {"sensitivity": 0.0},
+        {"epsilon": float("nan")},
+        {"epsilon": float("inf")},
+        {"epsilon": 0.0},
+        {"epsilon": -1.0},
+        {"epsilon": 5e-324},
+        {"epsilon": 1e-13},
+        {"epsilon": 1e12},
+        {"epsilon": None},
+        {"delta": float("nan")},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"delta": -1e-5},
+        {"delta": 1e-310},
+        {"delta": 1e-19},
+        {"delta": None},
+        {"sensitivity": float("inf")},
+        {"sensitivity": 0.0},
         {"mc_failure_prob": 1.5},
     ],
-)  # fmt: skip
+)
 def test_numbers_that_no_budget_can_hold_are_refused(sqlite_site, plan, claim):
     """NaN, negative, zero, infinite, subnormal and too precise values reserve nothing."""
     ledger = sqlite_site.open(POLICY)

@@ -16,7 +16,9 @@ def test_the_schema_is_the_one_that_the_code_uses(site):
     site.open()
     present = sa.inspect(sa.create_engine(site.owner_url, poolclass=NullPool))
     for name, table in metadata.tables.items():
-        assert {column["name"] for column in present.get_columns(name)} == {column.name for column in table.columns}
+        assert {column["name"] for column in present.get_columns(name)} == {
+            column.name for column in table.columns
+        }
     assert set(present.get_table_names()) == {*metadata.tables, VERSION_TABLE}
 
 
@@ -38,14 +40,20 @@ def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
 def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, plan):
     """The application's role gets the command to run; after it ran, schema and grants are there."""
     tables = ("record_set", "ledger_row", VERSION_TABLE)
-    functions = postgres_site.rows("SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
+    functions = postgres_site.rows(
+        "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+    )
     postgres_site.sql(
-        *(f"DROP TABLE {table}" for table in tables), *(f"DROP FUNCTION {name}" for (name,) in functions), owner=True
+        *(f"DROP TABLE {table}" for table in tables),
+        *(f"DROP FUNCTION {name}" for (name,) in functions),
+        owner=True,
     )
     with pytest.raises(StorageError, match=r"has no ledger.*autocoder ledger migrate"):
         postgres_site.open()
     role = make_url(postgres_site.url).username
-    assert migrate(Database(postgres_site.owner_url, lock_timeout=10), release_role=role) == REVISION
+    assert (
+        migrate(Database(postgres_site.owner_url, lock_timeout=10), release_role=role) == REVISION
+    )
     postgres_site.open().reserve(plan("c", cohorts=("2023",)))
     assert postgres_site.open().verify().notes == ()
 

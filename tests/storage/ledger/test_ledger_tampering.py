@@ -1,4 +1,6 @@
-"""A changed history is found and its first bad row named; the application's role can't change it at all."""
+"""A changed history is found and its first bad row named; the application's role can't change it at
+all.
+"""
 
 import hashlib
 import json
@@ -16,14 +18,18 @@ from storage.ledger.schema import COLUMNS
 
 @pytest.fixture
 def ledger(site, plan):
-    """Row 1 the policy; 2 to 4 a release, committed with a surplus; 5 and 6 reserved; 7 an evaluation."""
+    """Row 1 the policy; 2 to 4 a release, committed with a surplus; 5 and 6 reserved; 7 an
+    evaluation.
+    """
     ledger = site.open()
     first = ledger.reserve(plan("a", cohorts=("2023", "2024"))).release_id
     ledger.mark_drawn(first, draw_digest="d", sensitivity=2.5, epsilon=5.0)
     ledger.commit(first, bundle_digest="b")
     ledger.reserve(plan("b", cohorts=("2024",)))
     ledger.reserve(plan("c", kind="formal"))
-    ledger.record(Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator"))
+    ledger.record(
+        Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator")
+    )
     assert ledger.verify().ok
     assert ledger.head()[0] == 7
     return ledger
@@ -34,7 +40,9 @@ def quoted(text):
 
 
 def bodies(site):
-    return {seq: json.loads(body) for seq, body in site.rows("SELECT sequence, body FROM ledger_row")}
+    return {
+        seq: json.loads(body) for seq, body in site.rows("SELECT sequence, body FROM ledger_row")
+    }
 
 
 def replace_row(site, sequence, content):
@@ -50,7 +58,9 @@ def replace_row(site, sequence, content):
 
 
 def rewrite_from(site, first, change):
-    """Change one row and forge everything after it, hashes and running totals included: a chain sound in itself."""
+    """Change one row and forge everything after it, hashes and running totals included: a chain
+    sound in itself.
+    """
     rows = bodies(site)
     change(rows[first])
     for sequence in range(first, max(rows) + 1):
@@ -66,7 +76,10 @@ def assert_bad(ledger, row, problem, **outside):
     assert problem in report.problem
 
 
-SWAP = [f"UPDATE ledger_row SET sequence = {to} WHERE sequence = {at}" for at, to in ((5, 99), (6, 5), (99, 6))]
+SWAP = [
+    f"UPDATE ledger_row SET sequence = {to} WHERE sequence = {at}"
+    for at, to in ((5, 99), (6, 5), (99, 6))
+]
 BODY = "UPDATE ledger_row SET body = replace(body, '\"drawn\"', '\"burned\"') WHERE sequence = 3"
 
 
@@ -81,7 +94,8 @@ BODY = "UPDATE ledger_row SET body = replace(body, '\"drawn\"', '\"burned\"') WH
     ],
 )
 def test_a_row_that_was_edited_deleted_or_moved_is_named(site, ledger, statements, row, problem):
-    """One character of a body, its hash left alone; one of the columns beside it; a row gone; two that change places.
+    """One character of a body, its hash left alone; one of the columns beside it; a row gone; two
+    that change places.
 
     The columns are for queries; one that lies is found too.
     """
@@ -101,7 +115,9 @@ def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
 
 
 def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
-    """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that someone kept."""
+    """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that someone
+    kept.
+    """
     head = state_head(*ledger.head())
     site.disarm()
     site.sql("DELETE FROM ledger_row WHERE sequence >= 6", owner=True)
@@ -110,7 +126,9 @@ def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
 
 
 def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger, tmp_path):
-    """Row 7, which no one signs, forged: a head of row 4 still holds, that of row 7 doesn't; an export names row 7."""
+    """Row 7, which no one signs, forged: a head of row 4 still holds, that of row 7 doesn't; an
+    export names row 7.
+    """
     early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
     (tmp_path / "export.json").write_text(export(ledger))
     site.disarm()
@@ -122,7 +140,9 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
 
 
 def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):
-    """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row 7 is no one's."""
+    """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row
+    7 is no one's.
+    """
     site.disarm()
     rewrite_from(site, 3, lambda row: row.update(requester="someone else"))
     report = ledger.verify()
@@ -157,7 +177,10 @@ ROW = "sequence, previous_hash, hash, kind, body"
 def insert_again(verb, source, **changes):
     """An INSERT … SELECT of an existing row, some of its columns changed."""
     columns = [changes.get(name, name) for name in ROW.split(", ")]
-    return f"{verb} INTO ledger_row ({ROW}) SELECT {', '.join(columns)} FROM ledger_row WHERE sequence = {source}"
+    return (
+        f"{verb} INTO ledger_row ({ROW}) SELECT {', '.join(columns)} FROM ledger_row WHERE "
+        f"sequence = {source}"
+    )
 
 
 def attempt(site, statement, *, owner=False):
@@ -170,7 +193,9 @@ def attempt(site, statement, *, owner=False):
 
 @pytest.mark.parametrize("statement", FORBIDDEN)
 def test_the_application_cannot_change_or_delete(site, ledger, statement):
-    """UPDATE and DELETE by direct SQL, as the application's role; and as the owner, whom the triggers stop."""
+    """UPDATE and DELETE by direct SQL, as the application's role; and as the owner, whom the
+    triggers stop.
+    """
     message = attempt(site, statement)
     assert "append-only" in message if site.is_sqlite else "permission denied" in message
     assert "append-only" in attempt(site, statement, owner=True)
@@ -189,7 +214,9 @@ def test_the_application_cannot_change_or_delete(site, ledger, statement):
     ],
 )
 def test_no_insert_of_sqlite_walks_around_the_triggers(sqlite_site, plan, verb, changes):
-    """INSERT OR REPLACE over a row, a fork, a gap and a row without a number, on a plain connection."""
+    """INSERT OR REPLACE over a row, a fork, a gap and a row without a number, on a plain
+    connection.
+    """
     ledger = sqlite_site.open()
     for key in "abcdef":
         ledger.reserve(plan(key, population=key))
@@ -204,14 +231,19 @@ def test_no_insert_of_sqlite_walks_around_the_triggers(sqlite_site, plan, verb, 
 @pytest.mark.postgres
 @pytest.mark.parametrize("table", ["ledger_row", "record_set"])
 def test_truncate_is_refused(postgres_site, plan, table):
-    """By the grants for the application, by the trigger for the owner; neither may the application drop or disarm."""
+    """By the grants for the application, by the trigger for the owner; neither may the application
+    drop or disarm.
+    """
     postgres_site.open().reserve(plan())
     assert "permission denied" in attempt(postgres_site, f"TRUNCATE {table}")
     assert "append-only" in attempt(postgres_site, f"TRUNCATE {table}", owner=True)
     for statement in (
         f"DROP TABLE {table}",
         f"ALTER TABLE {table} DISABLE TRIGGER USER",
-        f"CREATE TRIGGER mine BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION ledger_refuse()",
+        (
+            f"CREATE TRIGGER mine BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION "
+            "ledger_refuse()"
+        ),
         "SET session_replication_role = replica",
         "UPDATE ledger_version SET version_num = '0'",
     ):
@@ -220,9 +252,13 @@ def test_truncate_is_refused(postgres_site, plan, table):
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("changes", [{}, {"sequence": "8"}, {"sequence": "9"}, {"hash": "'n'", "previous_hash": "'n'"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"sequence": "8"}, {"sequence": "9"}, {"hash": "'n'", "previous_hash": "'n'"}]
+)
 def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
-    """No one, the owner included, adds a second row 3, a gap or a fork; the application adds nothing by itself."""
+    """No one, the owner included, adds a second row 3, a gap or a fork; the application adds
+    nothing by itself.
+    """
     ledger = postgres_site.open()
     for key in "abcdef":
         ledger.reserve(plan(key, population=key))
@@ -230,7 +266,9 @@ def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
     for statement in (insert_again("INSERT", 3, **changes), marks):
         assert "append-only" in attempt(postgres_site, statement, owner=True)
         assert "permission denied" in attempt(postgres_site, statement)
-    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT (sequence) DO UPDATE SET kind = 'burned'"
+    upsert = (
+        insert_again("INSERT", 3) + " AND true ON CONFLICT (sequence) DO UPDATE SET kind = 'burned'"
+    )
     assert "permission denied" in attempt(postgres_site, upsert)
 
 

@@ -1,4 +1,6 @@
-"""Other releases of the same records are found whatever they are called, and whatever is claimed of them."""
+"""Other releases of the same records are found whatever they are called, and whatever is claimed of
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names, overlapping_releases
 
 KEY = b"k" * 32
-DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
+DESCENT = DpSgdEvent(
+    sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),)
+)
 FORMAL: dict[str, Any] = {"event": DESCENT, "kind": "formal"}
 
 
@@ -29,14 +33,24 @@ def records(first: int, last: int) -> RecordSet:
 
 
 def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
-    """By one shared record, though population, cohorts, fingerprint and kind differ; disjoint ones are no siblings."""
+    """By one shared record, though population, cohorts, fingerprint and kind differ; disjoint ones
+    are no siblings.
+    """
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     first = ledger.reserve(plan("a"), records=records(0, 50))
     ledger.reserve(plan("b", population="harvest", cohorts=("1999",)), records=records(100, 150))
     other = plan("c", population="accidents", cohorts=("2020",), **FORMAL)
     (found,) = overlapping_releases(ledger, other, records=records(49, 80))
-    assert (found.row.release_id, found.row.population, found.shares) == (first.release_id, "injuries", "records")
-    assert (found.row.guarantee_kind, found.row.mechanism, found.row.epsilon) == ("asymptotic-local", "swag-ppm", 4)
+    assert (found.row.release_id, found.row.population, found.shares) == (
+        first.release_id,
+        "injuries",
+        "records",
+    )
+    assert (found.row.guarantee_kind, found.row.mechanism, found.row.epsilon) == (
+        "asymptotic-local",
+        "swag-ppm",
+        4,
+    )
     assert other_population_names(other, [found]) == ("injuries",)
     assert overlapping_releases(ledger, other, records=records(60, 80)) == ()
     ledger.burn(str(first.release_id), reason="test")
@@ -45,15 +59,17 @@ def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
 
 
 def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
-    """Reported by population and period, without a shared mark; a plan is not counted beside its own release; what
-    was reserved later is left out of a statement.
+    """Reported by population and period, without a shared mark; a plan is not counted beside its
+    own release; what was reserved later is left out of a statement.
     """
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     local, formal = plan("a", cohorts=("2015", "2016")), plan("b", **FORMAL)
     one = ledger.reserve(local, records=records(0, 9))
     assert overlapping_releases(ledger, local, records=records(0, 9)) == ()
     two = ledger.reserve(formal, records=records(20, 29))
-    assert [(s.row.release_id, s.shares) for s in overlapping_releases(ledger, local)] == [(two.release_id, "cohorts")]
+    assert [(s.row.release_id, s.shares) for s in overlapping_releases(ledger, local)] == [
+        (two.release_id, "cohorts")
+    ]
     assert [s.row.release_id for s in overlapping_releases(ledger, formal)] == [one.release_id]
     assert other_population_names(formal, overlapping_releases(ledger, formal)) == ()
     assert overlapping_releases(ledger, plan("x", cohorts=("2031",))) == ()

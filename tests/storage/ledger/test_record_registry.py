@@ -1,4 +1,6 @@
-"""Sets of records as the ledger stores them: what they share, and what `verify` makes of one that was changed."""
+"""Sets of records as the ledger stores them: what they share, and what `verify` makes of one that
+was changed.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ def records(first: int, last: int, *, key: bytes = KEY) -> RecordSet:
 @pytest.mark.parametrize(("first", "last"), [(0, 20), (10, 30), (19, 21), (20, 30), (0, 0)])
 def test_what_two_sets_share_is_what_is_in_both(first: int, last: int) -> None:
     common = range(max(first, 0), min(last, 20))
-    assert records(first, last).shared(records(0, 20)) == Shared(len(common), len({n // 10 for n in common}))
+    assert records(first, last).shared(records(0, 20)) == Shared(
+        len(common), len({n // 10 for n in common})
+    )
 
 
 def test_a_set_with_units_is_read_back(site: Site) -> None:
     """Its digest is of all of it, and nothing of a unit's name is in it."""
     marked = records(0, 20)
-    plain, again = RecordSet(marked.key_id, marked.contents, marked.units[:0]), RecordSet.decode(marked.encode())
-    assert (again.digest, len(again.units), list(again.contents)) == (marked.digest, 2, list(marked.contents))
+    plain, again = (
+        RecordSet(marked.key_id, marked.contents, marked.units[:0]),
+        RecordSet.decode(marked.encode()),
+    )
+    assert (again.digest, len(again.units), list(again.contents)) == (
+        marked.digest,
+        2,
+        list(marked.contents),
+    )
     assert again.shared(marked) == Shared(20, 2)
     assert again.shared(plain) == Shared(20, 0)
     assert b"unit" not in marked.encode()
@@ -49,26 +60,36 @@ def test_a_damaged_set_is_no_comparison(damage: bytes) -> None:
 
 
 def test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on(sqlite_site: Site) -> None:
-    """Of three releases the first one's set is gone: what comes later is charged to its account; it alone is named."""
+    """Of three releases the first one's set is gone: what comes later is charged to its account; it
+    alone is named.
+    """
     ledger = sqlite_site.open(CAP)
     first = ledger.reserve(make_plan("a", data_fingerprint="a" * 64), records=records(0, 10))
     ledger.reserve(make_plan("b", data_fingerprint="b" * 64), records=records(5, 15))
     sqlite_site.disarm()
     sqlite_site.sql(f"DELETE FROM record_set WHERE sequence = {first.sequence}")
-    last = ledger.reserve(make_plan("c", population="other", data_fingerprint="c" * 64), records=records(50, 60))
+    last = ledger.reserve(
+        make_plan("c", population="other", data_fingerprint="c" * 64), records=records(50, 60)
+    )
     assert last.details["records"]["overlap"] == [first.release_id]
     report = ledger.verify()
     assert [bad.sequence for bad in report.bad] == [first.sequence]
     assert "the set of records beside it is gone" in report.problem
 
 
-def test_verify_names_a_row_that_hides_what_it_shares(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The releasing worker's own row with its own set, which says that it shares nothing: it was charged too little."""
+def test_verify_names_a_row_that_hides_what_it_shares(
+    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The releasing worker's own row with its own set, which says that it shares nothing: it was
+    charged too little.
+    """
     ledger = sqlite_site.open(CAP)
     ledger.reserve(make_plan("a", data_fingerprint="a" * 64), records=records(0, 10))
     with monkeypatch.context() as hidden:
         hidden.setattr(RecordSet, "shared", lambda *_: Shared(0, 0))
-        row = ledger.reserve(make_plan("b", population="other", data_fingerprint="b" * 64), records=records(5, 15))
+        row = ledger.reserve(
+            make_plan("b", population="other", data_fingerprint="b" * 64), records=records(5, 15)
+        )
     report = ledger.verify()
     assert [bad.sequence for bad in report.bad] == [row.sequence]
     assert "shares records with other releases than it says" in report.problem

@@ -28,13 +28,17 @@ def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
     steps: list[Step] = []
     context, facts = Context(home=str(tmp_path)), {"train": 2000, "label_space": 100}
     terms = Terms(target_epsilon=4.0)
-    return Study(context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF), steps
+    return Study(
+        context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF
+    ), steps
 
 
 def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     """The stages of a branch's reruns, the plan first, and its mechanism's name there."""
     study, steps = studied(tmp_path)
-    _, mechanism = reruns(study, AuditParameters(trials=16, trial_draws=7), standard_branches()[name], REF)
+    _, mechanism = reruns(
+        study, AuditParameters(trials=16, trial_draws=7), standard_branches()[name], REF
+    )
     return steps, mechanism
 
 
@@ -50,8 +54,13 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path) -> None
 
 
 def test_reruns_have_no_more_draws_than_the_candidate() -> None:
-    """The usual number is cut to its own, more is refused by name; mechanisms without draws take any number."""
-    (swag, formal) = (standard_branches()[name].mechanism_for(PARAMETERS, Terms()) for name in ("swag-ppm", "dp-sgd"))
+    """The usual number is cut to its own, more is refused by name; mechanisms without draws take
+    any number.
+    """
+    (swag, formal) = (
+        standard_branches()[name].mechanism_for(PARAMETERS, Terms())
+        for name in ("swag-ppm", "dp-sgd")
+    )
     assert isinstance(swag, SwagPpm)
     assert swag.pseudo_posterior is not None
     fewer = swag.pseudo_posterior.model_copy(update={"sensitivity_draws": 20})
@@ -61,7 +70,9 @@ def test_reruns_have_no_more_draws_than_the_candidate() -> None:
     assert trial_draws_of("a", few, AuditParameters()) == 20
     assert trial_draws_of("a", formal, AuditParameters(trial_draws=100_000)) == 100_000
     for mechanism, draws, own in ((swag, 501, 500), (few, 51, 20)):
-        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} samples of a"):
+        with pytest.raises(
+            InputError, match=f"--trial-draws: {draws} are more than the {own} samples of a"
+        ):
             trial_draws_of("a", mechanism, AuditParameters(trial_draws=draws))
 
 

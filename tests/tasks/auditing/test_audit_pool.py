@@ -17,13 +17,17 @@ from tasks.auditing import pool
 REF = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
 
 
-def test_more_canaries_than_records_are_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_canaries_than_records_are_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each canary is a record of its own; the largest number that fits is named."""
     half = FeatureInputs(torch.zeros(5, 4)), torch.zeros(5, dtype=torch.int64)
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
     step = pool.pool(canaries=11, seed=0, prepared=REF)
     work: Any = cast(Any, SimpleNamespace(inputs={"prepared": None, "dataset": None}))
-    with pytest.raises(InputError, match=r"--canaries: 11 are more than the 10 records\. Give at most 10"):
+    with pytest.raises(
+        InputError, match=r"--canaries: 11 are more than the 10 records\. Give at most 10"
+    ):
         step.body(work)
 
 
@@ -44,5 +48,7 @@ def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_p
     pick = np.random.default_rng(derive_seed(0, "audit", "canaries"))
     observed = torch.unique(labels).numpy()
     originals = pick.permutation(60)[:8]
-    wrong = [pick.choice(observed[observed != int(torch.cat([labels, labels])[i])]) for i in originals]
+    wrong = [
+        pick.choice(observed[observed != int(torch.cat([labels, labels])[i])]) for i in originals
+    ]
     assert made.labels[made.family == pool.FAMILIES.index("mislabelled")].tolist() == wrong

@@ -1,4 +1,6 @@
-"""Reruns of mechanisms that train more than a head: each by its own fit on the tokens of those who took part."""
+"""Reruns of mechanisms that train more than a head: each by its own fit on the tokens of those who
+took part.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -25,11 +27,17 @@ from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
 TRIALS = 2
-MODELS = {"full": {"trainable": "full"}, "lora": {"trainable": "lora"}, "a head of two layers": {"pooling": "first"}}
+MODELS = {
+    "full": {"trainable": "full"},
+    "lora": {"trainable": "lora"},
+    "a head of two layers": {"pooling": "first"},
+}
 
 
 def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainParameters:
-    return tiny_jobs.retrain(tiny_jobs.demo(folder, records=60), encoder, model=model, reweight=False)
+    return tiny_jobs.retrain(
+        tiny_jobs.demo(folder, records=60), encoder, model=model, reweight=False
+    )
 
 
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
@@ -41,9 +49,16 @@ def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Stu
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, model: dict[str, Any]) -> None:
-    """Of the posterior's second trial: on those whose coin fell so, at its own seed, the same answers to the bit."""
-    chosen, context = parameters(tmp_path / "data", tiny_roberta, model), tiny_jobs.workspace(tmp_path / "home")
+def test_a_rerun_is_the_mechanisms_own_fit(
+    tiny_roberta: Path, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    """Of the posterior's second trial: on those whose coin fell so, at its own seed, the same
+    answers to the bit.
+    """
+    chosen, context = (
+        parameters(tmp_path / "data", tiny_roberta, model),
+        tiny_jobs.workspace(tmp_path / "home"),
+    )
     study, pool_ref = studied(context, chosen, "swag-ppm")
     ref, name = reruns(
         study,
@@ -60,27 +75,44 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
 
     dataset = context.store.open(study.dataset)
     classifier = build(context, chosen.model, dataset, seed=seed)
-    run = Run(label_count(dataset), derive_seed(seed, "audit", "trial", 1) >> 10, lambda: classifier, resampled=True)
-    mechanism, _ = study.experiment(standard_branches()["swag-ppm"]).mechanism.audited_as(3, batched=False)
+    run = Run(
+        label_count(dataset),
+        derive_seed(seed, "audit", "trial", 1) >> 10,
+        lambda: classifier,
+        resampled=True,
+    )
+    mechanism, _ = study.experiment(standard_branches()["swag-ppm"]).mechanism.audited_as(
+        3, batched=False
+    )
     own = done.included[1]
     plan: Plan = mechanism.plan(study.experiment(standard_branches()["swag-ppm"]).task)
     fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
     said = fitted.model.log_probabilities(pool.inputs)
-    torch.testing.assert_close(done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5
+    )
     assert not torch.equal(done.ell[0], done.ell[1])
     assert list((context.workspace.private / "stages" / "audit-trials").rglob("trial_*")) == []
 
 
-def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, tmp_path: Path) -> None:
+def test_the_pool_holds_the_records_tokens_and_the_canaries(
+    tiny_roberta: Path, tmp_path: Path
+) -> None:
     """Records as they were prepared; a mislabelled canary reads as its original."""
-    chosen, context = parameters(tmp_path, tiny_roberta, MODELS["full"]), tiny_jobs.workspace(tmp_path / "home")
+    chosen, context = (
+        parameters(tmp_path, tiny_roberta, MODELS["full"]),
+        tiny_jobs.workspace(tmp_path / "home"),
+    )
     study, ref = studied(context, chosen, "non-private")
     pool = audit_pool.Pool.load(context.store.open(ref))
     assert isinstance(pool.inputs, TokenInputs)
     assert len(pool.inputs) == len(pool.labels) == len(pool.family)
 
     def rows(inputs: TokenInputs) -> list[tuple[int, ...]]:
-        return [tuple(inputs.ids[a:b].tolist()) for a, b in zip(inputs.offsets[:-1], inputs.offsets[1:], strict=True)]
+        return [
+            tuple(inputs.ids[a:b].tolist())
+            for a, b in zip(inputs.offsets[:-1], inputs.offsets[1:], strict=True)
+        ]
 
     prepared = context.store.open(study.prepared)
     halves = [load_inputs(prepared, split)[0] for split in ("train", "test")]
@@ -94,10 +126,16 @@ def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, 
 
 def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
     """Each rerun claims what was planned: its noise is the plan's, anyone who took part."""
-    chosen, context = parameters(tmp_path, tiny_roberta, MODELS["lora"]), tiny_jobs.workspace(tmp_path / "home")
+    chosen, context = (
+        parameters(tmp_path, tiny_roberta, MODELS["lora"]),
+        tiny_jobs.workspace(tmp_path / "home"),
+    )
     study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
     ref, name = reruns(
-        study, AuditParameters().model_copy(update={"trials": TRIALS}), standard_branches()["dp-sgd-tuned"], pool_ref
+        study,
+        AuditParameters().model_copy(update={"trials": TRIALS}),
+        standard_branches()["dp-sgd-tuned"],
+        pool_ref,
     )
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
@@ -106,7 +144,9 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
 def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials that ended are not made again, and what is kept of one under way is in the stage's scratch folder."""
+    """Trials that ended are not made again, and what is kept of one under way is in the stage's
+    scratch folder.
+    """
     chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
     whole, broken = (tiny_jobs.workspace(tmp_path / name) for name in ("whole", "broken"))
     asked = AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS})
@@ -120,7 +160,9 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
         folders: list[Path | None] = []
         real = Plan.fit
 
-        def count(plan: Plan, records: Records, run: Run, folders: Any = folders, real: Any = real) -> Any:
+        def count(
+            plan: Plan, records: Records, run: Run, folders: Any = folders, real: Any = real
+        ) -> Any:
             folders.append(run.folder)
             return real(plan, records, run)
 

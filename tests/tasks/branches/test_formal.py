@@ -1,4 +1,6 @@
-"""A formal release: from a file to a bundle under the mechanism's own name, once, at the epsilon that was given."""
+"""A formal release: from a file to a bundle under the mechanism's own name, once, at the epsilon
+that was given.
+"""
 
 import json
 from collections.abc import Mapping
@@ -29,17 +31,34 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     written = write_demo_data(tmp_path_factory.mktemp("data"), records=300, seed=3)
     ingest = {"sampling": "per-record"}
-    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": ingest}
+    return {
+        "source": str(written.csv),
+        "codelist": str(written.codelist),
+        "population": "demo",
+        "ingest": ingest,
+    }
 
 
 def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> RetrainParameters:
-    model = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
-    return RetrainParameters.model_validate({"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted})
+    model = {
+        "encoder": str(encoder),
+        "trainable": "head",
+        "pooling": "mean",
+        "max_length": 32,
+        "prior": "titles",
+    }
+    return RetrainParameters.model_validate(
+        {"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted}
+    )
 
 
-def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
-    """The statement has the epsilon that was given, the delta, the mechanism's name and the titles as a public input;
-    the same again is the same release; another epsilon is another method; a plan without its prior is refused."""
+def test_from_a_file_to_one_release(
+    context: Context, data: Mapping[str, Any], tiny_bert: Path
+) -> None:
+    """The statement has the epsilon that was given, the delta, the mechanism's name and the titles
+    as a public input; the same again is the same release; another epsilon is another method; a plan
+    without its prior is refused.
+    """
     chosen = parameters(data, tiny_bert)
 
     def released() -> tuple[publish.Released, PlannedRelease]:
@@ -55,17 +74,23 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
     assert float(statement["delta"]) == 1e-5
     assert 3 * 0.995 <= float(statement["epsilon"]) <= 3
     assert any("titles of the codes" in line for line in statement["assumptions"])
-    assert not any("comparison" in line or "decide about" in line for line in statement["unprotected_inputs"])
+    assert not any(
+        "comparison" in line or "decide about" in line for line in statement["unprotected_inputs"]
+    )
     assert released()[0] == done
     other = parameters(data, tiny_bert, target_epsilon=4.0)
     assert release_method(other) != release_method(chosen)
     untitled = planned.candidate.model.model_copy(update={"prior": "none"})
-    told = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"model": untitled})})
+    told = planned.model_copy(
+        update={"candidate": planned.candidate.model_copy(update={"model": untitled})}
+    )
     with pytest.raises(Exception, match="not what ran and was measured"):
         told.check(context)
 
 
-def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_dry_run_names_the_stages_that_a_run_takes(
+    data: Mapping[str, Any], tiny_bert: Path, tmp_path: Path
+) -> None:
     """Before there are records, after the run, and in the same order; it makes nothing."""
     here = tiny_jobs.workspace(tmp_path)
     chosen, seen, ran = parameters(data, tiny_bert), list[tuple[str, bool]](), list[str]()
@@ -105,7 +130,9 @@ def test_what_cannot_be_is_refused_first(
         formal.formal_branch(parameters(data, tiny_bert, **wanted))
 
 
-def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
+def test_settings_of_the_mechanism_reach_the_event(
+    context: Context, data: Mapping[str, Any], tiny_bert: Path
+) -> None:
     plain = parameters(data, tiny_bert)
     narrow = parameters(data, tiny_bert, mechanism={"weight_noise": 0.25})
     branch, _ = formal.formal_branch(narrow)
@@ -123,6 +150,8 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
         ({"kind": "non-private"}, r"formal.mechanism cannot set kind or target_epsilon"),
     ],
 )
-def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:
+def test_settings_that_are_none(
+    data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str
+) -> None:
     with pytest.raises(InputError, match=told):
         formal.formal_branch(parameters(data, tiny_bert, mechanism=settings))

@@ -1,5 +1,7 @@
-"""A mechanism defined only in this file: it appears in compare, audit, plan and results, and is refused a release. And
-what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them."""
+"""A mechanism defined only in this file: it appears in compare, audit, plan and results, and is
+refused a release. And what it costs its siblings: nothing. Their stages keep their keys, whatever
+is registered beside them.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -46,18 +48,29 @@ class VoteEvent(Event, frozen=True):
 def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
     """One record is one vote: the cost of one Gaussian release, of m votes for a unit of m records."""
 
-    release = GaussianReleaseEvent(what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0)
-    epsilon = gaussian_cost.epsilon_of_event(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
+    release = GaussianReleaseEvent(
+        what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0
+    )
+    epsilon = gaussian_cost.epsilon_of_event(
+        release, delta=delta, records_per_unit=unit["max_records_per_unit"]
+    )
     return Claim(
-        guarantee_kind="formal", epsilon=epsilon, delta=delta, epsilon_add_remove=epsilon,
-        neighbouring_relation="add-remove", accountant=gaussian_cost.ACCOUNTANT,
-        assumptions=("one record is one vote",), **unit,
-    )  # fmt: skip
+        guarantee_kind="formal",
+        epsilon=epsilon,
+        delta=delta,
+        epsilon_add_remove=epsilon,
+        neighbouring_relation="add-remove",
+        accountant=gaussian_cost.ACCOUNTANT,
+        assumptions=("one record is one vote",),
+        **unit,
+    )
 
 
 @dataclass(frozen=True)
 class Votes:
-    """Shares of the classes, float32 [classes]: what it says of any record. It knows no `release_to`."""
+    """Shares of the classes, float32 [classes]: what it says of any record. It knows no
+    `release_to`.
+    """
 
     shares: Tensor
 
@@ -76,7 +89,9 @@ class NoisyVotes(Aimed, frozen=True):
     def calibrate(self, task: Task) -> float:
         assert self.target_epsilon is not None
         return gaussian_cost.calibrate(
-            lambda noise: GaussianReleaseEvent(what="votes", noise_multiplier=noise, l2_sensitivity=1.0),
+            lambda noise: GaussianReleaseEvent(
+                what="votes", noise_multiplier=noise, l2_sensitivity=1.0
+            ),
             target_epsilon=self.target_epsilon,
             delta=self.delta or task.delta,
             records_per_unit=task.records_per_unit,
@@ -113,9 +128,16 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
     do = partial(run_step, context)
     groups = run.run(context, chosen, settings, branches, do=do)
     (votes,), study = groups[1].outcomes, groups[1].study
-    assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == ("votes", "formal", "noisy-votes")
+    assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == (
+        "votes",
+        "formal",
+        "noisy-votes",
+    )
     assert votes.claim.epsilon == pytest.approx(4, rel=0.006)
-    assert "Noisy votes" in (results.write(groups, summarise(groups, context)) / "results.md").read_text()
+    assert (
+        "Noisy votes"
+        in (results.write(groups, summarise(groups, context)) / "results.md").read_text()
+    )
 
     audit = AuditParameters(trials=16, canaries=2)
     (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do).branches
@@ -143,23 +165,31 @@ def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
     return {name: step.key(study.context.store) for name, step in steps.items()}
 
 
-def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One mechanism more, another metric, another page: plans and fits of the others stay found. A change of a
-    mechanism's own file, or of what it imports, changes its own key and no sibling's; a metric changes the scores."""
+def test_siblings_keep_their_keys(
+    tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One mechanism more, another metric, another page: plans and fits of the others stay found. A
+    change of a mechanism's own file, or of what it imports, changes its own key and no sibling's; a
+    metric changes the scores.
+    """
     from storage import code_version
     from storage.artifacts import ArtifactRef
 
     ref = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
     context = Context(home=str(tmp_path), device="cpu")
     chosen = RetrainParameters.model_validate({"data": {"source": "nowhere.csv", "ingest": {}}})
-    study = Study(context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref)
+    study = Study(
+        context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref
+    )
     names = ("non-private", "dp-sgd", "prior-descent", "votes")
     score = scores.score("x", seed=0, dataset=ref, prepared=ref, predictions=ref)
 
     own: list[bool] = []
 
     def changed(*modules: str) -> tuple[set[str], bool]:
-        """Siblings whose fit would run again if these modules were edited, and whether scores would."""
+        """Siblings whose fit would run again if these modules were edited, and whether scores
+        would.
+        """
         before, scored = keys(study, names), score.key(Store(tmp_path))
         files = {code_version._file(module) for module in modules}
         read = Path.read_bytes
@@ -179,12 +209,21 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     assert changed("mechanisms.prior_descent") == ({"prior-descent"}, False)
     assert changed("mechanisms.model.linear_head") == ({"non-private", "prior-descent"}, False)
     assert changed("mechanisms.swag_ppm", "mechanisms.posterior.target") == (set(), False)
-    assert changed("mechanisms.audit.gradient_canaries", "mechanisms.audit.curves") == (set(), False)
+    assert changed("mechanisms.audit.gradient_canaries", "mechanisms.audit.curves") == (
+        set(),
+        False,
+    )
     assert changed(__name__) == (set(), False)
     assert own[-1], "a mechanism's own file is part of its key wherever it lies"
     assert changed("mechanisms.model.metrics", "tasks.fitting.scores") == (set(), True)
-    assert changed("tasks.comparing.results", "tasks.comparing.summary", "tasks.pages.render") == (set(), False)
-    assert changed("tasks.running.progress", "tasks.running.stage", "storage.ledger.ledger") == (set(), False)
+    assert changed("tasks.comparing.results", "tasks.comparing.summary", "tasks.pages.render") == (
+        set(),
+        False,
+    )
+    assert changed("tasks.running.progress", "tasks.running.stage", "storage.ledger.ledger") == (
+        set(),
+        False,
+    )
     assert changed("mechanisms.dp_sgd")[0] == {"dp-sgd"}
     assert changed("mechanisms.mechanism")[0] == set(names) - {"votes"}
 

@@ -1,4 +1,6 @@
-"""A target epsilon through the real chain: settings found, fits reused and recorded; the claim says it was tuned."""
+"""A target epsilon through the real chain: settings found, fits reused and recorded; the claim says
+it was tuned.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,15 @@ from tasks.running.stage import Context, Step, run_step
 def parameters(tiny_roberta: Path, tmp_path: Path) -> RetrainParameters:
     """A job of seconds with a target."""
     how = {"target_epsilon": 3.0, "risk_draws": 20, "sensitivity_draws": 20}
-    return tiny_jobs.retrain(tiny_jobs.demo(tmp_path, records=200), tiny_roberta, epochs=(2, 3), rate=0.05, **how)
+    return tiny_jobs.retrain(
+        tiny_jobs.demo(tmp_path, records=200), tiny_roberta, epochs=(2, 3), rate=0.05, **how
+    )
 
 
 def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path) -> None:
-    """The chain of the settled parameters meets the target without one new fit; each trial is a row with its claim."""
+    """The chain of the settled parameters meets the target without one new fit; each trial is a row
+    with its claim.
+    """
     context = tiny_jobs.workspace(tmp_path / "home")
     ran: list[str] = []
 
@@ -48,7 +54,11 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     figures = context.store.figures(made.measured["reweighted"])
 
     def tuning_rows() -> list[Row]:
-        return [row for row in open_ledger(context, parameters.release).rows() if row.label.startswith("tuning")]
+        return [
+            row
+            for row in open_ledger(context, parameters.release).rows()
+            if row.label.startswith("tuning")
+        ]
 
     rows = tuning_rows()
     assert len(rows) == fits.count("fine-tune (reweighted)")
@@ -62,12 +72,18 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
 
 
 def test_method_is_the_same_before_and_after(parameters: RetrainParameters) -> None:
-    """So that one target is one release, whatever settings were found; without a target c is the method."""
+    """So that one target is one release, whatever settings were found; without a target c is the
+    method.
+    """
     config: Any = parameters.pseudo_posterior
     other = parameters.model_copy(update={"pseudo_posterior": config.model_copy(update={"c": 0.5})})
     assert release_method(parameters) == release_method(other)
     plain = [
-        p.model_copy(update={"pseudo_posterior": p.pseudo_posterior.model_copy(update={"target_epsilon": None})})
+        p.model_copy(
+            update={
+                "pseudo_posterior": p.pseudo_posterior.model_copy(update={"target_epsilon": None})
+            }
+        )
         for p in (parameters, other)
     ]
     assert release_method(plain[0]) != release_method(plain[1])

@@ -1,4 +1,6 @@
-"""What a bundle holds beside the model: bill of materials, card, statement, test vectors; and what stops it early."""
+"""What a bundle holds beside the model: bill of materials, card, statement, test vectors; and what
+stops it early.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ from tasks.releasing import publish
 
 
 def test_the_bill_of_materials_is_cyclonedx(sealed: Sealed) -> None:
-    """Held against the format's own strict schema, and it names the weights' digests, encoder and model card."""
+    """Held against the format's own strict schema, and it names the weights' digests, encoder and
+    model card.
+    """
     text = (sealed.folder / bundle.MATERIALS).read_text()
     problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     assert problem is None, problem
@@ -68,9 +72,14 @@ def test_the_code_list_names_its_classification(sealed: Sealed) -> None:
 
 
 def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
-    """Every figure that people read is the machine-readable one; the card's metadata are on the hub's list."""
+    """Every figure that people read is the machine-readable one; the card's metadata are on the
+    hub's list.
+    """
     statement = json.loads((sealed.folder / bundle.STATEMENT).read_text())
-    written, page = (sealed.folder / bundle.CARD).read_text(), (sealed.folder / bundle.PAGE).read_text()
+    written, page = (
+        (sealed.folder / bundle.CARD).read_text(),
+        (sealed.folder / bundle.PAGE).read_text(),
+    )
     assert f"ε {epsilon_text(Decimal(statement['epsilon']))} was estimated" in page
     for text in (written, page):
         assert statement["release_id"] in text
@@ -85,7 +94,12 @@ def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
 def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     """The two types of guarantee are not described in the same words."""
     statement = json.loads((sealed.folder / bundle.STATEMENT).read_text())
-    formal = statement | {"guarantee_kind": "formal", "delta": "0.000001", "sensitivity": None, "mechanism": "dp-sgd"}
+    formal = statement | {
+        "guarantee_kind": "formal",
+        "delta": "0.000001",
+        "sensitivity": None,
+        "mechanism": "dp-sgd",
+    }
     page = render("statement.md", statement=formal)
     assert "trained with differential privacy" in page
     assert "δ 1e-6." in page
@@ -101,7 +115,13 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "labels": 3,
         "licence": None,
     }
-    options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": None, "graphs": {}, "sizes": {}}
+    options |= {
+        "encoded_in": "bfloat16",
+        "classification": "",
+        "thresholds": None,
+        "graphs": {},
+        "sizes": {},
+    }
     options |= {"weights": [], "clients": CLIENTS}
     written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one training run with noise" in written
@@ -118,11 +138,15 @@ def _codes(folder: Path) -> tuple[Code, ...]:
 
 
 def _answers(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
+    return [
+        json.loads(line) for line in (folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")
+    ]
 
 
 def test_golden_texts_are_of_the_task_and_owe_nothing_to_a_record() -> None:
-    """Titles of the list whatever it codes, the same for the same list; codes where there are no titles."""
+    """Titles of the list whatever it codes, the same for the same list; codes where there are no
+    titles.
+    """
     jobs = [Code(str(n), f"Job {n}") for n in range(100)]
     assert len(set(golden.texts(jobs))) == 48
     assert set(golden.texts(jobs)) <= {code.title for code in jobs}
@@ -130,12 +154,17 @@ def test_golden_texts_are_of_the_task_and_owe_nothing_to_a_record() -> None:
     few = golden.texts(jobs[:10])
     assert (len(set(few)), set(few[:10])) == (48, {code.title for code in jobs[:10]})
     assert set(golden.texts([Code("11"), Code("12")])) == {
-        "code 11", "code 12", "code 11; code 12", "code 12; code 11"
-    }  # fmt: skip
+        "code 11",
+        "code 12",
+        "code 11; code 12",
+        "code 12; code 11",
+    }
 
 
 def test_card_and_materials_say_what_the_encoder_is(sealed: Sealed) -> None:
-    """Of a head on a frozen encoder the bundle holds the public encoder, bit for bit: nothing calls it fine-tuned."""
+    """Of a head on a frozen encoder the bundle holds the public encoder, bit for bit: nothing calls
+    it fine-tuned.
+    """
     published = load_file(Path(sealed.candidate.model.encoder) / "model.safetensors")
     released = load_file(sealed.folder / "0_Transformer" / "model.safetensors")
     shared = {
@@ -181,7 +210,9 @@ def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
     answers = _answers(sealed.folder)
     codes = json.loads((sealed.folder / "labels.json").read_text())["codes"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # of the older module names, which the folder uses on purpose
         model = SentenceTransformer(str(sealed.folder), device="cpu").float()
     texts = [answer["text"] for answer in answers]
     scores = model.encode(texts, convert_to_tensor=True, show_progress_bar=False).softmax(-1)
@@ -193,7 +224,9 @@ def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
 
 
 def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
-    """Half the bytes, within a rounding of the same answers, through the same gate; the licence is the operator's."""
+    """Half the bytes, within a rounding of the same answers, through the same gate; the licence is
+    the operator's.
+    """
     folder = tmp_path / "half"
     folder.mkdir()
     sealed.refill(folder, precision="bfloat16", licence="MIT")
@@ -202,25 +235,34 @@ def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
         assert half < 0.65 * whole
     assert json.loads((folder / "0_Transformer" / "config.json").read_text())["dtype"] == "bfloat16"
     assert (folder / bundle.LICENCE).read_text().startswith("SPDX-License-Identifier: MIT\n")
-    scores = [export.load(f).logits(golden.texts(_codes(sealed.folder))).softmax(-1) for f in (sealed.folder, folder)]
+    scores = [
+        export.load(f).logits(golden.texts(_codes(sealed.folder))).softmax(-1)
+        for f in (sealed.folder, folder)
+    ]
     assert 0 < float((scores[0] - scores[1]).abs().max()) < 0.05
 
 
 @pytest.mark.parametrize("epsilon", [8.7, 9.9, 25.0])
 def test_any_epsilon_that_a_budget_covers_can_leave(sealed: Sealed, epsilon: float) -> None:
-    """In words it is "more than a billion" in the statement, which no template has, and the default cap is 10."""
+    """In words it is "more than a billion" in the statement, which no template has, and the default
+    cap is 10.
+    """
     claim = {"epsilon": epsilon, "delta": 1e-6}
     planned = plan("large", sealed.candidate)
     event = GaussianReleaseEvent(what="a head", noise_multiplier=0.6, l2_sensitivity=1.0)
     own = {"artifact_digests": planned.artifact_digests, "event": event, "population": "demo"}
     formal = make_plan("large", kind="formal", claim=claim, **own)
-    fill.rehearse(sealed.context, anticipated(formal, audit=None), sealed.candidate, BundleParameters())
+    fill.rehearse(
+        sealed.context, anticipated(formal, audit=None), sealed.candidate, BundleParameters()
+    )
 
 
 def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     sealed: Sealed, tiny_roberta: Path, tmp_path: Path
 ) -> None:
-    """An encoder with a field that is not on the list, and a licence that is not there; and nothing is left behind."""
+    """An encoder with a field that is not on the list, and a licence that is not there; and nothing
+    is left behind.
+    """
     settings, row = BundleParameters(), anticipated(plan("rehearsed", sealed.candidate), audit=None)
     fill.rehearse(sealed.context, row, sealed.candidate, settings)
     assert not list((sealed.home / "private" / "rehearsal").iterdir())
@@ -230,18 +272,24 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     (odd / "config.json").write_text(json.dumps(config | {"trained_on_records_of": "hospital 7"}))
     model = sealed.candidate.model.model_copy(update={"encoder": str(odd)})
     with pytest.raises(UnsoundBundle, match="trained_on_records_of") as refused:
-        fill.rehearse(sealed.context, row, sealed.candidate.model_copy(update={"model": model}), settings)
+        fill.rehearse(
+            sealed.context, row, sealed.candidate.model_copy(update={"model": model}), settings
+        )
     assert "hospital" not in str(refused.value)
     with pytest.raises(InputError, match=r"release\.licence"):
-        fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
+        fill.rehearse(
+            sealed.context, row, sealed.candidate, BundleParameters(licence=str(tmp_path / "none"))
+        )
     with pytest.raises(InputError, match="none"):
         publish._release_key(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
 
 
 def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path: Path) -> None:
-    """Where the policy states what a registry asks for: record, answers, and links from card, page and statement.
+    """Where the policy states what a registry asks for: record, answers, and links from card, page
+    and statement.
 
-    Without such a policy both name the command that makes them. The gate compares both with what the policy states.
+    Without such a policy both name the command that makes them. The gate compares both with what
+    the policy states.
     """
     stated = RegistryStatement(
         curators=("Bureau of Injuries",),
@@ -252,23 +300,35 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         justification="decided by the board",
         authors=("A. Officer",),
     )
-    drawn = next(row for row in sealed.ledger.history(str(sealed.row.release_id)) if row.state == "drawn")
+    drawn = next(
+        row for row in sealed.ledger.history(str(sealed.row.release_id)) if row.state == "drawn"
+    )
     charges = sealed.ledger.charges(str(sealed.row.release_id))
     folder = tmp_path / "with"
     folder.mkdir()
     expected = sealed.refill(folder, deployment=Deployment(drawn, charges, stated, repeated=False))
     record = json.loads((folder / bundle.RECORD).read_text())
-    assert record["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == float(drawn.epsilon or 0)
+    assert record["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == float(
+        drawn.epsilon or 0
+    )
     assert record["deployment"]["basic"]["data_curators"] == ["Bureau of Injuries"]
     assert "Which data sets are neighbours?" in (folder / bundle.ANSWERS).read_text()
-    assert json.loads((folder / bundle.STATEMENT).read_text())["documents"] == [bundle.RECORD, bundle.ANSWERS]
+    assert json.loads((folder / bundle.STATEMENT).read_text())["documents"] == [
+        bundle.RECORD,
+        bundle.ANSWERS,
+    ]
     for page in (bundle.CARD, bundle.PAGE):
         text = (folder / page).read_text()
         assert f"]({bundle.RECORD})" in text
         assert f"]({bundle.ANSWERS})" in text
-    assert f"autocoder ledger export record {sealed.row.release_id}" in (sealed.folder / bundle.PAGE).read_text()
+    assert (
+        f"autocoder ledger export record {sealed.row.release_id}"
+        in (sealed.folder / bundle.PAGE).read_text()
+    )
     gate.inspect(folder, expected)
-    (folder / bundle.ANSWERS).write_text((folder / bundle.ANSWERS).read_text() + sealed.narratives[0])
+    (folder / bundle.ANSWERS).write_text(
+        (folder / bundle.ANSWERS).read_text() + sealed.narratives[0]
+    )
     with pytest.raises(UnsoundBundle, match="differs from what this release's plan") as refused:
         gate.inspect(folder, expected)
     assert refused.value.file == bundle.ANSWERS
@@ -297,7 +357,9 @@ def _changed(value: Any) -> Iterator[Any]:
     if isinstance(value, list):
         yield [*value, *value[:1]]
         for place in range(min(len(value), 3)):
-            yield from ([*value[:place], other, *value[place + 1 :]] for other in _changed(value[place]))
+            yield from (
+                [*value[:place], other, *value[place + 1 :]] for other in _changed(value[place])
+            )
     if isinstance(value, dict):
         yield value | {"y" * 130: "x"}
         for field in list(value)[:40]:
@@ -305,8 +367,12 @@ def _changed(value: Any) -> Iterator[Any]:
             yield from (value | {field: other} for other in _changed(value[field]))
 
 
-def test_the_schema_is_sound_and_read_as_jsonschema_reads_it(sealed: Sealed, titled: Sealed) -> None:
-    """Every file whole, and changed in each field; and what the pipeline adds to a model is on the gate's list."""
+def test_the_schema_is_sound_and_read_as_jsonschema_reads_it(
+    sealed: Sealed, titled: Sealed
+) -> None:
+    """Every file whole, and changed in each field; and what the pipeline adds to a model is on the
+    gate's list.
+    """
     from jsonschema import Draft202012Validator
 
     assert bundle.OWN_FILES < CONTENT
@@ -319,5 +385,8 @@ def test_the_schema_is_sound_and_read_as_jsonschema_reads_it(sealed: Sealed, tit
         reference = {"$ref": f"#/$defs/{part}"}
         other = Draft202012Validator(reference | {"$defs": schema["$defs"]})
         assert not any(faults(reference, document))
-        answers = [(other.is_valid(changed), any(faults(reference, changed))) for changed in _changed(document)]
+        answers = [
+            (other.is_valid(changed), any(faults(reference, changed)))
+            for changed in _changed(document)
+        ]
         assert set(answers) == {(True, False), (False, True)}, name

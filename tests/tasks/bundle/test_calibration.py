@@ -13,10 +13,18 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.calibration import coded_alone, fit_temperature, thresholds_for
-from tasks.bundle.thresholds import are_generated_for, best_accuracy, read_thresholds, thresholds_on_generated, warnings
+from tasks.bundle.thresholds import (
+    are_generated_for,
+    best_accuracy,
+    read_thresholds,
+    thresholds_on_generated,
+    warnings,
+)
 
 
-def coded(n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6) -> tuple[Tensor, Tensor]:
+def coded(
+    n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6
+) -> tuple[Tensor, Tensor]:
     """Logits and labels of a model whose scores are right at the given temperature."""
     g = torch.Generator().manual_seed(seed)
     true = 2.0 * torch.randn(n, codes, generator=g)
@@ -25,7 +33,9 @@ def coded(n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6) ->
 
 
 def binary(right: np.ndarray, score: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Logits of two codes whose top score is `score`, and labels that are right where `right` says so."""
+    """Logits of two codes whose top score is `score`, and labels that are right where `right` says
+    so.
+    """
     logits = torch.zeros(len(score), 2)
     logits[:, 0] = torch.from_numpy(np.log(score / (1 - score)))
     return logits, torch.from_numpy(np.where(right, 0, 1))
@@ -33,10 +43,12 @@ def binary(right: np.ndarray, score: np.ndarray) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_temperature_is_found(temperature: float) -> None:
-    """Scores spoilt by a known temperature; a tenth of it is five standard errors at 20,000 records."""
-    assert fit_temperature(*map(np.asarray, coded(20_000, temperature=temperature))) == pytest.approx(
-        temperature, rel=0.1
-    )
+    """Scores spoilt by a known temperature; a tenth of it is five standard errors at 20,000
+    records.
+    """
+    assert fit_temperature(
+        *map(np.asarray, coded(20_000, temperature=temperature))
+    ) == pytest.approx(temperature, rel=0.1)
 
 
 def test_a_code_that_the_model_lacks_is_no_evidence_for_a_temperature_but_counts_as_wrong() -> None:
@@ -45,12 +57,18 @@ def test_a_code_that_the_model_lacks_is_no_evidence_for_a_temperature_but_counts
     some = labels.clone()
     some[torch.arange(6000) % 6 < 2] = -1
     spoilt = thresholds_for(logits, some, fitted_on="test")
-    assert spoilt["temperature"] == pytest.approx(thresholds_for(logits, labels, fitted_on="test")["temperature"], 0.1)
-    assert [entry["threshold"] for entry in spoilt["thresholds"] if entry["target_accuracy"] >= 0.9] == [None, None]
+    assert spoilt["temperature"] == pytest.approx(
+        thresholds_for(logits, labels, fitted_on="test")["temperature"], 0.1
+    )
+    assert [
+        entry["threshold"] for entry in spoilt["thresholds"] if entry["target_accuracy"] >= 0.9
+    ] == [None, None]
 
 
 def test_thresholds_hold_on_new_records() -> None:
-    """Above each threshold the accuracy on 50,000 new records is the target's or better; coverage as told."""
+    """Above each threshold the accuracy on 50,000 new records is the target's or better; coverage
+    as told.
+    """
     told = thresholds_for(*coded(20_000, temperature=2.0), fitted_on="test")
     logits, labels = coded(50_000, temperature=2.0, seed=1)
     best = (logits / told["temperature"]).softmax(-1).max(-1)
@@ -62,10 +80,12 @@ def test_thresholds_hold_on_new_records() -> None:
 
 
 def test_an_accuracy_that_is_not_there_is_rarely_promised() -> None:
-    """True accuracy just below the target at every score: a threshold comes out in at most 5 % of the fits.
+    """True accuracy just below the target at every score: a threshold comes out in at most 5 % of
+    the fits.
 
-    400 fits of 600 records; 40 or more happen with probability 2e-5 at the promised rate of 5 %. The naive choice, the
-    lowest score with the target's accuracy among these records, promises it nearly always, and would fail.
+    400 fits of 600 records; 40 or more happen with probability 2e-5 at the promised rate of 5 %.
+    The naive choice, the lowest score with the target's accuracy among these records, promises it
+    nearly always, and would fail.
     """
     rng = np.random.default_rng(0)
     promised = naive = 0
@@ -91,7 +111,11 @@ def test_equal_scores_stand_on_one_side() -> None:
     [
         (torch.zeros(200, 3), torch.zeros(100, dtype=torch.int64), "belong together"),
         (torch.zeros(60, 3), torch.zeros(60, dtype=torch.int64), "100 records or more"),
-        (torch.full((200, 3), float("nan")), torch.zeros(200, dtype=torch.int64), "is not a number"),
+        (
+            torch.full((200, 3), float("nan")),
+            torch.zeros(200, dtype=torch.int64),
+            "is not a number",
+        ),
         (torch.zeros(200, 3), torch.full((200,), -1), "none of the records"),
     ],
     ids=["shapes", "few", "nan", "unknown codes"],
@@ -130,7 +154,9 @@ def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
 
 
 def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
-    """Answers right three times in four at whatever score: no threshold, and the best of ranks as it can be counted."""
+    """Answers right three times in four at whatever score: no threshold, and the best of ranks as
+    it can be counted.
+    """
     rng = np.random.default_rng(0)
     score, right = rng.uniform(0.6, 0.99, 2000), rng.random(2000) < 0.75
     told = thresholds_for(*binary(right, score), fitted_on="a test")
@@ -140,14 +166,21 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["accuracy_of_all"] <= best["accuracy"] < 1
     assert best["coverage"] >= 50 / 1500
     (said,) = warnings(told)
-    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} were right", "a test", "autocoder adopt --data"):
+    for part in (
+        "80% or 90% or 95%",
+        f"{best['accuracy']:.1%} were right",
+        "a test",
+        "autocoder adopt --data",
+    ):
         assert part in said
     assert best_accuracy({}) == "", "a file of before says nothing"
     assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
 
 
 def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
-    """None at a target that is not reached; nothing at all of too few records, or of scores that are no numbers."""
+    """None at a target that is not reached; nothing at all of too few records, or of scores that
+    are no numbers.
+    """
     figures = coded_alone(*coded(4000))
     assert figures["alone_at_80"] > figures["alone_at_90"] > 0
     assert figures["surest_accuracy"] > 0.9
@@ -159,7 +192,9 @@ def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
 
 
 def test_another_task_gets_no_thresholds_of_injuries() -> None:
-    """The generated narratives tell of injuries: on codes of jobs they are not tried, and the operator is informed."""
+    """The generated narratives tell of injuries: on codes of jobs they are not tried, and the
+    operator is informed.
+    """
     assert are_generated_for("OIICS 2.01")
     assert are_generated_for("")
     untouched: Any = None

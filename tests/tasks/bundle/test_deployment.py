@@ -1,4 +1,6 @@
-"""The record of a release for a public registry: its fields and figures, and nothing that no policy states."""
+"""The record of a release for a public registry: its fields and figures, and nothing that no policy
+states.
+"""
 
 import os
 from pathlib import Path
@@ -22,11 +24,16 @@ STATEMENT = {
 }
 REQUIRED = {
     "basic": (
-        "name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region",
+        "name",
+        "data_curators",
+        "description",
+        "intended_use",
+        "data_product_type",
+        "data_product_region",
         "publication_date",
     ),
     "administrative": ("registry_authors",),
-}  # fmt: skip
+}
 
 
 def made(tmp_path, statement=STATEMENT):
@@ -50,15 +57,22 @@ def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
     assert "at most ε 10 at δ 0.001" in deployment["accounting"]["composition"]
     assert record["url_slug"] == f"injuries-{release}"
     page = stated_deployment(ledger, release).answers()
-    assert "| Which data sets are neighbours? | two that differ by one record added or removed |" in page
+    assert (
+        "| Which data sets are neighbours? | two that differ by one record added or removed |"
+        in page
+    )
     assert ledger.verify().ok
 
 
 def test_the_schema_is_the_registrys(tmp_path):
-    """With AUTOCODER_REGISTRY_SCHEMA (its deployments-schema.yaml) a record validates by the original as well."""
+    """With AUTOCODER_REGISTRY_SCHEMA (its deployments-schema.yaml) a record validates by the
+    original as well.
+    """
     schema = os.environ.get("AUTOCODER_REGISTRY_SCHEMA")
     if not schema:
-        pytest.skip("AUTOCODER_REGISTRY_SCHEMA does not name deployments-schema.yaml of the registry")
+        pytest.skip(
+            "AUTOCODER_REGISTRY_SCHEMA does not name deployments-schema.yaml of the registry"
+        )
     import jsonschema
     import yaml
 
@@ -67,7 +81,9 @@ def test_the_schema_is_the_registrys(tmp_path):
 
 
 def test_a_record_says_what_was_stated_when_the_release_was_reserved(tmp_path):
-    """Later releases and policies change nothing of it: a bundle that is built again has the same bytes."""
+    """Later releases and policies change nothing of it: a bundle that is built again has the same
+    bytes.
+    """
     ledger, release = made(tmp_path)
     first = stated_deployment(ledger, release).registry_record()
     ledger.reserve(planned("b"))

@@ -26,13 +26,19 @@ def released() -> Released:
     """A mean-pooled model with random weights."""
     words = sorted({word for text in TEXTS for word in text.split()})
     tokenizer = Tokenizer(
-        WordLevel({word: at for at, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]")
+        WordLevel(
+            {word: at for at, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]"
+        )
     )
     tokenizer.pre_tokenizer = Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     torch.manual_seed(1)
     config = BertConfig(
-        vocab_size=len(words) + 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(words) + 2,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     model = MeanPooled(BertModel(config, add_pooling_layer=False), 16, 3).eval()
     return Released(model=model, tokenizer=fast, codes=("a", "b", "c"), max_length=16)
@@ -60,7 +66,9 @@ def test_they_give_the_models_own_scores_and_are_computed_once(
 
 
 @pytest.mark.parametrize("change", ["encoder", "texts", "length"])
-def test_another_encoder_or_text_has_features_apart(released: Released, tmp_path: Path, change: str) -> None:
+def test_another_encoder_or_text_has_features_apart(
+    released: Released, tmp_path: Path, change: str
+) -> None:
     """Whatever they depend on is in their name."""
     public_features.logits(released, TEXTS, folder=tmp_path)
     model, texts = released.model, TEXTS
@@ -86,11 +94,15 @@ def test_a_damaged_file_is_computed_again(released: Released, tmp_path: Path) ->
 
 
 def test_those_of_the_packaged_encoder_come_with_the_program(tmp_path: Path) -> None:
-    """The file is of today's generator, encoder and tokenizer; 40 of its 800 rows are computed here again."""
+    """The file is of today's generator, encoder and tokenizer; 40 of its 800 rows are computed here
+    again.
+    """
     released, texts = generated_features.packaged(), thresholds.generated_narratives()
     shipped, described = checkpoint.load(public_features.PACKAGED)
     encoder = public_features.encoder_digest(released)
-    assert described["public"] == public_features.key_of_packaged(texts, encoder), "run scripts/generated_features.py"
+    assert described["public"] == public_features.key_of_packaged(texts, encoder), (
+        "run scripts/generated_features.py"
+    )
     tokens = encoders.token_inputs(released.tokenizer, texts, max_length=released.max_length)
     assert described["tokens"] == int(tokens.lengths.max())
     some = slice(0, len(texts), 20)
@@ -104,12 +116,21 @@ def test_those_of_the_packaged_encoder_come_with_the_program(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir()), "they were computed here"
 
 
-def test_a_model_that_cuts_narratives_does_not_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cuts_narratives_does_not_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Features of cut texts are others."""
-    released = replace(generated_features.packaged(), max_length=checkpoint.load(public_features.PACKAGED)[1]["tokens"])
-    monkeypatch.setattr(public_features, "compute", lambda released, texts: torch.zeros(len(texts), 384))
+    released = replace(
+        generated_features.packaged(),
+        max_length=checkpoint.load(public_features.PACKAGED)[1]["tokens"],
+    )
+    monkeypatch.setattr(
+        public_features, "compute", lambda released, texts: torch.zeros(len(texts), 384)
+    )
     texts = thresholds.generated_narratives()
     public_features.logits(released, texts, folder=tmp_path)
     assert not list(tmp_path.iterdir())
-    public_features.logits(replace(released, max_length=released.max_length - 1), texts, folder=tmp_path)
+    public_features.logits(
+        replace(released, max_length=released.max_length - 1), texts, folder=tmp_path
+    )
     assert len(list(tmp_path.iterdir())) == 1

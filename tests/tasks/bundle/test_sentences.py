@@ -1,4 +1,6 @@
-"""The sentences of a statement: one source, in the bundle and in docs, and true of the release at hand."""
+"""The sentences of a statement: one source, in the bundle and in docs, and true of the release at
+hand.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def test_the_page_is_what_the_source_says() -> None:
 
 def test_what_a_sentence_names_is_there() -> None:
     """Every file that proves something is where the sentence says."""
-    named = set(re.findall(r"`(?:pytest )?((?:mechanisms|storage|tasks|tests|docs)/[\w./-]+)", claims_page()))
+    named = set(
+        re.findall(
+            r"`(?:pytest )?((?:mechanisms|storage|tasks|tests|docs)/[\w./-]+)", claims_page()
+        )
+    )
     assert len(named) > 15
     assert not [name for name in named if not (HOUSE / name).exists()]
 
@@ -59,7 +65,11 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "No audit has measured", "An attack on this mechanism found"),
         ({"audit": {}}, "An attack on this mechanism found", "No audit has measured"),
         ({}, "Each person has one record", "a unit with all of its records"),
-        ({"max_records_per_unit": 3}, "a unit with all of its records", "Each person has one record"),
+        (
+            {"max_records_per_unit": 3},
+            "a unit with all of its records",
+            "Each person has one record",
+        ),
         ({}, "e^ε times", "SWAG"),
         ({}, "Low-order bits", "the released bits"),
         ({"exact_arithmetic": True}, "the released bits", "Low-order bits"),
@@ -71,18 +81,35 @@ def test_what_a_sentence_names_is_there() -> None:
             "that differ in the values of one unit",
             "one unit added or removed",
         ),
-        ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"}, "SWAG's Gaussian", "e^ε times"),
+        (
+            {"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"},
+            "SWAG's Gaussian",
+            "e^ε times",
+        ),
     ],
 )
-def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str, unsaid: str) -> None:
+def test_what_is_said_is_true_of_the_release(
+    changed: dict[str, Any], said: str, unsaid: str
+) -> None:
     """Kind, mechanism, sampling, audit and unit each decide which sentences are there."""
     assert said in texts(**changed)
     assert unsaid not in texts(**changed)
 
 
 FIGURES: dict[str, Any] = {
-    **{"release_id": "r1", "population": "demo", "cohorts": ["2021"], "privacy_unit": "record", "sensitivity": None},
-    **{"epsilon": "4.99999845", "delta": "0.00001", "neighbouring_relation": "add-remove", "assumptions": []},
+    **{
+        "release_id": "r1",
+        "population": "demo",
+        "cohorts": ["2021"],
+        "privacy_unit": "record",
+        "sensitivity": None,
+    },
+    **{
+        "epsilon": "4.99999845",
+        "delta": "0.00001",
+        "neighbouring_relation": "add-remove",
+        "assumptions": [],
+    },
     **{"epsilon_replace_one": "11.5211", "does_not_mean": []},
 }
 
@@ -93,7 +120,9 @@ def page_of(**changed: Any) -> str:
 
 
 def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
-    """In words, and in the table for both relations; delta is explained; nothing is almost as likely at epsilon 5."""
+    """In words, and in the table for both relations; delta is explained; nothing is almost as
+    likely at epsilon 5.
+    """
     page = page_of()
     assert "trained with differential privacy: ε 5, δ 1e-5." in page
     assert "any particular model is at most 148 times as high with it as without it, plus δ" in page
@@ -106,9 +135,15 @@ def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
 
 
 def test_a_statement_has_both_relations(sealed: Sealed) -> None:
-    """One unit's values replaced cost as much as twice the sensitivity, for units of several records too."""
+    """One unit's values replaced cost as much as twice the sensitivity, for units of several
+    records too.
+    """
     event = GaussianReleaseEvent(what="test", noise_multiplier=6.0, l2_sensitivity=1.0)
-    changes: dict[str, Any] = {"guarantee_kind": "formal", "mechanism": event.mechanism, "delta": Decimal("0.00001")}
+    changes: dict[str, Any] = {
+        "guarantee_kind": "formal",
+        "mechanism": event.mechanism,
+        "delta": Decimal("0.00001"),
+    }
     changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
     made = statement(sealed.row.model_copy(update=changes), sampling="stratified")
     check_schema(bundle.STATEMENT, made, "privacy_statement")
@@ -127,7 +162,9 @@ def test_a_bundle_holds_them(sealed: Sealed) -> None:
 
 
 def test_figures_of_an_audit_are_not_protected(sealed: Sealed) -> None:
-    """They are computed from the records and leave with the statement: listed, there and on its page."""
+    """They are computed from the records and leave with the statement: listed, there and on its
+    page.
+    """
     audited = sealed.row.model_copy(
         update={"details": sealed.row.details | {"audit": {"auc": 0.6, "line": "measured"}}}
     )

@@ -1,4 +1,6 @@
-"""A bundle whose model reads words next to its encoder: what the gate compares, and that others read it alike."""
+"""A bundle whose model reads words next to its encoder: what the gate compares, and that others
+read it alike.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,15 @@ def test_the_two_pages_have_900_words_at_most(worded: Sealed) -> None:
 
 def test_onnxruntime_alone_gives_the_golden_answers(titled: Sealed) -> None:
     """By the card's program, of at most six lines."""
-    answers = [json.loads(line) for line in (titled.folder / "golden.jsonl").read_text().splitlines()]
+    answers = [
+        json.loads(line) for line in (titled.folder / "golden.jsonl").read_text().splitlines()
+    ]
     codes, scores = answers_by_the_card(titled.folder, [answer["text"] for answer in answers])
     for answer, best, probabilities in zip(answers, codes.tolist(), scores.tolist(), strict=True):
         given = dict(zip(best, probabilities, strict=True))
-        assert [given[code] for code in answer["codes"]] == pytest.approx(answer["scores"], abs=golden.TOLERANCE)
+        assert [given[code] for code in answer["codes"]] == pytest.approx(
+            answer["scores"], abs=golden.TOLERANCE
+        )
 
 
 def test_a_library_that_leaves_out_the_words_does_not_load_it(worded: Sealed) -> None:
@@ -75,7 +81,9 @@ def test_the_gate_compares_the_graphs(titled: Sealed, tmp_path: Path) -> None:
     expected = titled.refill(tmp_path, int8=True)
     graphs = ["model.int8.onnx", "model.onnx"]
     assert "`model.int8.onnx` is used in the same way" in (tmp_path / "README.md").read_text()
-    unplanned = {name: sha256 for name, sha256 in expected.files.items() if name != "model.int8.onnx"}
+    unplanned = {
+        name: sha256 for name, sha256 in expected.files.items() if name != "model.int8.onnx"
+    }
     with pytest.raises(UnsoundBundle, match=r"int8\.onnx: differs from what"):
         inspect(tmp_path, replace(expected, files=unplanned))
     for name in graphs:
@@ -104,7 +112,10 @@ def test_the_gate_makes_the_lexicon_again(worded: Sealed, tmp_path: Path) -> Non
     expected = worded.refill(tmp_path / "again")  # which passes
     folder = worded.copy(tmp_path, seal=False)
     content = json.loads((folder / "lexicon.json").read_text())
-    for change in ({"vocabulary": ["smith", *content["vocabulary"][1:]]}, {"word_scale": content["word_scale"] * 2}):
+    for change in (
+        {"vocabulary": ["smith", *content["vocabulary"][1:]]},
+        {"word_scale": content["word_scale"] * 2},
+    ):
         (folder / "lexicon.json").write_text(json.dumps(content | change))
         with pytest.raises(UnsoundBundle, match="differs from what") as refused:
             inspect(folder, expected)
@@ -115,8 +126,12 @@ def test_the_gate_makes_the_lexicon_again(worded: Sealed, tmp_path: Path) -> Non
         inspect(folder, expected)
 
 
-def test_a_model_without_words_has_no_lexicon(sealed: Sealed, worded: Sealed, tmp_path: Path) -> None:
-    """Nor does a worded one read another number of words than its layer; a partner's check says which file."""
+def test_a_model_without_words_has_no_lexicon(
+    sealed: Sealed, worded: Sealed, tmp_path: Path
+) -> None:
+    """Nor does a worded one read another number of words than its layer; a partner's check says
+    which file.
+    """
     allowed = frozenset(FILES)
     folder = sealed.copy(tmp_path / "plain")
     shutil.copy(worded.folder / "lexicon.json", folder)
@@ -124,11 +139,14 @@ def test_a_model_without_words_has_no_lexicon(sealed: Sealed, worded: Sealed, tm
         check_layers(read_files(folder, allowed=allowed))
     folder = worded.copy(tmp_path / "other")
     rewritten(
-        folder / "lexicon.json", lambda content: content | {"columns": 5, "vocabulary": ["a", "b", "c", "d", "e"]}
+        folder / "lexicon.json",
+        lambda content: content | {"columns": 5, "vocabulary": ["a", "b", "c", "d", "e"]},
     )
     with pytest.raises(UnsoundBundle, match="does not map"):
         check_layers(read_files(folder, allowed=allowed))
-    rewritten(folder / "lexicon.json", lambda content: content | {"kind": "titles", "vocabulary": ["a"]})
+    rewritten(
+        folder / "lexicon.json", lambda content: content | {"kind": "titles", "vocabulary": ["a"]}
+    )
     with pytest.raises(UnsoundBundle, match="another number of stems"):
         check_layers(read_files(folder, allowed=allowed))
     rewritten(folder / "lexicon.json", lambda content: content | {"narrative": "He fell."})

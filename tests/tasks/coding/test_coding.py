@@ -23,10 +23,14 @@ CODES = ("111", "132", "1520", "1521", "1522", "1972")
 
 
 def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
-    """The most detailed group that is sure answers, of two of one level the likelier; where none is, none."""
+    """The most detailed group that is sure answers, of two of one level the likelier; where none
+    is, none.
+    """
     groups = groups_of(CODES, classification="OIICS")
     assert groups is not None
-    assert set(groups.names) == {"11", "13", "15", "152", "19", "197"}, "1 holds all codes and says nothing"
+    assert set(groups.names) == {"11", "13", "15", "152", "19", "197"}, (
+        "1 holds all codes and says nothing"
+    )
     scores = np.array(
         [
             [0.1, 0.0, 0.4, 0.3, 0.1, 0.1],  # 152: 0.8
@@ -44,7 +48,9 @@ def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
 
 
 def test_no_group_holds_what_everybody_knows_already() -> None:
-    """Of the published list only levels that split it: no `1`, which holds nearly all injuries, but 11, 13, 152."""
+    """Of the published list only levels that split it: no `1`, which holds nearly all injuries, but
+    11, 13, 152.
+    """
     lines = Path(__file__).with_name("oiics_codes.txt").read_text().split()
     groups = groups_of(lines, classification="OIICS")
     assert groups is not None
@@ -52,8 +58,12 @@ def test_no_group_holds_what_everybody_knows_already() -> None:
     assert {"11", "13", "152"} <= set(groups.names)
     assert float(groups.members.sum(0).max()) <= len(lines) / 4
     scores = np.zeros((1, len(lines)), np.float32)
-    scores[0, [at for at, code in enumerate(lines) if code.startswith("1") and len(code) == 3]] = 1.0
-    assert groups.most_detailed(scores / scores.sum(), threshold=0.9) == [None], "sure of 1 alone is sure of nothing"
+    scores[0, [at for at, code in enumerate(lines) if code.startswith("1") and len(code) == 3]] = (
+        1.0
+    )
+    assert groups.most_detailed(scores / scores.sum(), threshold=0.9) == [None], (
+        "sure of 1 alone is sure of nothing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,9 +85,13 @@ def test_levels_are_oiics_s_digits_or_those_that_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A plain list's 23 has nothing to do with its 2. Points belong to the level above; a list gives its parents."""
+    """A plain list's 23 has nothing to do with its 2. Points belong to the level above; a list
+    gives its parents.
+    """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.csv").write_text("code,title,parent\na,,X\nb,,X\nc,,Y\nd,,Y\nX,,all\nY,,all\n")
+    (tmp_path / "list.csv").write_text(
+        "code,title,parent\na,,X\nb,,X\nc,,Y\nd,,Y\nX,,all\nY,,all\n"
+    )
     found = groups_of(codes, classification=classification, levels=levels)
     assert (None if found is None else set(found.names)) == groups
 
@@ -92,34 +106,50 @@ def test_a_set_s_level_is_the_deepest_of_all_its_codes() -> None:
     """Of one code alone it is that code."""
     groups = groups_of(("111", "112", "121", "211"), classification="OIICS")
     assert groups is not None
-    assert [groups.shared(codes) for codes in (["111"], ["111", "112"], ["112", "121"], ["111", "211"])] == [
-        *("111", "11", "1", "")
-    ]
+    assert [
+        groups.shared(codes) for codes in (["111"], ["111", "112"], ["112", "121"], ["111", "211"])
+    ] == [*("111", "11", "1", "")]
 
 
 def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[str]]) -> None:
-    """Best first; below the threshold for review, with a group whose codes' scores add up; blank ones uncoded."""
-    coder = replace(coder, thresholds={"temperature": 20.0})  # without it one code has all, and no group is surer
+    """Best first; below the threshold for review, with a group whose codes' scores add up; blank
+    ones uncoded.
+    """
+    coder = replace(
+        coder, thresholds={"temperature": 20.0}
+    )  # without it one code has all, and no group is surer
     texts = [*narratives(40), " \n"]
     scores = coder.scores(texts)
     threshold = float(np.median(scores.max(-1)))
     codings = coder.code(texts, top_k=3, threshold=threshold)
-    assert len({coding.needs_review for coding in codings[:-1]}) == 2, "the test tells both cases apart"
+    assert len({coding.needs_review for coding in codings[:-1]}) == 2, (
+        "the test tells both cases apart"
+    )
     assert any(coding.group is not None for coding in codings)
     for coding, row in zip(codings[:-1], scores, strict=False):
         best = np.argsort(-row)[:3].tolist()
         assert [answer.code for answer in coding.answers] == [coder.model.codes[at] for at in best]
-        assert coding.needs_review == (round(coding.answers[0].score, 6) < threshold)  # as it is written
+        assert coding.needs_review == (
+            round(coding.answers[0].score, 6) < threshold
+        )  # as it is written
         if coding.group is not None:
-            inside = [float(s) for code, s in zip(CODES, row, strict=True) if code.startswith(coding.group.code)]
+            inside = [
+                float(s)
+                for code, s in zip(CODES, row, strict=True)
+                if code.startswith(coding.group.code)
+            ]
             assert coding.needs_review
             assert sum(inside) == pytest.approx(coding.group.score, abs=1e-5)
             assert coding.group.score >= threshold
     assert (codings[-1].answers, codings[-1].needs_review, codings[-1].group) == ((), True, None)
-    assert coder.code(["fell"])[0].needs_review is None, "without a threshold nothing is said about review"
+    assert coder.code(["fell"])[0].needs_review is None, (
+        "without a threshold nothing is said about review"
+    )
 
 
-def test_one_text_alone_has_the_scores_it_has_among_others(coder: Coder, narratives: Callable[..., list[str]]) -> None:
+def test_one_text_alone_has_the_scores_it_has_among_others(
+    coder: Coder, narratives: Callable[..., list[str]]
+) -> None:
     """Batching, sorting and padding change nothing beyond rounding; 100 MB are cut, not tokenised."""
     texts = [*narratives(30), "fell " * 20_000_000, "a\0b", "x"]
     together = coder.scores(texts)
@@ -128,30 +158,53 @@ def test_one_text_alone_has_the_scores_it_has_among_others(coder: Coder, narrati
 
 
 def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Softer scores, the same order; the file's threshold for an accuracy is found or refused by name."""
-    told = {"schema": 1, "temperature": 4.0, "fitted_on": "a test", "records": 100, "confidence": 0.95}
-    entries = [{"target_accuracy": 0.8, "threshold": 0.7}, {"target_accuracy": 0.9, "threshold": None}]
+    """Softer scores, the same order; the file's threshold for an accuracy is found or refused by
+    name.
+    """
+    told = {
+        "schema": 1,
+        "temperature": 4.0,
+        "fitted_on": "a test",
+        "records": 100,
+        "confidence": 0.95,
+    }
+    entries = [
+        {"target_accuracy": 0.8, "threshold": 0.7},
+        {"target_accuracy": 0.9, "threshold": None},
+    ]
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries}))
     soft = open_bundle(tiny_bundle, thresholds=tmp_path / "t.json")
     text = ["Employee fell from a ladder"]
     expected = softmax(np.log(coder.scores(text)) / 4)
     np.testing.assert_allclose(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
     assert soft.threshold_for(0.8) == 0.7
-    for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "has 0.8, 0.9")):
+    for accuracy, said in (
+        (0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"),
+        (0.5, "has 0.8, 0.9"),
+    ):
         with pytest.raises(InputError, match=said):
             soft.threshold_for(accuracy)
     with pytest.raises(InputError, match="autocoder adopt BUNDLE"):
         coder.threshold_for(0.8)
     best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
-    (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
-    said = r"Of the 12% of records with .*0\.61 and above\), 83\.0% were right; of all, 55\.0%\. Fit thresholds"
+    (tmp_path / "t.json").write_text(
+        json.dumps(told | {"thresholds": entries[1:], "reached": best})
+    )
+    said = (
+        r"Of the 12% of records with .*0\.61 and above\), 83\.0% were right; of all, 55\.0%\. "
+        r"Fit thresholds"
+    )
     with pytest.raises(InputError, match=said):
         open_bundle(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
-    with pytest.raises(InputError, match=r"Generated narratives describe injuries and do not suit other models"):
+    with pytest.raises(
+        InputError, match=r"Generated narratives describe injuries and do not suit other models"
+    ):
         replace(coder, classification="SOC").threshold_for(0.9)
 
 
-def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_list_without_a_version_is_named_by_its_content(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
     """Two lists that differ in one title are two versions."""
     versions = []
     for change in ("", "x"):
@@ -164,7 +217,14 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "damage", ["codelist.csv", "privacy_statement.json", "labels.json", "model.onnx", "2_Dense/model.safetensors"]
+    "damage",
+    [
+        "codelist.csv",
+        "privacy_statement.json",
+        "labels.json",
+        "model.onnx",
+        "2_Dense/model.safetensors",
+    ],
 )
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "bundle"
@@ -175,7 +235,9 @@ def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: 
 
 
 def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
-    """A thresholds file by its own option; a model that the libraries choke on by the type of what they raised."""
+    """A thresholds file by its own option; a model that the libraries choke on by the type of what
+    they raised.
+    """
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(InputError, match=r"^--thresholds: "):
         open_bundle(tiny_bundle, thresholds=tmp_path / "t.json")
@@ -189,14 +251,24 @@ def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_narratives_are_joined_as_in_training() -> None:
     """By the template, or with a bar; all blank is blank, whatever the template says."""
     rows = [("Cook", "burned hand"), ("", "fell"), ("", "  ")]
-    assert Narratives(("Job", "Text"), "{Job}: {Text}").texts(rows) == ["Cook: burned hand", ": fell", ""]
+    assert Narratives(("Job", "Text"), "{Job}: {Text}").texts(rows) == [
+        "Cook: burned hand",
+        ": fell",
+        "",
+    ]
     assert Narratives(("Job", "Text")).texts(rows) == ["Cook | burned hand", "fell", ""]
-    for columns, template in ((("Job",), "{Text}"), (("Job", "Text"), "{Job}"), (("Job", "Job"), None)):
+    for columns, template in (
+        (("Job",), "{Text}"),
+        (("Job", "Text"), "{Job}"),
+        (("Job", "Job"), None),
+    ):
         with pytest.raises(InputError, match="text columns: "):
             Narratives(columns, template)
 
 
-def test_a_card_is_looked_for_where_there_is_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_is_looked_for_where_there_is_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without one a partner does not wait for torch's import; a hidden card is none."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(coders, "DRIVER", tmp_path / "version")

@@ -1,4 +1,6 @@
-"""Coding a table: every row once, versions unmixed, and after any death the same output as if unbroken."""
+"""Coding a table: every row once, versions unmixed, and after any death the same output as if
+unbroken.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,11 +26,15 @@ HEADER = ["id", "Text", "version"]
 
 
 @pytest.fixture
-def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+def table(
+    tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     texts = narratives(25)
     texts[3], texts[17] = "", "  "
-    return write_csv(tmp_path / "in.csv", HEADER, [[str(n), text, "2.01"] for n, text in enumerate(texts)])
+    return write_csv(
+        tmp_path / "in.csv", HEADER, [[str(n), text, "2.01"] for n, text in enumerate(texts)]
+    )
 
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
@@ -47,7 +53,9 @@ def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path
     assert done.review == sum(row["needs_review"] == "true" for row in rows)
     expected = coder.code([row["Text"] for row in rows], top_k=2, threshold=0.6)
     for row, coding in zip(rows, expected, strict=True):
-        assert [row["code"], row["code_2"]] == ([answer.code for answer in coding.answers] or ["", ""])
+        assert [row["code"], row["code_2"]] == (
+            [answer.code for answer in coding.answers] or ["", ""]
+        )
         assert row["group_code"] == (coding.group.code if coding.group else "")
         assert (row["score"] == "") == (row["code"] == "")
         assert {name: row[name] for name in coder.origin} == coder.origin
@@ -63,7 +71,9 @@ def test_formats_agree(coder: Coder, table: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert parquet == lines
     assert {type(row["needs_review"]) for row in parquet} == {bool}
-    assert [row["code"] or "" for row in parquet] == [row["code"] for row in rows_of(tmp_path / "out.csv")]
+    assert [row["code"] or "" for row in parquet] == [
+        row["code"] for row in rows_of(tmp_path / "out.csv")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +85,16 @@ def test_formats_agree(coder: Coder, table: Path, tmp_path: Path) -> None:
     ],
 )
 def test_it_goes_on_after_a_death_anywhere(
-    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: int
+    coder: Coder,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    after: int,
 ) -> None:
-    """The n-th call of a step dies without any clearing up; then the output is what an unbroken run writes."""
+    """The n-th call of a step dies without any clearing up; then the output is what an unbroken run
+    writes.
+    """
     run(Bundles.of(coder), job(table, tmp_path / "whole.csv"))
     out = tmp_path / "out.csv"
     owner: Any = coding_job.shutil if "." in point else coding_job
@@ -94,9 +111,16 @@ def test_it_goes_on_after_a_death_anywhere(
 @pytest.mark.parametrize("removed", [0, 1, 4, 99])
 @pytest.mark.parametrize("last_first", [False, True])
 def test_rows_are_added_once_wherever_the_clearing_up_dies(
-    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int, last_first: bool
+    coder: Coder,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    removed: int,
+    last_first: bool,
 ) -> None:
-    """In whichever order a folder's files go: the same command adds no row again, and tells the same figures."""
+    """In whichever order a folder's files go: the same command adds no row again, and tells the
+    same figures.
+    """
     run(Bundles.of(coder), job(table, tmp_path / "whole.csv"))
     whole = run(Bundles.of(coder), job(table, tmp_path / "whole.csv", append=True))
     out = tmp_path / "out.csv"
@@ -127,16 +151,23 @@ def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
     """After a death at the end nothing is left to code; with other options everything is."""
     with killed_at(monkeypatch, coding_job, "_merge"):
         run(Bundles.of(coder), job(table, tmp_path / "out.csv"))
-    assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").glob("*/*")), (
-        "no narrative lies in the folder of pieces"
-    )
+    assert "fell" not in "".join(
+        p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").glob("*/*")
+    ), "no narrative lies in the folder of pieces"
     other = (AnswerColumns(top_k=1, threshold=None, grouped=True),)
     resumed = run(Bundles.of(coder), job(table, tmp_path / "out.csv"))
     assert resumed.resumed == 25
-    assert run(Bundles.of(coder), job(table, tmp_path / "out.csv", answers=other, overwrite=True)).resumed == 0
+    assert (
+        run(
+            Bundles.of(coder), job(table, tmp_path / "out.csv", answers=other, overwrite=True)
+        ).resumed
+        == 0
+    )
 
 
-def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: Path, tmp_path: Path) -> None:
+def test_an_output_is_replaced_or_added_to_only_when_told(
+    coder: Coder, table: Path, tmp_path: Path
+) -> None:
     """And added to only by rows of the same columns and version."""
     out = tmp_path / "out.csv"
     run(Bundles.of(coder), job(table, out))
@@ -144,7 +175,9 @@ def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: P
     with pytest.raises(InputError, match="--overwrite"):
         run(Bundles.of(coder), job(table, out))
     with pytest.raises(InputError, match="other columns"):
-        run(Bundles.of(coder), job(table, out, append=True, answers=(AnswerColumns(1, None, True),)))
+        run(
+            Bundles.of(coder), job(table, out, append=True, answers=(AnswerColumns(1, None, True),))
+        )
     assert out.read_bytes() == before
     run(Bundles.of(coder), job(table, out, append=True))
     assert rows_of(out) == 2 * rows_of(out)[:25]
@@ -163,7 +196,9 @@ def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path
         run(Bundles.of(coder), one)
 
 
-def test_a_changed_input_is_noticed(coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_input_is_noticed(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is put in place."""
     one, real = job(table, tmp_path / "out.csv"), coding_job._merge
 

@@ -1,4 +1,6 @@
-"""A table that several workers code is the one that a single process writes; no piece is lost, none coded twice."""
+"""A table that several workers code is the one that a single process writes; no piece is lost, none
+coded twice.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,29 +34,41 @@ def _close() -> Iterator[None]:
 
 
 @pytest.fixture
-def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+def table(
+    tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     spreading._opened.cache_clear()
     texts = narratives(ROWS)
     texts[3] = ""
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"id": n, "Text": text}) + "\n" for n, text in enumerate(texts)))
+    path.write_text(
+        "".join(json.dumps({"id": n, "Text": text}) + "\n" for n, text in enumerate(texts))
+    )
     return path
 
 
 def job(coder: Coder, source: Path, out: Path) -> CodingJob:
     table = reader.survey(source, text_columns=("Text",))
-    return CodingJob(table, out, Narratives(("Text",)), (AnswerColumns(2, 0.6, coder.groups is not None),))
+    return CodingJob(
+        table, out, Narratives(("Text",)), (AnswerColumns(2, 0.6, coder.groups is not None),)
+    )
 
 
-def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **files: Any) -> CodingReport:
+def by_workers(
+    coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **files: Any
+) -> CodingReport:
     told: list[tuple[int, int]] = []
 
     def ask() -> None:
         spread(
-            Bundles.of(coder), one, engine=chosen, report=lambda done, total: told.append((done, total)),
-            bundle=bundle, **files,
-        )  # fmt: skip
+            Bundles.of(coder),
+            one,
+            engine=chosen,
+            report=lambda done, total: told.append((done, total)),
+            bundle=bundle,
+            **files,
+        )
 
     done = run(Bundles.of(coder), one, spread=ask)
     assert told == sorted(told)
@@ -96,7 +110,12 @@ def test_nothing_of_a_narrative_is_told(
     """Paths and a number for each piece; no digest of the table."""
     by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     assert [json.loads(request)[1] for request in asked] == list(range(PIECES))
-    words = {w for line in table.read_text().splitlines() for w in json.loads(line)["Text"].split() if len(w) > 4}
+    words = {
+        w
+        for line in table.read_text().splitlines()
+        for w in json.loads(line)["Text"].split()
+        if len(w) > 4
+    }
     assert words
     assert not [word for request in asked for word in words if word in request]
     one = job(coder, table, tmp_path / "out.csv")
@@ -114,7 +133,9 @@ def test_what_was_coded_before_a_death_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     after: int,
 ) -> None:
-    """A worker dies after so many pieces, and the asking run with it: the next run asks only for the others."""
+    """A worker dies after so many pieces, and the asking run with it: the next run asks only for
+    the others.
+    """
     run(Bundles.of(coder), job(coder, table, tmp_path / "whole.csv"))
     with killed_at(monkeypatch, coding_job, "_write_part", after=after):
         by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
@@ -128,7 +149,9 @@ def test_what_was_coded_before_a_death_is_kept(
 def test_a_late_worker_of_another_job_changes_nothing(
     coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, asked: list[str]
 ) -> None:
-    """Its job has ended, and another one writes to the same file: it finds no place to write to, and says so."""
+    """Its job has ended, and another one writes to the same file: it finds no place to write to,
+    and says so.
+    """
     by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     before = (tmp_path / "out.csv").read_bytes()
     spreading._opened.cache_clear()
@@ -140,9 +163,14 @@ def test_a_late_worker_of_another_job_changes_nothing(
 def test_other_versions_and_other_folders_are_refused(
     coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker whose code is another; answers that never arrive; a bundle that only this process has unpacked."""
+    """A worker whose code is another; answers that never arrive; a bundle that only this process
+    has unpacked.
+    """
     one = job(coder, table, tmp_path / "out.csv")
-    with monkeypatch.context() as patched, pytest.raises(StorageError, match="Give all workers the folder"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(StorageError, match="Give all workers the folder"),
+    ):
         patched.setattr(spreading, "map_parts", lambda *_, **__: [])
         by_workers(coder, one, tiny_bundle)
     real = spreading.map_parts
@@ -151,7 +179,10 @@ def test_other_versions_and_other_folders_are_refused(
         patched.setattr(coding_job, "_code", lambda: "another")
         return real(*given, **options)
 
-    with monkeypatch.context() as patched, pytest.raises(StorageError, match="the code differ on a worker"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(StorageError, match="the code differ on a worker"),
+    ):
         patched.setattr(spreading, "map_parts", upgraded)
         by_workers(coder, one, tiny_bundle)
     with pytest.raises(InputError, match="--engine: workers code with one bundle, unpacked"):
@@ -169,7 +200,9 @@ def test_what_the_command_has_goes_to_the_workers(
     answers = (AnswerColumns(2, 0.6, own.groups is not None),)
     whole = job(own, table, tmp_path / "whole.csv")
     source = reader.survey(table, text_columns=("Text", "id"))
-    whole = replace(whole, table=source, narratives=Narratives(("Text", "id"), "Case {id}: {Text}"), append=True)
+    whole = replace(
+        whole, table=source, narratives=Narratives(("Text", "id"), "Case {id}: {Text}"), append=True
+    )
     whole = replace(whole, answers=answers)
     for _ in range(2):
         run(Bundles.of(own), whole)

@@ -28,13 +28,17 @@ def release(home: Path, key: str, *, committed: bool = True) -> str:
     folder.mkdir(parents=True)
     if committed:
         row = ledger.commit(str(row.release_id), bundle_digest="b" * 64)
-        (folder / PROOF).write_text(json.dumps({"row": {"sequence": row.sequence, "committed_on": "2026-11-24"}}))
+        (folder / PROOF).write_text(
+            json.dumps({"row": {"sequence": row.sequence, "committed_on": "2026-11-24"}})
+        )
     return folder.name
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A workspace with two committed releases, the older one with the newer folder, and one that is only drawn."""
+    """A workspace with two committed releases, the older one with the newer folder, and one that is
+    only drawn.
+    """
     home = tmp_path / "home"
     first, second = release(home, "first"), release(home, "second")
     release(home, "third", committed=False)
@@ -44,12 +48,16 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
-def test_a_copy_answers_alike(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ledger: bool) -> None:
+def test_a_copy_answers_alike(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ledger: bool
+) -> None:
     """With new times of all folders, also where the ledger cannot be read."""
     before = newest_bundle(home).name
     copy = tmp_path / "copy"
     shutil.copytree(home, copy, copy_function=shutil.copy)
-    for at, folder in enumerate(sorted((copy / "bundles").iterdir(), key=lambda path: path.name == before)):
+    for at, folder in enumerate(
+        sorted((copy / "bundles").iterdir(), key=lambda path: path.name == before)
+    ):
         os.utime(folder, (1000 - at, 1000 - at))
     if not with_ledger:
         monkeypatch.setenv(CLOSED, "1")
@@ -57,15 +65,21 @@ def test_a_copy_answers_alike(home: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_revoked_release_makes_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the ledger, and by the roots where the ledger cannot be read; if all are revoked, the newest answers."""
+    """By the ledger, and by the roots where the ledger cannot be read; if all are revoked, the
+    newest answers.
+    """
     workspace, second = Workspace(home), newest_bundle(home).name
     ledger = Ledger.open(workspace.ledger_url, key=release_key(workspace))
     record_revocation(ledger, second, reason="an error", requester="lead")
     first = newest_bundle(home).name
     assert first != second
-    entry = RevokedRelease(release_id=second, bundle_digest="b" * 64, revoked_on="2026-11-24", reason="an error")
+    entry = RevokedRelease(
+        release_id=second, bundle_digest="b" * 64, revoked_on="2026-11-24", reason="an error"
+    )
     key = load_private_key(new_keys(home / "key")[0])
-    write_roots(workspace.roots, with_next_root((Root.first(key.public_key()),), revoked=(entry,), days=9))
+    write_roots(
+        workspace.roots, with_next_root((Root.first(key.public_key()),), revoked=(entry,), days=9)
+    )
     with monkeypatch.context() as patched:
         patched.setenv(CLOSED, "1")
         assert newest_bundle(home).name == first
@@ -84,7 +98,12 @@ def test_a_workspace_without_a_committed_bundle(tmp_path: Path) -> None:
 
 def test_a_release_is_named_in_one_line(tmp_path: Path) -> None:
     """An epsilon is rounded up; a line break in a name is not one in the line."""
-    statement = {"release_id": "6e44f246", "population": "de\nmo", "guarantee_kind": "formal", "epsilon": "4.999998"}
+    statement = {
+        "release_id": "6e44f246",
+        "population": "de\nmo",
+        "guarantee_kind": "formal",
+        "epsilon": "4.999998",
+    }
     (tmp_path / STATEMENT).write_text(json.dumps(statement))
     assert describe_release(tmp_path) == "model 6e44f246 (de mo, formal ε 5)"
     (tmp_path / PROOF).write_text(json.dumps({"row": {"committed_on": "2026-11-24"}}))

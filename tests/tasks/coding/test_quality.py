@@ -27,11 +27,17 @@ def coded(tmp_path: Path) -> Path:
     """1,000 rows: 1311 is a tenth of them, 111 and 132 the rest."""
     rng = random.Random(0)
     codes = ["1311" if n % 10 == 0 else rng.choice(["111", "132"]) for n in range(1000)]
-    return write_csv(tmp_path / "coded.csv", ["Text", "code"], [[f"text {n}", code] for n, code in enumerate(codes)])
+    return write_csv(
+        tmp_path / "coded.csv",
+        ["Text", "code"],
+        [[f"text {n}", code] for n, code in enumerate(codes)],
+    )
 
 
 def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed: int = 0) -> None:
-    """Fill in the human's codes: the table's, but another with a probability that depends on the code."""
+    """Fill in the human's codes: the table's, but another with a probability that depends on the
+    code.
+    """
     rng, rows = random.Random(seed), rows_of(sample)
     for row in rows:
         code = codes[int(row["qa_row"]) - 1]
@@ -40,7 +46,9 @@ def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed
 
 
 def test_the_sample_is_drawn_as_told_and_blind(coded: Path, tmp_path: Path) -> None:
-    """All sensitive rows, a twentieth of the others rounded up, in the table's order, without the model's codes."""
+    """All sensitive rows, a twentieth of the others rounded up, in the table's order, without the
+    model's codes.
+    """
     done = draw(coded, tmp_path / "s.csv", columns=COLUMNS, sensitive=["1311"], seed=None)
     sample = rows_of(tmp_path / "s.csv")
     assert (done.rows, done.sampled, done.sensitive) == (1000, 145, 100)
@@ -54,7 +62,9 @@ def test_the_sample_is_drawn_as_told_and_blind(coded: Path, tmp_path: Path) -> N
 
 
 def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) -> None:
-    """And every row has the same chance: 200 samples of 50 give each row 10 takes, five standard deviations are 15."""
+    """And every row has the same chance: 200 samples of 50 give each row 10 takes, five standard
+    deviations are 15.
+    """
     taken: Counter[str] = Counter()
     for seed in range(200):
         out = tmp_path / f"{seed}.csv"
@@ -67,9 +77,13 @@ def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) 
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "0.csv").read_bytes()
 
 
-def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(coded: Path, tmp_path: Path) -> None:
-    """Sensitive rows are a tenth of the table and half of the sample, and the human disagrees with all of them. The
-    table's agreement is then 90 % times 0.9 = 81 %; the sample's own, unweighted, is under 60 %."""
+def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(
+    coded: Path, tmp_path: Path
+) -> None:
+    """Sensitive rows are a tenth of the table and half of the sample, and the human disagrees with
+    all of them. The table's agreement is then 90 % times 0.9 = 81 %; the sample's own, unweighted,
+    is under 60 %.
+    """
     codes = [row["code"] for row in rows_of(coded)]
     sample = tmp_path / "s.csv"
     draw(coded, sample, columns=COLUMNS, share=0.12, sensitive=["1311"], seed=1)
@@ -82,9 +96,14 @@ def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(c
     rows = rows_of(sample)
     plain = np.mean([row["human_code"] == codes[int(row["qa_row"]) - 1] for row in rows])
     assert plain < 0.6, "without weights it would be another figure"
-    human, model = [row["human_code"] for row in rows], [codes[int(row["qa_row"]) - 1] for row in rows]
+    human, model = (
+        [row["human_code"] for row in rows],
+        [codes[int(row["qa_row"]) - 1] for row in rows],
+    )
     weights = [float(row["qa_weight"]) for row in rows]
-    assert found.kappa == pytest.approx(cohen_kappa_score(human, model, sample_weight=weights), abs=1e-4)
+    assert found.kappa == pytest.approx(
+        cohen_kappa_score(human, model, sample_weight=weights), abs=1e-4
+    )
     ten = next(code for code in found.codes if code.code == "10")
     assert (ten.model, ten.both, ten.f1) == (0, 0, 0.0)
 
@@ -93,9 +112,20 @@ def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> Non
     """111.0 is 111; rows without a code are counted and left out; one code throughout has no kappa."""
     codes = [row["code"] for row in rows_of(coded)]
     at = [n + 1 for n, code in enumerate(codes) if code == "111"][:4]
-    rows = [[str(at[0]), "1", "111.0"], [f"{at[1]}.0", "1", " 111 "], [str(at[2]), "1", ""], [str(at[3]), "1", "111"]]
+    rows = [
+        [str(at[0]), "1", "111.0"],
+        [f"{at[1]}.0", "1", " 111 "],
+        [str(at[2]), "1", ""],
+        [str(at[3]), "1", "111"],
+    ]
     found = agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
-    assert (found.rows, found.missing, found.share, found.kappa, found.kappa_interval) == (3, 1, 1.0, None, None)
+    assert (found.rows, found.missing, found.share, found.kappa, found.kappa_interval) == (
+        3,
+        1,
+        1.0,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,8 +138,12 @@ def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> Non
         ("'-12", "'-12", True),
     ],
 )
-def test_two_codes_are_one_where_a_table_program_made_two(tmp_path: Path, model: str, human: str, agree: bool) -> None:
-    """A code that the table holds is another one; an apostrophe before what looks like a formula is no part of it."""
+def test_two_codes_are_one_where_a_table_program_made_two(
+    tmp_path: Path, model: str, human: str, agree: bool
+) -> None:
+    """A code that the table holds is another one; an apostrophe before what looks like a formula is
+    no part of it.
+    """
     coded = write_csv(tmp_path / "coded.csv", ["code"], [[model], ["250.0"]])
     sample = write_csv(tmp_path / "s.csv", SAMPLE, [["1", "1", human]])
     assert agreement(coded, sample).share == float(agree)
@@ -125,7 +159,9 @@ def test_two_codes_are_one_where_a_table_program_made_two(tmp_path: Path, model:
         ([["1", "nan", "a"]], "row 1: qa_row or qa_weight"),
     ],
 )
-def test_a_sample_not_as_drawn_is_refused(coded: Path, tmp_path: Path, rows: list[list[str]], said: str) -> None:
+def test_a_sample_not_as_drawn_is_refused(
+    coded: Path, tmp_path: Path, rows: list[list[str]], said: str
+) -> None:
     """Naming the row."""
     with pytest.raises(InputError, match=said):
         agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
@@ -135,7 +171,9 @@ def returned(folder: Path, codes: list[str]) -> tuple[Path, Path]:
     """A coded table of three codes, and its whole sample with these codes by people."""
     model = [("0111", "132", "1522")[at % 3] for at in range(len(codes))]
     coded = write_csv(folder / "coded.csv", ["code"], [[code] for code in model])
-    return coded, write_csv(folder / "s.csv", SAMPLE, [[str(at + 1), "1", code] for at, code in enumerate(codes)])
+    return coded, write_csv(
+        folder / "s.csv", SAMPLE, [[str(at + 1), "1", code] for at, code in enumerate(codes)]
+    )
 
 
 def test_marks_by_people_are_no_codes(tmp_path: Path) -> None:
@@ -143,26 +181,36 @@ def test_marks_by_people_are_no_codes(tmp_path: Path) -> None:
     coded, sample = returned(tmp_path, ["0111", "132", "NA"] * 10)
     found = agreement(coded, sample)
     assert (found.share, found.missing, found.rows) == (1.0, 10, 20)
-    assert found.people == ("30 rows coded by people: 20 among the model's codes of the file, 0 not, 10 without a code")
+    assert found.people == (
+        "30 rows coded by people: 20 among the model's codes of the file, 0 not, 10 without a code"
+    )
 
 
 @pytest.mark.parametrize("spelling", ["{} - Amputations", "{}: a title", "{}.0"])
 def test_codes_with_titles_or_lost_zeros_are_read(tmp_path: Path, spelling: str) -> None:
     """Where every code has a listed one: as Excel shows them, or returns them."""
-    coded, sample = returned(tmp_path, [spelling.format(code) for code in ("111", "132", "1522")] * 10)
+    coded, sample = returned(
+        tmp_path, [spelling.format(code) for code in ("111", "132", "1522")] * 10
+    )
     found = agreement(coded, sample)
     assert (found.share, found.missing) == (1.0, 0)
     assert "(10 in another spelling)" in found.people or "(30 in another spelling)" in found.people
 
 
 def test_codes_that_no_list_has_are_refused(tmp_path: Path) -> None:
-    """With a list all of them; without one, where no code at all is the model's. Allowed, they count as codes."""
+    """With a list all of them; without one, where no code at all is the model's. Allowed, they
+    count as codes.
+    """
     coded, sample = returned(tmp_path, ["0111", "132", "PLANTED"] * 10)
     assert agreement(coded, sample).share == pytest.approx(2 / 3, abs=1e-3)
     with pytest.raises(InputError, match="10 of 30 codes are not on the list") as refused:
         agreement(coded, sample, listed=["0111", "132", "1522"])
     assert "PLANTED" not in str(refused.value)
-    assert agreement(coded, sample, listed=["0111", "132", "1522"], allow_unlisted=True).missing == 0
+    assert (
+        agreement(coded, sample, listed=["0111", "132", "1522"], allow_unlisted=True).missing == 0
+    )
     coded, sample = returned(tmp_path, ["narratives", "in the", "wrong column"] * 10)
-    with pytest.raises(InputError, match="30 of 30 codes are not among the model's codes of the file"):
+    with pytest.raises(
+        InputError, match="30 of 30 codes are not among the model's codes of the file"
+    ):
         agreement(coded, sample)

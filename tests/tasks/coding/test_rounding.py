@@ -1,4 +1,6 @@
-"""Coding in eight bits: taken where the test vectors hold, left where they do not, and never mixed in one job."""
+"""Coding in eight bits: taken where the test vectors hold, left where they do not, and never mixed
+in one job.
+"""
 
 import json
 import shutil
@@ -44,11 +46,17 @@ def test_auto_takes_eight_bits_where_golden_answers_hold(bundle: Path) -> None:
     assert (quick.model.precision, exact.model.precision) == ("int8", "float32")
     texts = texts_of(bundle)
     assert 0 < float(np.abs(quick.scores(texts) - exact.scores(texts)).max()) < 0.1
-    assert [c.answers[0].code for c in quick.code(texts)] == [c.answers[0].code for c in exact.code(texts)]
+    assert [c.answers[0].code for c in quick.code(texts)] == [
+        c.answers[0].code for c in exact.code(texts)
+    ]
 
 
-def test_the_band_of_near_ties_is_wider_than_rounding(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text within it has the scores of float32, to the last bit; past a bound nothing is coded in eight bits."""
+def test_the_band_of_near_ties_is_wider_than_rounding(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text within it has the scores of float32, to the last bit; past a bound nothing is coded in
+    eight bits.
+    """
     texts, graph = texts_of(bundle), Graph.load(bundle, int8=True)
     assert graph.exact is not None
     worst = float(margin_errors(graph.rounded(texts), graph.exact.logits(texts)).max())
@@ -87,5 +95,7 @@ def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path)
         Narratives(("Text",)),
         (AnswerColumns(1, None, grouped=False),),
     )
-    keys: set[Any] = {job.key(Bundles.of(open_bundle(bundle, precision=p))) for p in ("float32", "int8")}
+    keys: set[Any] = {
+        job.key(Bundles.of(open_bundle(bundle, precision=p))) for p in ("float32", "int8")
+    }
     assert len(keys) == 2

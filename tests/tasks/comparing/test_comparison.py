@@ -25,7 +25,9 @@ from tasks.running.stage import Context, Step, run_step
 def parameters(**model: Any) -> RetrainParameters:
     """A head on pooled features, except for what is given, of records without a code list."""
     head = {"trainable": "head", "pooling": "mean"} | model
-    return RetrainParameters.model_validate({"data": {"source": "x.csv", "ingest": {}}, "model": head})
+    return RetrainParameters.model_validate(
+        {"data": {"source": "x.csv", "ingest": {}}, "model": head}
+    )
 
 
 def listed(**model: Any) -> RetrainParameters:
@@ -38,7 +40,12 @@ def test_the_paper_setting_is_the_papers() -> None:
     task = Task(records=5346, classes=153, target_epsilon=4)
     config = standard_branches()["dp-sgd"].mechanism_for(parameters(), Terms()).plan(task).mechanism
     assert isinstance(config, DpSgd)
-    assert (config.batch_size, config.learning_rate, config.l2_clip_norm, config.epochs) == (512, 1e-3, 1.0, 30)
+    assert (config.batch_size, config.learning_rate, config.l2_clip_norm, config.epochs) == (
+        512,
+        1e-3,
+        1.0,
+        30,
+    )
     assert (config.optimiser, config.calibrate_by, config.delta) == ("adamw", "rdp-mironov", 1e-4)
     swept = standard_branches()["dp-sgd-delta-0.99"]
     assert (swept.mechanism, swept.delta) == (standard_branches()["dp-sgd"].mechanism, 0.99)
@@ -47,7 +54,9 @@ def test_the_paper_setting_is_the_papers() -> None:
 def test_a_rival_starts_where_the_recommended_branch_starts() -> None:
     """At the titles, with settings searched there."""
     branches = standard_branches()
-    rival, tuned, ours = (branches[name] for name in ("dp-sgd-titles", "dp-sgd-tuned", "prior-descent"))
+    rival, tuned, ours = (
+        branches[name] for name in ("dp-sgd-titles", "dp-sgd-tuned", "prior-descent")
+    )
     assert rival.prior == ours.prior == "titles"
     assert type(rival.mechanism) is type(tuned.mechanism)
     assert rival.mechanism != tuned.mechanism
@@ -55,7 +64,9 @@ def test_a_rival_starts_where_the_recommended_branch_starts() -> None:
 
 
 def test_branches_are_chosen_by_name() -> None:
-    """Each once, in the order asked for; `all` is what model and code list allow; the rest is refused by name."""
+    """Each once, in the order asked for; `all` is what model and code list allow; the rest is
+    refused by name.
+    """
     branches = standard_branches()
 
     def names(text: str, given: RetrainParameters) -> list[str]:
@@ -63,10 +74,17 @@ def test_branches_are_chosen_by_name() -> None:
 
     assert names("prior-descent, dp-sgd,prior-descent", listed()) == ["prior-descent", "dp-sgd"]
     assert names("all", listed()) == list(branches)
-    assert set(branches) - set(names("all", parameters())) == {"non-private-titles", "dp-sgd-titles"}
+    assert set(branches) - set(names("all", parameters())) == {
+        "non-private-titles",
+        "dp-sgd-titles",
+    }
     assert "prior-descent" not in names("all", listed(trainable="lora"))
     for text, given, said in (
-        ("dp-sgd-titles", parameters(), r"dp-sgd-titles starts at the titles of codes\. Give --codelist"),
+        (
+            "dp-sgd-titles",
+            parameters(),
+            r"dp-sgd-titles starts at the titles of codes\. Give --codelist",
+        ),
         ("nothing", listed(), "branch nothing does not exist"),
         (" , ", listed(), "at least one"),
         ("prior-descent", listed(trainable="lora"), "prior-descent needs"),
@@ -76,7 +94,9 @@ def test_branches_are_chosen_by_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> tuple[Context, list[run.Group]]:
+def compared(
+    tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path
+) -> tuple[Context, list[run.Group]]:
     folder = tmp_path_factory.mktemp("compared")
     context = tiny_jobs.workspace(folder / "home")
     return context, groups(context, tiny_jobs.retrain(tiny_jobs.demo(folder), tiny_roberta))
@@ -85,7 +105,15 @@ def compared(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> tu
 def groups(context: Context, chosen: RetrainParameters, seeds: int = 2) -> list[run.Group]:
     terms = Terms(target_epsilon=6.0, delta=1e-5, epochs=2, batch_size=64)
     branches = choose("dp-sgd,non-private", chosen, BRANCHES)
-    return run.run(context, chosen, terms, branches, do=partial(run_step, context), seeds=seeds, epsilons=(6.0, 2.0))
+    return run.run(
+        context,
+        chosen,
+        terms,
+        branches,
+        do=partial(run_step, context),
+        seeds=seeds,
+        epsilons=(6.0, 2.0),
+    )
 
 
 BRANCHES = standard_branches()
@@ -94,19 +122,36 @@ BRANCHES = standard_branches()
 def test_a_branch_without_its_target_is_refused_before_work(tmp_path: Path) -> None:
     """Nothing is read."""
     with pytest.raises(InputError, match=r"--epsilon is missing: dp-sgd need a target"):
-        run.refuse_early(Context(home=str(tmp_path)), parameters(), Terms(), [BRANCHES["dp-sgd"], BRANCHES["swag-ppm"]])
+        run.refuse_early(
+            Context(home=str(tmp_path)),
+            parameters(),
+            Terms(),
+            [BRANCHES["dp-sgd"], BRANCHES["swag-ppm"]],
+        )
 
 
-def test_means_and_errors_are_of_seeds_and_of_records(compared: tuple[Context, list[run.Group]]) -> None:
+def test_means_and_errors_are_of_seeds_and_of_records(
+    compared: tuple[Context, list[run.Group]],
+) -> None:
     """Manually from the scores of each fit, and from the resamples that all branches share."""
     context, made = compared
     dp, plain, further = summarise(made, context)
-    assert [group.name for group in made] == ["dp-sgd at epsilon 6", "non-private", "dp-sgd at epsilon 2"]
-    assert [(one.epsilon is None or one.epsilon <= target) for one, target in ((dp, 6), (plain, 0), (further, 2))]
+    assert [group.name for group in made] == [
+        "dp-sgd at epsilon 6",
+        "non-private",
+        "dp-sgd at epsilon 2",
+    ]
+    assert [
+        (one.epsilon is None or one.epsilon <= target)
+        for one, target in ((dp, 6), (plain, 0), (further, 2))
+    ]
     scores = [[outcome.figures["weighted_f1"] for outcome in group.outcomes] for group in made]
     assert dp.mean["weighted_f1"] == pytest.approx(np.mean(scores[0]))
     assert dp.spread["weighted_f1"] == pytest.approx(np.std(scores[0], ddof=1))
-    over = [np.mean([resampled_of(context, o.measured)["macro_f1"] for o in group.outcomes], 0) for group in made]
+    over = [
+        np.mean([resampled_of(context, o.measured)["macro_f1"] for o in group.outcomes], 0)
+        for group in made
+    ]
     assert dp.record_errors["macro_f1"] == pytest.approx(np.std(over[0], ddof=1))
     apart = dp.difference["macro_f1"]
     assert apart.gap == pytest.approx(dp.mean["macro_f1"] - plain.mean["macro_f1"])
@@ -124,7 +169,9 @@ def test_seconds_are_remembered_with_the_stages(compared: tuple[Context, list[ru
     assert [group.seconds for group in groups(context, chosen)] == [None] * 3
 
 
-def test_a_stage_of_several_branches_runs_once(compared: tuple[Context, list[run.Group]], tmp_path: Path) -> None:
+def test_a_stage_of_several_branches_runs_once(
+    compared: tuple[Context, list[run.Group]], tmp_path: Path
+) -> None:
     """Rounds of a chain share the stages before them."""
     asked: list[Step] = []
     context = tiny_jobs.workspace(tmp_path)
@@ -149,7 +196,9 @@ def test_the_results_are_one_table_and_one_plot(compared: tuple[Context, list[ru
     assert [BranchSummary.model_validate(one) for one in written["branches"]] == summaries
     text = (folder / "results.md").read_text()
     assert text.startswith("# Comparison: ")
-    head, *rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    head, *rows = [
+        line for line in text.splitlines() if line.startswith("| ") and "---" not in line
+    ]
     assert head.split(" | ")[5:7] == ["weighted F1", "macro F1"]
     assert len(rows) == 3
     assert rows[0].startswith("| Non-private | none | – |")

@@ -25,7 +25,10 @@ from tasks.running.stage import Context
 Trained = tuple[Context, RetrainParameters, Chain]
 PARTS = [
     *(("full", "first"), ("lora", "mean"), ("head", "first"), ("head", "mean")),
-    *(pytest.param(*both, marks=pytest.mark.long) for both in (("full", "mean"), ("lora", "first"))),
+    *(
+        pytest.param(*both, marks=pytest.mark.long)
+        for both in (("full", "mean"), ("lora", "first"))
+    ),
 ]
 """Each part and each pooling; nightly, what else they can be together."""
 
@@ -36,14 +39,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
-    planned, file = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    planned, file = publish.save_plan(
+        context, tiny_jobs.planned(context, chosen, made), chosen.release
+    )
     assert PlannedRelease.load(file) == planned
     return publish.release(context, planned, chosen.release)
 
 
 @pytest.fixture(scope="module")
-def trained(data: dict[str, Any], tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    context, chosen = tiny_jobs.workspace(tmp_path_factory.mktemp("trained")), retrain(data, tiny_roberta)
+def trained(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    context, chosen = (
+        tiny_jobs.workspace(tmp_path_factory.mktemp("trained")),
+        retrain(data, tiny_roberta),
+    )
     return context, chosen, fitted(context, chosen)
 
 
@@ -86,7 +96,9 @@ def test_every_part_goes_from_file_to_release(
 
 
 def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
-    """The same records and method keep their key; the place of the file and the requester do not matter."""
+    """The same records and method keep their key; the place of the file and the requester do not
+    matter.
+    """
     context, chosen, made = trained
 
     def key(**changes: Any) -> str:
@@ -97,13 +109,20 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
     assert key() != key(label="second")
 
 
-def test_what_is_in_the_way_is_not_committed(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between draw and commit a bundle is edited, or the draw removed: refused. One edited later is reported too."""
+def test_what_is_in_the_way_is_not_committed(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between draw and commit a bundle is edited, or the draw removed: refused. One edited later is
+    reported too.
+    """
     context, chosen, made = copied(trained, tmp_path)
     with killed_at(monkeypatch, publish.Ledger, "commit"):
         release(context, chosen, made)
     (folder,) = context.workspace.bundles.iterdir()
-    card, draw = folder / "README.md", next((tmp_path / "private" / "releases").rglob("draw.safetensors"))
+    card, draw = (
+        folder / "README.md",
+        next((tmp_path / "private" / "releases").rglob("draw.safetensors")),
+    )
     built, drawn = card.read_text(), draw.read_bytes()
     card.write_text(built + "edited")
     with pytest.raises(StorageError, match="is not what was built"):
@@ -122,7 +141,9 @@ def test_what_is_in_the_way_is_not_committed(trained: Trained, tmp_path: Path, m
 def test_a_unit_of_several_records_costs_as_many_times(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the Delta at the draw exceeds the planned one: epsilon is 2 m Delta, add/remove m Delta."""
+    """Also when the Delta at the draw exceeds the planned one: epsilon is 2 m Delta, add/remove m
+    Delta.
+    """
     context = tiny_jobs.workspace(tmp_path)
     ingest = {"unit_column": "Establishment", "max_per_unit": 3}
     chosen = retrain(data | {"ingest": ingest}, tiny_roberta)
@@ -140,7 +161,9 @@ def test_a_unit_of_several_records_costs_as_many_times(
 def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENOSPC in the middle of training: one clear line, nothing finished; with space again it continues."""
+    """ENOSPC in the middle of training: one clear line, nothing finished; with space again it
+    continues.
+    """
     context = tiny_jobs.workspace(tmp_path)
     chosen = retrain(data, tiny_roberta)
     real, calls = checkpoint.save, 0

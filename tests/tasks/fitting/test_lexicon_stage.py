@@ -1,4 +1,6 @@
-"""Words next to the encoder as part of the features: only from public texts, for all fields, resumed after a kill."""
+"""Words next to the encoder as part of the features: only from public texts, for all fields,
+resumed after a kill.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,13 @@ from tasks.running.stage import Context, run_step
 
 
 def model(encoder: Path, **changed: object) -> ModelConfig:
-    base = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lexical": "titles"}
+    base = {
+        "encoder": str(encoder),
+        "trainable": "head",
+        "pooling": "mean",
+        "max_length": 32,
+        "lexical": "titles",
+    }
     return ModelConfig.model_validate(base | changed)
 
 
@@ -54,12 +62,17 @@ def features_of(context: Context, config: ModelConfig, dataset: ArtifactRef) -> 
 
 
 def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """The encoder's features, scaled, then a column for each stem of the titles; the untrained head reads all of it."""
+    """The encoder's features, scaled, then a column for each stem of the titles; the untrained head
+    reads all of it.
+    """
     dataset = ingested(context, tmp_path)
     config = model(tiny_bert, prior="titles", prior_sentence="An employee suffered {}.")
     words = lexicon_of(context, config, dataset.path)
     assert words is not None
-    features, plain = features_of(context, config, dataset), features_of(context, config.frozen(), dataset)
+    features, plain = (
+        features_of(context, config, dataset),
+        features_of(context, config.frozen(), dataset),
+    )
     torch.testing.assert_close(features[:, : plain.shape[1]], plain * words.encoder_scale)
     texts = list(load_split(dataset.path, "train")["text"])
     assert torch.equal(features[:, plain.shape[1] :], words.words(texts) * words.word_scale)
@@ -89,7 +102,9 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
 
 
 def test_titles_without_a_code_list(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """Codes that are names are their own titles; and without names, the packaged titles of injuries give the words."""
+    """Codes that are names are their own titles; and without names, the packaged titles of injuries
+    give the words.
+    """
     written = write_demo_data(tmp_path, records=120, seed=3)
     ingest = {"label_column": "NatureTitle", "codes_are_names": True}
     given = {"source": str(written.csv), "population": "demo", "ingest": ingest}
@@ -105,8 +120,12 @@ def test_titles_without_a_code_list(context: Context, tiny_bert: Path, tmp_path:
     assert of_injuries.columns == len(of_injuries.vocabulary) > 500
 
 
-def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """Kind, language and sentence change the features; a model without words keeps its stage whatever they are."""
+def test_another_vocabulary_is_another_stage(
+    context: Context, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Kind, language and sentence change the features; a model without words keeps its stage
+    whatever they are.
+    """
     dataset = ingested(context, tmp_path)
     changes = (
         {},
@@ -117,12 +136,17 @@ def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, 
     )
     keys = {data.prepare(model(tiny_bert, **one), dataset).key(context.store) for one in changes}
     assert len(keys) == 5
-    plain = {data.prepare(model(tiny_bert, **one).frozen(), dataset).key(context.store) for one in changes}
+    plain = {
+        data.prepare(model(tiny_bert, **one).frozen(), dataset).key(context.store)
+        for one in changes
+    }
     assert len(plain) == 1
     assert not plain & keys
 
 
-def test_killed_it_resumes(context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_it_resumes(
+    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The saved parts hold the encoder's features alone; the words join them once, at the end."""
     dataset, config = ingested(context, tmp_path), model(tiny_bert)
     monkeypatch.setattr(data, "PART", 16)
@@ -145,13 +169,29 @@ def test_killed_it_resumes(context: Context, tiny_bert: Path, tmp_path: Path, mo
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
 
 
-def test_texts_encoded_once(context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record has the features of its text, in parts of any size; no text passes the encoder twice."""
-    texts = ["fell from a ladder", "burns", "fell from a ladder", "", "burns", "cut by a saw", "burns"]
+def test_texts_encoded_once(
+    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record has the features of its text, in parts of any size; no text passes the encoder
+    twice.
+    """
+    texts = [
+        "fell from a ladder",
+        "burns",
+        "fell from a ladder",
+        "",
+        "burns",
+        "cut by a saw",
+        "burns",
+    ]
     config, dataset = model(tiny_bert).frozen(), ingested(context, tmp_path)
     monkeypatch.setattr(data, "load_table", lambda *_: pa.table({"text": texts}))
     monkeypatch.setattr(data, "load_labels", lambda *_: [0] * len(texts))
-    whole = classifier.build(config, num_labels=2, seed=1).encode(classifier.tokenize(config, texts)).features
+    whole = (
+        classifier.build(config, num_labels=2, seed=1)
+        .encode(classifier.tokenize(config, texts))
+        .features
+    )
     encode, encoded = Classifier.encode, list[int]()
 
     def counted(self: Classifier, tokens: Any, **options: Any) -> Any:
@@ -177,12 +217,18 @@ def test_what_cannot_read_words_is_refused(changed: dict[str, str], message: str
         model(Path("encoder"), **changed)
 
 
-def test_every_kind_of_branch_reads_both_blocks(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+def test_every_kind_of_branch_reads_both_blocks(
+    context: Context, tiny_bert: Path, tmp_path: Path
+) -> None:
     """SWAG-PPM, DP-SGD and prior descent fit, score and claim; the claim names the words as public."""
-    run = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2))
+    run = tiny_jobs.retrain(
+        tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2)
+    )
     settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
     branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_branches())
-    groups = comparison.run(context, run, settings, branches, do=lambda step: run_step(context, step))
+    groups = comparison.run(
+        context, run, settings, branches, do=lambda step: run_step(context, step)
+    )
     assert len(groups) == 3
     for outcome in (group.outcomes[0] for group in groups):
         assert any("vocabulary" in line for line in outcome.claim.assumptions), outcome.branch.name

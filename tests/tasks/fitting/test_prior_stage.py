@@ -1,4 +1,6 @@
-"""The public prior as a stage: keyed by list and encoder, found by anyone who builds a head, refused early."""
+"""The public prior as a stage: keyed by list and encoder, found by anyone who builds a head,
+refused early.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,25 @@ from tasks.running.stage import Context, run_step
 
 def model(encoder: Path, **how: object) -> ModelConfig:
     return ModelConfig.model_validate(
-        {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"} | how
+        {
+            "encoder": str(encoder),
+            "trainable": "head",
+            "pooling": "mean",
+            "max_length": 32,
+            "prior": "titles",
+        }
+        | how
     )
 
 
 def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> None:
-    """Whatever the seed, and in both trainable parts that have a linear head; without a prior seeds differ."""
-    context, data = tiny_jobs.workspace(tmp_path), tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    """Whatever the seed, and in both trainable parts that have a linear head; without a prior seeds
+    differ.
+    """
+    context, data = (
+        tiny_jobs.workspace(tmp_path),
+        tiny_jobs.demo(tmp_path / "data", 120, population="demo"),
+    )
     records = DataParameters.model_validate(data)
     dataset = run_step(context, ingest_records(records)).path
 
@@ -46,9 +60,15 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
 
 
-def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path, tmp_path: Path) -> None:
-    """A list that is cut to the codes that records have tells each of them the same; no run embeds the others."""
-    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo", ingest={"label_space": "observed"})
+def test_observed_codes_start_where_they_would_in_the_whole_list(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    """A list that is cut to the codes that records have tells each of them the same; no run embeds
+    the others.
+    """
+    data = tiny_jobs.demo(
+        tmp_path / "data", 120, population="demo", ingest={"label_space": "observed"}
+    )
     context, records = tiny_jobs.workspace(tmp_path), DataParameters.model_validate(data)
     dataset = run_step(context, ingest_records(records)).path
     codes, listed = load_codes(dataset), read_codelist(Path(data["codelist"]))
@@ -62,8 +82,12 @@ def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path
     assert part.weight.norm(dim=1).min() > 0
 
 
-def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
-    """Another title, sentence, encoder or length is another stage; beta and the trainable part are not."""
+def test_the_key_is_the_lists_and_the_encoders(
+    tiny_bert: Path, tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """Another title, sentence, encoder or length is another stage; beta and the trainable part are
+    not.
+    """
     store = Context(home=str(tmp_path)).store
     codes = [Code("1", "INJURIES"), Code("11", "Fractures")]
 
@@ -73,7 +97,10 @@ def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Pa
     same = key(tiny_bert, codes)
     assert key(tiny_bert, codes, prior_scale=9.0) == key(tiny_bert, codes, trainable="full") == same
     others = [key(tiny_bert, [*codes[:1], Code("11", "Burns")]), key(tiny_roberta, codes)]
-    others += [key(tiny_bert, codes, max_length=16), key(tiny_bert, codes, prior_sentence="Someone had {}.")]
+    others += [
+        key(tiny_bert, codes, max_length=16),
+        key(tiny_bert, codes, prior_sentence="Someone had {}."),
+    ]
     assert len({same, *others}) == 5
 
 
@@ -86,7 +113,11 @@ def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
         "model": {"pooling": "mean", "prior": "titles"},
     }
     with pytest.raises(InputError, match=r"Give --codelist, or --set model\.prior=none"):
-        preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))
+        preflight.check(
+            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without)
+        )
     without["model"] = {"trainable": "head", "pooling": "mean", "lexical": "titles"}
     with pytest.raises(InputError, match=r"Give --codelist, or set model\.lexical=hashed"):
-        preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))
+        preflight.check(
+            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without)
+        )

@@ -1,4 +1,6 @@
-"""What reached a release without protection: told by how the records were sampled, labelled and dated."""
+"""What reached a release without protection: told by how the records were sampled, labelled and
+dated.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import DataParameters
-from tasks.releasing.claims import COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, public_inputs, unprotected_inputs
+from tasks.releasing.claims import (
+    COHORTS,
+    LABELS,
+    NUMBER,
+    SETTINGS,
+    WEIGHTS,
+    public_inputs,
+    unprotected_inputs,
+)
 from tasks.running.stage import Context, run_step
 
 FACTS: dict[str, Any] = {
@@ -51,7 +61,9 @@ def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: s
     data = {"source": str(written.csv), "codelist": str(written.codelist), "ingest": options}
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
-    facts = context.store.figures(run_step(context, ingest_records(DataParameters.model_validate(data))))
+    facts = context.store.figures(
+        run_step(context, ingest_records(DataParameters.model_validate(data)))
+    )
     assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
 
 
@@ -62,21 +74,41 @@ def test_weights_are_listed_where_there_are_any() -> None:
 
 
 def test_what_is_public_is_named() -> None:
-    """Titles; nothing where a head starts at random. Sentence and scale are hyperparameters, which someone may have
-    chosen by looking at the records: they stand with those, word for word, and are not called public.
+    """Titles; nothing where a head starts at random. Sentence and scale are hyperparameters, which
+    someone may have chosen by looking at the records: they stand with those, word for word, and are
+    not called public.
     """
-    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Someone had {}.", prior_scale=16)
+    titled = ModelConfig(
+        prior="titles", pooling="mean", prior_sentence="Someone had {}.", prior_scale=16
+    )
     (line,) = public_inputs(titled)
     assert line.startswith("the titles of the codes, with the levels above")
     assert "Someone had" not in line
-    (settings,) = set(unprotected_inputs(FACTS, model=titled)) - set(unprotected_inputs(FACTS, model=ModelConfig()))
-    assert "the sentence that titles are read in (`Someone had {}.`) and their scale (16): hyperparameters" in settings
+    (settings,) = set(unprotected_inputs(FACTS, model=titled)) - set(
+        unprotected_inputs(FACTS, model=ModelConfig())
+    )
+    assert (
+        "the sentence that titles are read in (`Someone had {}.`) and their scale (16): "
+        "hyperparameters"
+    ) in settings
     bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-1]
     assert bare.startswith("the scale of the titles (16)")
     assert public_inputs(ModelConfig()) == ()
     worded = {"trainable": "head", "pooling": "mean"}
-    assert "vocabulary" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles"}))[0]
+    assert (
+        "vocabulary" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles"}))[0]
+    )
     of_injuries = worded | {"lexical": "titles", "lexical_titles": "injuries"}
     assert "titles of OIICS 2.01" in public_inputs(ModelConfig.model_validate(of_injuries))[0]
-    assert "synthetic narratives" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
-    assert len(public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles", "prior": "titles"}))) == 2
+    assert (
+        "synthetic narratives"
+        in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
+    )
+    assert (
+        len(
+            public_inputs(
+                ModelConfig.model_validate(worded | {"lexical": "titles", "prior": "titles"})
+            )
+        )
+        == 2
+    )

@@ -1,4 +1,6 @@
-"""What is said of a code list before training is what the plan lists at the release, and what the gate then holds."""
+"""What is said of a code list before training is what the plan lists at the release, and what the
+gate then holds.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,15 @@ from tasks.running.stage import run_step
 
 KNOWN_AS = "demo-data"
 CODES = ("10", "111", "1311", "161", "1973")
-"""On the known list, in its order; 1311 is the one that no record has where only some are observed."""
-TITLES = ("A first matter of our own", "A second such", "The third of them", "And a fourth one", "The last of all")
+"""On the known list, in its order; 1311 is the one that no record has where only some are observed.
+"""
+TITLES = (
+    "A first matter of our own",
+    "A second such",
+    "The third of them",
+    "And a fourth one",
+    "The last of all",
+)
 
 
 def write_list(file: Path, codes: Sequence[Code]) -> str:
@@ -40,7 +49,10 @@ def write_list(file: Path, codes: Sequence[Code]) -> str:
 
 def write_records(file: Path, codes: Sequence[str]) -> str:
     """Sixteen narratives a code."""
-    rows = [(text, codes[at % len(codes)]) for at, text in enumerate(narratives(16 * len(codes), seed=7))]
+    rows = [
+        (text, codes[at % len(codes)])
+        for at, text in enumerate(narratives(16 * len(codes), seed=7))
+    ]
     with file.open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([("Text", "Code"), *rows])
     return str(file)
@@ -48,7 +60,9 @@ def write_records(file: Path, codes: Sequence[str]) -> str:
 
 def cases(folder: Path) -> Iterator[tuple[str, Sequence[Code], Verdict, str]]:
     """Lists with their verdict and a part of the advice."""
-    listed = {one.code: one for one in read_codelist(write_demo_data(folder, records=50, seed=1).codelist)}
+    listed = {
+        one.code: one for one in read_codelist(write_demo_data(folder, records=50, seed=1).codelist)
+    }
     known = [listed[code] for code in CODES]
     changed = [*known[:1], replace(known[1], title="Broken bones, as we say"), *known[2:]]
     yield "published", list(listed.values()), "published", ""
@@ -73,7 +87,9 @@ def parameters(
 
 
 def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> None:
-    """The verdict names no title; with the records it is the same, and it is as many texts as the plan lists."""
+    """The verdict names no title; with the records it is the same, and it is as many texts as the
+    plan lists.
+    """
     for number, (name, codes, verdict, advised) in enumerate(cases(tmp_path / "demo")):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -85,7 +101,10 @@ def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> N
         dataset = run_step(context, ingest_records(chosen.data))
         assert code_lists.assess_parameters(context, chosen) == before
         listed = load_codes(context.store.open(dataset))
-        assert len(own_texts(listed, context.store.figures(dataset), str(tiny_roberta))) == before.texts, name
+        assert (
+            len(own_texts(listed, context.store.figures(dataset), str(tiny_roberta)))
+            == before.texts
+        ), name
         assert not any(text in before.description for text in (*TITLES, "Broken bones")), name
         assert (before.warning is None) == (verdict != "to be signed")
 
@@ -99,7 +118,11 @@ def verdict_of(context: Any, chosen: RetrainParameters) -> str:
 def test_only_what_is_observed_is_listed(tmp_path: Path, tiny_roberta: Path) -> None:
     """A strange title of a code that no record has is in no bundle."""
     (_, listed, _, _), *_ = cases(tmp_path / "demo")
-    strange = [replace(one, title="Ours") if one.code == "1311" else one for one in listed if one.code in CODES]
+    strange = [
+        replace(one, title="Ours") if one.code == "1311" else one
+        for one in listed
+        if one.code in CODES
+    ]
     context = tiny_jobs.workspace(tmp_path / "home")
     used = [code for code in CODES if code != "1311"]
     chosen = parameters(tmp_path, tiny_roberta, strange, used, label_space="observed")
@@ -114,7 +137,13 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = parameters(tmp_path, tiny_roberta, codes, CODES)
     dataset = run_step(context, ingest_records(chosen.data))
-    made: Any = {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": chosen.model, "seed": 5}
+    made: Any = {
+        "dataset": dataset,
+        "prepared": dataset,
+        "fitted": dataset,
+        "model": chosen.model,
+        "seed": 5,
+    }
     candidate = Candidate.model_validate(made)
     row = anticipated(plan("first", candidate), audit=None)
     texts = own_texts(load_codes(context.store.open(dataset)), {}, str(tiny_roberta))

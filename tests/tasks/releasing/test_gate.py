@@ -1,4 +1,6 @@
-"""The gate: a contradicted claim is refused through the ledger, and only a counted signature lets it pass."""
+"""The gate: a contradicted claim is refused through the ledger, and only a counted signature lets
+it pass.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _measured(ledger: Ledger, planned: PlannedRelease) -> Measurement:
     return found
 
 
-def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str = "memo 12") -> Decision:
+def _signed(
+    ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str = "memo 12"
+) -> Decision:
     return sign(
         load_private_key(folder / "signing-key.pem"),
         subject="override",
@@ -71,7 +75,9 @@ def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str =
     )
 
 
-def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: PlannedRelease) -> None:
+def test_a_bound_below_the_claim_passes_and_is_told(
+    ledger: Ledger, planned: PlannedRelease
+) -> None:
     """Nothing measured is nothing told; a smaller bound passes and is in the release's own row."""
     assert gate.check(CheckedPlan.of(planned, ledger)) is None
     _audit(ledger, planned, 3.9)
@@ -80,7 +86,9 @@ def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: Pla
     assert told["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
     line = row.details["audit"]["line"]
-    assert line.startswith("claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 training runs): ")
+    assert line.startswith(
+        "claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 training runs): "
+    )
     assert ledger.verify().ok
 
 
@@ -96,9 +104,12 @@ def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: Pla
         (5.00, 5.00, 4.99, "not contradicted"),
     ],
 )
-def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bound: float, expected: str) -> None:
-    """A bound for one record more or less, against what is claimed for that: twice as much is claimed for one replaced.
-    Where a claim has one number (formal, or of an older row), against that.
+def test_like_is_held_against_like(
+    epsilon: float, add_remove: float | None, bound: float, expected: str
+) -> None:
+    """A bound for one record more or less, against what is claimed for that: twice as much is
+    claimed for one replaced. Where a claim has one number (formal, or of an older row), against
+    that.
     """
     claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
     assert evidence(bound).judge(claim) == expected
@@ -122,15 +133,19 @@ def test_a_check_that_fails_contradicts() -> None:
         (4.1, 1.5, "inconclusive"),
     ],
 )
-def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, expected: str) -> None:
-    """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
-    for more. What contradicts does so all the same.
+def test_what_could_not_have_failed_says_nothing(
+    reach: float, minimum: float, expected: str
+) -> None:
+    """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it
+    measured; a policy may ask for more. What contradicts does so all the same.
     """
     assert evidence(0.5, reach).judge(CLAIM, minimum=minimum) == expected
     assert evidence(4.1, reach).judge(CLAIM, minimum=minimum) == "contradicted"
 
 
-def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
+def test_a_contradiction_of_its_own_is_named_before_anothers(
+    ledger: Ledger, planned: PlannedRelease
+) -> None:
     """The officer reads what was measured of this candidate, where that contradicts too."""
     _audit(ledger, planned, 6.0, fitted="9" * 64)
     own = _audit(ledger, planned, 4.3)
@@ -139,12 +154,18 @@ def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, pla
     assert (found.ledger_sequence, found.epsilon_lower_bound) == (own.sequence, 4.3)
 
 
-def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: PlannedRelease) -> None:
-    """A bound above the claim refuses, once recorded; a smaller one later takes nothing back; nothing is reserved."""
+def test_a_contradiction_blocks_and_the_ledger_says_so(
+    ledger: Ledger, planned: PlannedRelease
+) -> None:
+    """A bound above the claim refuses, once recorded; a smaller one later takes nothing back;
+    nothing is reserved.
+    """
     _audit(ledger, planned, 4.3)
     _audit(ledger, planned, 1.0)
     for _ in range(2):
-        with pytest.raises(BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"):
+        with pytest.raises(
+            BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"
+        ):
             gate.check(CheckedPlan.of(planned, ledger))
     blocked = [row for row in ledger.rows() if row.details.get("verdict") == "blocked"]
     assert [row.label for row in blocked] == ["release blocked: contradicted by an audit"]
@@ -155,7 +176,9 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: 
 def test_only_a_counted_signature_with_a_reason_overrides(
     ledger: Ledger, planned: PlannedRelease, tmp_path: Path
 ) -> None:
-    """Not a stranger's key, the requester's, one without a reason, or one over a smaller measurement; an officer's."""
+    """Not a stranger's key, the requester's, one without a reason, or one over a smaller
+    measurement; an officer's.
+    """
     with pytest.raises(InputError, match="nothing to override"):
         gate.override(CheckedPlan.of(planned, ledger), sign_anything(planned, tmp_path / "officer"))
     _audit(ledger, planned, 4.3)
@@ -166,10 +189,14 @@ def test_only_a_counted_signature_with_a_reason_overrides(
         ("officer", " ", "the reason is missing"),
     ):
         with pytest.raises(InputError, match=problem):
-            gate.override(CheckedPlan.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason))
+            gate.override(
+                CheckedPlan.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason)
+            )
     good = _signed(ledger, planned, tmp_path / "officer")
     with pytest.raises(InputError, match="invalid signature"):
-        gate.override(CheckedPlan.of(planned, ledger), good.model_copy(update={"reason": "another"}))
+        gate.override(
+            CheckedPlan.of(planned, ledger), good.model_copy(update={"reason": "another"})
+        )
     with pytest.raises(BudgetRefused):
         gate.check(CheckedPlan.of(planned, ledger))
     gate.override(CheckedPlan.of(planned, ledger), good)
@@ -183,27 +210,38 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     assert ledger.verify().ok
 
 
-def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: PlannedRelease, tmp_path: Path) -> None:
-    """Under `require_audit`: an officer signs for that very audit, and the statement says so. None without an audit,
-    for one without reruns, or by the requester; another audit makes the signature stale.
+def test_an_inconclusive_audit_is_overridden_by_name(
+    asking: Ledger, planned: PlannedRelease, tmp_path: Path
+) -> None:
+    """Under `require_audit`: an officer signs for that very audit, and the statement says so. None
+    without an audit, for one without reruns, or by the requester; another audit makes the signature
+    stale.
     """
     with pytest.raises(InputError, match="nothing to override"):
         gate.override(CheckedPlan.of(planned, asking), sign_anything(planned, tmp_path / "officer"))
     _audit(asking, planned, 0.2, reach=1.0, trials=0)
     with pytest.raises(InputError, match=r"did not rerun the mechanism"):
-        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer"))
+        gate.override(
+            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
+        )
     _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
     with pytest.raises(InputError, match=r"or has a confidence above 0\.95"):
-        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer"))
+        gate.override(
+            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
+        )
     _audit(asking, planned, 0.3, reach=1.5)
     with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
         gate.check(CheckedPlan.of(planned, asking))
     with pytest.raises(InputError, match="the requester cannot decide"):
-        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "operator"))
+        gate.override(
+            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "operator")
+        )
     contradiction = _signed(asking, planned, tmp_path / "officer")
     unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}
     with pytest.raises(InputError):
-        gate.override(CheckedPlan.of(planned, asking), contradiction.model_copy(update={"terms": unsaid}))
+        gate.override(
+            CheckedPlan.of(planned, asking), contradiction.model_copy(update={"terms": unsaid})
+        )
     asking_row = gate.override(CheckedPlan.of(planned, asking), contradiction)
     assert asking_row.details["audit_row"] == 3
     told = gate.check(CheckedPlan.of(planned, asking))
@@ -222,7 +260,9 @@ def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: Pl
 def sign_anything(planned: PlannedRelease, folder: Path) -> Decision:
     """An officer's signature over no measurement."""
     key = load_private_key(folder / "signing-key.pem")
-    return sign(key, subject="override", decision="approve", digest=planned.digest, terms={}, reason="x")
+    return sign(
+        key, subject="override", decision="approve", digest=planned.digest, terms={}, reason="x"
+    )
 
 
 def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> None:
@@ -250,8 +290,12 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
 
 
-def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
-    """Twice the claim of 4 is more than perfect guesses at 7 could have shown; the default keeps a policy's digest."""
+def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(
+    tmp_path: Path, planned: PlannedRelease
+) -> None:
+    """Twice the claim of 4 is more than perfect guesses at 7 could have shown; the default keeps a
+    policy's digest.
+    """
     plain, strict = policy_of(require_audit=True), policy_of(require_audit=True, audit_reach=2)
     assert policy_of(require_audit=True, audit_reach=1).digest == plain.digest != strict.digest
     ledger = ledger_under(tmp_path, strict)

@@ -38,15 +38,30 @@ FORMAL = Claim(
     neighbouring_relation="add-remove",
     accountant="test",
 )
-DRAW = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.061728394506)
-DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
-CAPS: dict[str, Any] = {"formal": {"epsilon": 8, "delta": "0.00001"}, "asymptotic-local": {"epsilon": 6}}
+DRAW = SwagPpmEvent(
+    reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.061728394506
+)
+DESCENT = DpSgdEvent(
+    sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),)
+)
+CAPS: dict[str, Any] = {
+    "formal": {"epsilon": 8, "delta": "0.00001"},
+    "asymptotic-local": {"epsilon": 6},
+}
 
 
 def planned(claim: Claim = LOCAL, **changes: Any) -> PlannedRelease:
     """A plan of SWAG-PPM, or of what the claim is of."""
-    fields: dict[str, Any] = {"release_label": "first", "cohorts": ("2015",), "data_fingerprint": "f"}
-    fields |= {"event": DRAW if claim is LOCAL else DESCENT, "claim": claim, "parameters_digest": "p"}
+    fields: dict[str, Any] = {
+        "release_label": "first",
+        "cohorts": ("2015",),
+        "data_fingerprint": "f",
+    }
+    fields |= {
+        "event": DRAW if claim is LOCAL else DESCENT,
+        "claim": claim,
+        "parameters_digest": "p",
+    }
     candidate = {} if claim is LOCAL else {"measured": None}
     return make_planned(candidate=candidate, **(fields | changes))
 
@@ -67,7 +82,9 @@ def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
     ledger.record(make_audit(plan, bound))
 
 
-def evaluated(ledger: Ledger, subject: Subject, details: dict[str, Any], *, method: str = "p") -> None:
+def evaluated(
+    ledger: Ledger, subject: Subject, details: dict[str, Any], *, method: str = "p"
+) -> None:
     """A row of a training run by this method, on the records of the plan."""
     ledger.record(
         Evaluation(
@@ -81,7 +98,9 @@ def evaluated(ledger: Ledger, subject: Subject, details: dict[str, Any], *, meth
     )
 
 
-def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = None, fit: str = "x") -> None:
+def compared(
+    ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = None, fit: str = "x"
+) -> None:
     """A row of a comparison on the same records."""
     ledger.record(
         Evaluation(
@@ -102,7 +121,9 @@ def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = No
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
     """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
     checked = CheckedPlan.of(plan, ledger)
-    return plan_page.page_of(checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options))
+    return plan_page.page_of(
+        checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options)
+    )
 
 
 def answer(found: plan_page.PlanPage, key: str) -> plan_page.Answer:
@@ -117,11 +138,15 @@ def test_not_audited_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
     assert found.answers[0].key == "leakage"
     assert found.answers[0].text.startswith("Not audited")
     assert found.answers[0].verdict == verdict
-    assert plan_page.markdown(found).index("Not audited") < plan_page.markdown(found).index("What is promised")
+    assert plan_page.markdown(found).index("Not audited") < plan_page.markdown(found).index(
+        "What is promised"
+    )
 
 
 def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
-    """Claim, accuracy and budget before the first question, with the plot of the budget up to its cap."""
+    """Claim, accuracy and budget before the first question, with the plot of the budget up to its
+    cap.
+    """
     found = page(ledger, planned(FORMAL))
     text = plan_page.html(found)
     top = text[: text.index("<h2>")]
@@ -166,10 +191,21 @@ def test_what_the_gate_will_say_of_the_code_lists(ledger: Ledger) -> None:
 @pytest.mark.parametrize("claim", [LOCAL, FORMAL])
 def test_no_figure_has_twelve_decimals(ledger: Ledger, claim: Claim) -> None:
     """Spent is rounded up and what remains down, to four."""
-    ledger.reserve(planned(claim, idempotency_key="before", cohorts=("2015",)).plan.model_copy(
-        update={"claim": claim.model_copy(update={"epsilon": 1.000000000001, "delta": claim.delta and claim.delta / 2})}
-    ))  # fmt: skip
-    found = page(ledger, planned(claim.model_copy(update={"epsilon": 2.123456789012, "delta": claim.delta and 5e-6})))
+    ledger.reserve(
+        planned(claim, idempotency_key="before", cohorts=("2015",)).plan.model_copy(
+            update={
+                "claim": claim.model_copy(
+                    update={"epsilon": 1.000000000001, "delta": claim.delta and claim.delta / 2}
+                )
+            }
+        )
+    )
+    found = page(
+        ledger,
+        planned(
+            claim.model_copy(update={"epsilon": 2.123456789012, "delta": claim.delta and 5e-6})
+        ),
+    )
     texts = [plan_page.html(found), plan_page.markdown(found), *(one.text for one in found.answers)]
     for text in texts:
         assert not re.search(r"\d\.\d{5,}(?!e)", re.sub(r"0\.0+\d{1,2}\b", "", text)), text
@@ -193,15 +229,26 @@ def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
 
 
 def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Ledger) -> None:
-    """What held-out records say of each target, and where `code --accuracy` will fail; fine where all are there."""
-    alone = {"alone_at_80": 0.43, "alone_at_90": 0.0, "alone_at_95": 0.0, "surest_accuracy": 0.87, "surest_share": 0.12}
+    """What held-out records say of each target, and where `code --accuracy` will fail; fine where
+    all are there.
+    """
+    alone = {
+        "alone_at_80": 0.43,
+        "alone_at_90": 0.0,
+        "alone_at_95": 0.0,
+        "surest_accuracy": 0.87,
+        "surest_share": 0.12,
+    }
     own = {"weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.3}
     evaluated(ledger, Scores(), own | {f"weighted_{name}": value for name, value in alone.items()})
     found = answer(page(ledger, planned()), "alone")
     assert found.verdict == "note"
     assert "80 % right: 43 % of the held-out records" in found.text
     assert "95 % right: no score reaches it" in found.text
-    assert "87.0 % right, of the surest 12 %. Expect `autocoder code --accuracy` to fail at 90 and 95 %" in found.text
+    assert (
+        "87.0 % right, of the surest 12 %. Expect `autocoder code --accuracy` to fail at 90 and "
+        "95 %"
+    ) in found.text
     evaluated(ledger, Scores(), own | {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
 
@@ -210,7 +257,9 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
     """Of a release of another kind too; where the records are not at hand that is said."""
     records = RecordSet.of([b"a narrative"], key=b"k" * 32)
     small = FORMAL.model_copy(update={"epsilon": 2.0, "delta": 1e-6})
-    other = planned(small, idempotency_key="o", population="accidents", data_fingerprint="g", cohorts=("1999",))
+    other = planned(
+        small, idempotency_key="o", population="accidents", data_fingerprint="g", cohorts=("1999",)
+    )
     ledger.reserve(other.plan, records=records)
     found = page(ledger, planned(), records=records)
     assert answer(found, "siblings").verdict == "warning"
@@ -227,22 +276,31 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
 
 
 def test_a_released_plan_says_so_first(ledger: Ledger) -> None:
-    """With its id and day, in every form of the page; nothing is left to decide, whatever the answers are."""
+    """With its id and day, in every form of the page; nothing is left to decide, whatever the
+    answers are.
+    """
     plan = planned()
     assert page(ledger, plan).verdict == "warning"
     row = ledger.reserve(plan.plan)
     found = page(ledger, plan)
     assert (found.title, found.verdict) == ("Release", "fine")
-    first = f"released already ({row.release_id}, reserved {row.recorded_at[:10]}); nothing has to be decided"
+    first = (
+        f"released already ({row.release_id}, reserved {row.recorded_at[:10]}); nothing has "
+        "to be decided"
+    )
     assert found.summary == first
     for text in (plan_page.html(found), plan_page.markdown(found)):
         assert "Planned release" not in text
         assert text.index(first) < text.index(found.answers[0].question)
-    assert answer(found, "cost").text.startswith(f"This plan is release {row.release_id} already (reserved): ε 4.1235")
+    assert answer(found, "cost").text.startswith(
+        f"This plan is release {row.release_id} already (reserved): ε 4.1235"
+    )
 
 
 def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger) -> None:
-    """It would be charged again and give partners nothing new; a second draw of a posterior is another one."""
+    """It would be charged again and give partners nothing new; a second draw of a posterior is
+    another one.
+    """
     earlier = planned(FORMAL.model_copy(update={"epsilon": 2.0, "delta": 1e-6}))
     digests = {"dataset": "a" * 64, "fit": "c" * 64}
     row = ledger.reserve(earlier.plan.model_copy(update={"artifact_digests": digests}))
@@ -266,18 +324,26 @@ def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger)
 )
 def test_commands_are_code_in_a_cell_and_nothing_else_is(text: str, shown: str) -> None:
     """Between backticks alone; no text becomes markup, a cell or a line of its own."""
-    assert render._environment().from_string("{{ text | text_and_code }}").render(text=text) == shown
+    assert (
+        render._environment().from_string("{{ text | text_and_code }}").render(text=text) == shown
+    )
 
 
 @pytest.mark.servers
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_page_is_accessible(ledger: Ledger, tmp_path: Path) -> None:
     """By axe, of a plan with warnings, tables, long names and texts; a page that is not is found."""
-    plan = planned(LOCAL.model_copy(update={"epsilon": 7.0, "unprotected_inputs": ("`min_per_code`", "x" * 90)}))
+    plan = planned(
+        LOCAL.model_copy(
+            update={"epsilon": 7.0, "unprotected_inputs": ("`min_per_code`", "x" * 90)}
+        )
+    )
     compared(ledger, "non-private", 0.8)
     compared(ledger, "prior-descent", 0.7, claim=FORMAL)
     audit(ledger, plan, 8.0)
-    text = plan_page.html(page(ledger, plan, lists=[CodeListVerdict(None, "to be signed", texts=7)]))
+    text = plan_page.html(
+        page(ledger, plan, lists=[CodeListVerdict(None, "to be signed", texts=7)])
+    )
     (tmp_path / "plan.html").write_text(text)
     check_accessible_file(tmp_path / "plan.html")
     (tmp_path / "poor.html").write_text(text + "<p style='color:#999;background:#ccc'>grey")
@@ -302,7 +368,9 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
         gate.check(CheckedPlan.of(plan, ledger))
     text = str(refused.value)
-    assert text.index("`autocoder train --profile formal`") < text.index("`autocoder approve --despite-audit`")
+    assert text.index("`autocoder train --profile formal`") < text.index(
+        "`autocoder approve --despite-audit`"
+    )
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
@@ -323,15 +391,25 @@ def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
 
 def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Ledger) -> None:
     """Of the same retrain; a comparison's better fit takes its place."""
-    scores = {"base_weighted_f1": 0.7, "base_macro_f1": 0.5, "weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.4}
+    scores = {
+        "base_weighted_f1": 0.7,
+        "base_macro_f1": 0.5,
+        "weighted_weighted_f1": 0.6,
+        "weighted_macro_f1": 0.4,
+    }
     evaluated(ledger, Scores(), scores)
     told = answer(page(ledger, planned()), "accuracy")
     assert "0.100 (14.3 %) below the best model without privacy, 0.700" in told.text
     assert told.verdict == "investigate"
-    other = answer(page(ledger, planned(FORMAL, parameters_digest="q", data_fingerprint="g")), "accuracy")
+    other = answer(
+        page(ledger, planned(FORMAL, parameters_digest="q", data_fingerprint="g")), "accuracy"
+    )
     assert (other.verdict, "It has no scores" in other.text) == ("note", True)
     compared(ledger, "non-private", 0.8)
-    assert "below the best model without privacy, 0.800" in answer(page(ledger, planned()), "accuracy").text
+    assert (
+        "below the best model without privacy, 0.800"
+        in answer(page(ledger, planned()), "accuracy").text
+    )
 
 
 def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
@@ -347,7 +425,9 @@ def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
 def test_a_command_stays_on_one_line_of_a_terminal() -> None:
     """Broken within quotes it would be another one when it is copied."""
     offered = 'autocoder train --set \'data.ingest.text_columns=["Job title", "Task"]\' --epsilon 5'
-    lines = wrap_lines(f"Not known: nobody compared one on these records. Release it: `{offered}`.", 40)
+    lines = wrap_lines(
+        f"Not known: nobody compared one on these records. Release it: `{offered}`.", 40
+    )
     assert f"`{offered}`." in lines
     assert len(lines) > 2
 
@@ -365,24 +445,37 @@ def test_a_command_stays_on_one_line_of_a_terminal() -> None:
 def test_delta_is_what_the_policy_allows(caps: dict[str, Any], expected: float) -> None:
     """The usual one, or the smallest cap of any cohort; of this population."""
     policy = Policy.parse(
-        {"name": "test", "populations": {"injuries": caps, "other": {"formal": {"epsilon": 1, "delta": "1e-9"}}}}
+        {
+            "name": "test",
+            "populations": {"injuries": caps, "other": {"formal": {"epsilon": 1, "delta": "1e-9"}}},
+        }
     )
     assert ledger_access.allowed_delta(policy, "injuries") == expected
 
 
 @pytest.mark.parametrize(
-    ("records", "delta"), [(1, 1e-5), (10_000, 1e-5), (10_001, 1e-6), (100_000, 1e-6), (300_000, 1e-7), (10**6, 1e-7)]
+    ("records", "delta"),
+    [(1, 1e-5), (10_000, 1e-5), (10_001, 1e-6), (100_000, 1e-6), (300_000, 1e-7), (10**6, 1e-7)],
 )
 def test_delta_follows_the_number_of_records(records: int, delta: float) -> None:
-    """A tenth over their number, rounded down to a power of ten: records x delta never exceeds a tenth."""
+    """A tenth over their number, rounded down to a power of ten: records x delta never exceeds a
+    tenth.
+    """
     assert ledger_access.delta_for(records) == delta
     assert records * delta <= 0.1
     assert not ledger_access.describe_large_delta(records, delta)
-    assert ledger_access.allowed_delta(Policy.parse({"name": "test", "default": CAPS}), "x", records=records) == delta
+    assert (
+        ledger_access.allowed_delta(
+            Policy.parse({"name": "test", "default": CAPS}), "x", records=records
+        )
+        == delta
+    )
 
 
 def test_a_delta_that_is_large_for_the_records_is_warned_of() -> None:
-    """At 300,000 records a delta of 1e-5 lets three of them in the mean lose everything; the page says so."""
+    """At 300,000 records a delta of 1e-5 lets three of them in the mean lose everything; the page
+    says so.
+    """
     large = ledger_access.describe_large_delta(300_000, 1e-5)
     assert "3 of them may, on average," in large
     assert "1e-7 or less" in large
@@ -391,8 +484,8 @@ def test_a_delta_that_is_large_for_the_records_is_warned_of() -> None:
 
 
 def test_texts_that_leave_are_on_the_plans_own_page(ledger: Ledger) -> None:
-    """Whole and in their order, with their digest; nothing of them acts in HTML. Prefect stores the Markdown page, and
-    an entry of a list may be a narrative: it has their number and digest alone.
+    """Whole and in their order, with their digest; nothing of them acts in HTML. Prefect stores the
+    Markdown page, and an entry of a list may be a narrative: it has their number and digest alone.
     """
     texts = ("code list: 1 A | matter of *our* own", "cohort: <b>2015</b>")
     plan = planned()
@@ -411,15 +504,23 @@ def test_texts_that_leave_are_on_the_plans_own_page(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("model", "encoder", "stems"),
     [
-        ({"encoder": "packaged-minilm", "lexical": "hashed", "lexical_language": "french"}, "English", "french"),
+        (
+            {"encoder": "packaged-minilm", "lexical": "hashed", "lexical_language": "french"},
+            "English",
+            "french",
+        ),
         ({"encoder": "own-folder"}, "not known: it is your own", "none: it reads no stems"),
     ],
 )
-def test_the_page_states_the_languages(ledger: Ledger, model: dict[str, str], encoder: str, stems: str) -> None:
+def test_the_page_states_the_languages(
+    ledger: Ledger, model: dict[str, str], encoder: str, stems: str
+) -> None:
     """As the plan's model has them, which is compared whole with what was fitted."""
     plan = planned()
     settings = ModelConfig(trainable="head", pooling="mean", **model)  # pyrefly: ignore[bad-argument-type]
-    plan = plan.model_copy(update={"candidate": plan.candidate.model_copy(update={"model": settings})})
+    plan = plan.model_copy(
+        update={"candidate": plan.candidate.model_copy(update={"model": settings})}
+    )
     shown = page(ledger, plan)
     said = dict(plan_page.facts(shown))
     assert (said["language of the encoder"], said["language of the stems"]) == (encoder, stems)

@@ -18,22 +18,32 @@ from tasks.running.run import Run
 from tasks.running.stage import Context
 
 
-def estimate(tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None) -> Estimate:
+def estimate(
+    tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None
+) -> Estimate:
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
     return Estimate.of(chosen, device="cpu", timed={}, rows=rows, sampled=sampled)
 
 
 def test_rows_once_read_are_no_guess(tiny_roberta: Path, tmp_path: Path) -> None:
-    """A cap leaves fewer than a file has rows; what was sampled is known after reading, and time follows it."""
+    """A cap leaves fewer than a file has rows; what was sampled is known after reading, and time
+    follows it.
+    """
     guess = estimate(tiny_roberta, tmp_path, rows=10_000)
-    read = estimate(tiny_roberta, tmp_path, rows=10_000, sampled={"train": 500, "test": 400, "holdout": 100})
+    read = estimate(
+        tiny_roberta, tmp_path, rows=10_000, sampled={"train": 500, "test": 400, "holdout": 100}
+    )
     assert (read.records, read.train) == (900, 500), "the holdout is not encoded"
-    assert read.stages["SWAG"] / guess.stages["SWAG"] == pytest.approx(500 / guess.train, rel=0.02), "whole batches"
+    assert read.stages["SWAG"] / guess.stages["SWAG"] == pytest.approx(
+        500 / guess.train, rel=0.02
+    ), "whole batches"
     assert read.disk_bytes < guess.disk_bytes
 
 
 def test_a_rerun_of_one_fit_is_no_rerun_of_a_chain(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Sixty-four reruns of a DP-SGD fit were once told as those of a whole SWAG chain: a day for an hour's work."""
+    """Sixty-four reruns of a DP-SGD fit were once told as those of a whole SWAG chain: a day for an
+    hour's work.
+    """
     names = {"audit trials (dp-sgd)": "dp-sgd", "audit trials (swag-ppm)": "swag-ppm"}
     plain = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits({"dp-sgd": 3})
     told = plain.with_trials(names, trials=64, draws=50)
@@ -46,11 +56,17 @@ def test_a_rerun_of_one_fit_is_no_rerun_of_a_chain(tiny_roberta: Path, tmp_path:
 
 
 def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path: Path) -> None:
-    """A rival that trains on tokens takes what an epoch of the chain's takes; it was reported as a head's."""
+    """A rival that trains on tokens takes what an epoch of the chain's takes; it was reported as a
+    head's.
+    """
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
-    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"trainable": "lora"})})
+    chosen = chosen.model_copy(
+        update={"model": chosen.model.model_copy(update={"trainable": "lora"})}
+    )
     told = Estimate.of(chosen, rows=10_000, device="cpu", timed={}).with_fits({"dp-sgd": 3})
-    assert told.of_kind("dp-sgd") == pytest.approx(3 / chosen.fit.adamw.epochs * told.stages["fine-tune"])
+    assert told.of_kind("dp-sgd") == pytest.approx(
+        3 / chosen.fit.adamw.epochs * told.stages["fine-tune"]
+    )
 
 
 def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: Path) -> None:
@@ -58,24 +74,34 @@ def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: P
     names = ["non-private", "dp-sgd"]
     told = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits(dict.fromkeys(names, 3))
     chosen = [standard_branches()[name] for name in names]
-    assert estimate_seconds(told, chosen, seeds=2) == pytest.approx(told.stages["features"] + 4 * told.stages["dp-sgd"])
+    assert estimate_seconds(told, chosen, seeds=2) == pytest.approx(
+        told.stages["features"] + 4 * told.stages["dp-sgd"]
+    )
 
 
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
     """A job of seconds on the tiny encoder."""
-    return tiny_jobs.retrain(tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160), tiny_roberta)
+    return tiny_jobs.retrain(
+        tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160), tiny_roberta
+    )
 
 
-def test_a_deployment_that_trains_releases_nothing(parameters: RetrainParameters, tmp_path: Path) -> None:
-    """Emptying `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
+def test_a_deployment_that_trains_releases_nothing(
+    parameters: RetrainParameters, tmp_path: Path
+) -> None:
+    """Emptying `Release deployment` in the form gets round neither the approvals nor the worker
+    with the key.
+    """
     by_hand, deployed = Context(home=str(tmp_path)), Run()
     deployed.deployment = "of-a-deployment"
     context = by_hand.model_copy(update={"run": deployed})
     at_once = parameters.release.model_copy(update={"enabled": True})
     parameters = parameters.model_copy(update={"release": at_once})
     preflight.check(by_hand, parameters, to_release=True)
-    with pytest.raises(InputError, match=r"release\.deployment: a deployment that trains signs nothing"):
+    with pytest.raises(
+        InputError, match=r"release\.deployment: a deployment that trains signs nothing"
+    ):
         preflight.check(context, parameters, to_release=True)
     for release in ({"deployment": "release/release"}, {"enabled": False}):
         changed = parameters.model_copy(update={"release": at_once.model_copy(update=release)})

@@ -1,4 +1,6 @@
-"""Parts have the same answers in this process, in processes here and on a cluster, anyone who dies meanwhile."""
+"""Parts have the same answers in this process, in processes here and on a cluster, anyone who dies
+meanwhile.
+"""
 
 import json
 import os
@@ -52,7 +54,9 @@ def test_a_worker_keeps_its_memory_and_its_share_of_the_cores() -> None:
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     """The parts that it was at are resumed by others."""
     parts = [json.dumps([str(tmp_path), number]) for number in range(6)]
-    assert engine.map_parts(engine_bodies.die_once, parts, engine="2") == [str(number) for number in range(6)]
+    assert engine.map_parts(engine_bodies.die_once, parts, engine="2") == [
+        str(number) for number in range(6)
+    ]
     assert (tmp_path / "died-1").exists(), "a worker was killed"
 
 
@@ -65,9 +69,15 @@ def test_a_part_that_kills_every_worker_ends_the_run() -> None:
 @pytest.mark.parametrize("chosen", ["", "2"])
 @pytest.mark.parametrize(
     ("part", "kind", "said"),
-    [("input", InputError, "name a file"), ("storage", StorageError, "run again"), ("other", None, "")],
+    [
+        ("input", InputError, "name a file"),
+        ("storage", StorageError, "run again"),
+        ("other", None, ""),
+    ],
 )
-def test_an_error_of_ours_comes_as_it_is(chosen: str, part: str, kind: type[Exception] | None, said: str) -> None:
+def test_an_error_of_ours_comes_as_it_is(
+    chosen: str, part: str, kind: type[Exception] | None, said: str
+) -> None:
     """That of a library quotes a value: from a worker comes its type and place alone."""
     if kind is not None:
         with pytest.raises(kind, match=said):
@@ -86,7 +96,9 @@ def test_an_error_of_ours_comes_as_it_is(chosen: str, part: str, kind: type[Exce
         *(("http://10.1.2.3:8786", "no address"), ("tcp://127.0.0.1:1", "no scheduler answers")),
     ],
 )
-def test_what_could_not_compute_is_refused(chosen: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_compute_is_refused(
+    chosen: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(engine.CERTIFICATES, raising=False)
     with pytest.raises(InputError, match=said):
         engine.check(chosen)
@@ -113,7 +125,9 @@ class Cluster:
         env = os.environ | {engine.CERTIFICATES: str(self.folder / "cluster"), "PYTHONPATH": path}
         command = [sys.executable, "-m", "flows.cli", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=self.folder)
+            self.processes[name] = subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, cwd=self.folder
+            )
 
     def start_scheduler(self) -> None:
         self.start("scheduler", "engine", "--port", str(self.port))
@@ -154,12 +168,16 @@ def _wait_for_a_worker(address: str) -> None:
 
 @pytest.mark.servers
 def test_a_cluster_by_the_commands_survives_its_scheduler(cluster: Cluster, tmp_path: Path) -> None:
-    """Killed while parts are at work, and started again with a worker; every answer comes, in order."""
+    """Killed while parts are at work, and started again with a worker; every answer comes, in
+    order.
+    """
     _wait_for_a_worker(cluster.address)
     parts = [json.dumps([str(tmp_path), number]) for number in range(8)]
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.extend(engine.map_parts(engine_bodies.slow, parts, engine=cluster.address))
+        target=lambda: answers.extend(
+            engine.map_parts(engine_bodies.slow, parts, engine=cluster.address)
+        )
     )
     asking.start()
     while not (tmp_path / "done-1").exists():

@@ -25,7 +25,9 @@ def test_an_unforeseen_error_keeps_its_type_and_place_only() -> None:
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("error", [MechanismError("k must be below 1"), InputError("column x"), StageError("x")])
+@pytest.mark.parametrize(
+    "error", [MechanismError("k must be below 1"), InputError("column x"), StageError("x")]
+)
 def test_our_own_errors_pass_unchanged(error: Exception) -> None:
     """Their text was made to be shown."""
     with pytest.raises(type(error), match=str(error)), private_errors("fit"):
@@ -33,7 +35,9 @@ def test_our_own_errors_pass_unchanged(error: Exception) -> None:
 
 
 def answered(code: int) -> httpx.HTTPStatusError:
-    return httpx.HTTPStatusError(SECRET, request=httpx.Request("POST", "http://server"), response=httpx.Response(code))
+    return httpx.HTTPStatusError(
+        SECRET, request=httpx.Request("POST", "http://server"), response=httpx.Response(code)
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,10 @@ def test_a_server_that_is_away_is_told_by_type(error: Exception, raised: type[Ex
 
 def test_a_full_disk_is_said_with_the_file() -> None:
     """An operator must see which disk to clear."""
-    with pytest.raises(StorageError, match=r"SWAG: no space left on the disk \(/data/x\)"), private_errors("SWAG"):
+    with (
+        pytest.raises(StorageError, match=r"SWAG: no space left on the disk \(/data/x\)"),
+        private_errors("SWAG"),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
 
 
@@ -68,6 +75,8 @@ def test_a_full_disk_in_the_words_of_safetensors() -> None:
         pytest.raises(StorageError, match=r"release: no space left on the disk\. Free space"),
         private_errors("release"),
     ):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
     with pytest.raises(StageError, match="SafetensorError at"), private_errors("release"):
         raise SafetensorError("Error while deserializing header: invalid header")

@@ -49,11 +49,15 @@ def manifests(home: Path, *names: str) -> dict[str, bytes]:
     """Of the finished stages of these names, all without one: they hold the digest of every file."""
     root = home / "private" / "stages"
     return {
-        str(p.parent.relative_to(root)): p.read_bytes() for n in names or "*" for p in root.glob(f"{n}/*/manifest.json")
+        str(p.parent.relative_to(root)): p.read_bytes()
+        for n in names or "*"
+        for p in root.glob(f"{n}/*/manifest.json")
     }
 
 
-def test_processes_write_what_one_process_writes(parameters: RetrainParameters, tmp_path: Path) -> None:
+def test_processes_write_what_one_process_writes(
+    parameters: RetrainParameters, tmp_path: Path
+) -> None:
     """Every stage of a retrain, the later ones under the same keys; no part is left behind."""
     fit(parameters, tmp_path / "one", "")
     fit(parameters, tmp_path / "two", "2")
@@ -105,16 +109,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_machines_share_a_place_and_are_told_digests(
-    parameters: RetrainParameters, tmp_path: Path, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    parameters: RetrainParameters,
+    tmp_path: Path,
+    elsewhere: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker fetches what a part reads and the run fetches the part; a request has nothing else in it."""
+    """A worker fetches what a part reads and the run fetches the part; a request has nothing else
+    in it.
+    """
     fit(parameters, tmp_path / "one", "")
     elsewhere.clear()
     monkeypatch.setenv("AUTOCODER_STORAGE", str(tmp_path / "shared"))
     fit(parameters, tmp_path / "home", "tls://nobody:1")
     assert manifests(tmp_path / "home", *BY_PARTS) == manifests(tmp_path / "one", *BY_PARTS)
     assert manifests(tmp_path / "worker", *OF_PARTS)
-    assert not manifests(tmp_path / "worker", "risks", "sensitivity"), "what is put together is the run's own"
+    assert not manifests(tmp_path / "worker", "risks", "sensitivity"), (
+        "what is put together is the run's own"
+    )
     assert not list((tmp_path / "shared").rglob("risk-part/*/manifest.json")), "parts do not stay"
     for text in elsewhere:
         asked = json.loads(text)
@@ -153,7 +164,9 @@ def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, b
     return {file.name: file.read_bytes() for file in context.store.open(ref).iterdir()}
 
 
-def test_processes_rerun_what_one_process_reruns(parameters: RetrainParameters, tmp_path: Path) -> None:
+def test_processes_rerun_what_one_process_reruns(
+    parameters: RetrainParameters, tmp_path: Path
+) -> None:
     """Three parts, the last of them smaller."""
     one = rerun(parameters, tmp_path / "one", "")
     assert rerun(parameters, tmp_path / "two", "2") == one
@@ -168,16 +181,22 @@ def test_processes_predict_what_one_process_predicts(
     for chosen in ("", "2"):
         context = tiny_jobs.workspace(tmp_path / f"home{chosen}", engine=chosen)
         comparison.run(
-            context, parameters, Terms(epochs=2), (standard_branches()["non-private"],),
-            do=lambda step, context=context: run_step(context, step), seeds=1,
-        )  # fmt: skip
+            context,
+            parameters,
+            Terms(epochs=2),
+            (standard_branches()["non-private"],),
+            do=lambda step, context=context: run_step(context, step),
+            seeds=1,
+        )
         scored[chosen] = manifests(Path(context.home), "predictions", "scores")
     assert len(scored[""]) == 2
     assert scored["2"] == scored[""]
     assert not manifests(tmp_path / "home2", "predictions-part")
 
 
-def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters, tmp_path: Path) -> None:
+def test_workers_run_the_branches_of_a_comparison(
+    parameters: RetrainParameters, tmp_path: Path
+) -> None:
     """The same aggregates in the same order; a branch whose noise has no seed is drawn once."""
     branches = ("non-private", "swag-ppm")
     told = {}
@@ -190,12 +209,21 @@ def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters,
             return run_step(context, step)
 
         compared = comparison.run(
-            context, parameters, Terms(epochs=2), tuple(standard_branches()[name] for name in branches), do=do,
-            seeds=2, run_on_workers=spread.finish if chosen else None,
-        )  # fmt: skip
-        told[chosen] = [one.model_copy(update={"seconds": None}) for one in summarise(compared, context)]
+            context,
+            parameters,
+            Terms(epochs=2),
+            tuple(standard_branches()[name] for name in branches),
+            do=do,
+            seeds=2,
+            run_on_workers=spread.finish if chosen else None,
+        )
+        told[chosen] = [
+            one.model_copy(update={"seconds": None}) for one in summarise(compared, context)
+        ]
         if chosen:
-            assert set(ran) <= {"ingest", "titles", "features"}, "what branches run is run on workers alone"
+            assert set(ran) <= {"ingest", "titles", "features"}, (
+                "what branches run is run on workers alone"
+            )
     assert told[""] == told["2"]
 
 

@@ -24,7 +24,9 @@ def _step(number: int) -> Step:
             list(pool.map(lambda done: work.progress(done, 4), range(4)))
         return {}
 
-    return Step(name="stage", label=f"stage {number}", config={"number": number}, inputs={}, body=body)
+    return Step(
+        name="stage", label=f"stage {number}", config={"number": number}, inputs={}, body=body
+    )
 
 
 def test_threads_of_a_stage_report_to_its_run(tmp_path: Path) -> None:
@@ -37,7 +39,9 @@ def test_threads_of_a_stage_report_to_its_run(tmp_path: Path) -> None:
 
 
 def test_runs_side_by_side_do_not_hear_each_other() -> None:
-    """A thread has its own run's listeners, those around it included where it was started with their context."""
+    """A thread has its own run's listeners, those around it included where it was started with
+    their context.
+    """
     outer, inner, apart = Heard(), Heard(), Heard()
 
     def run(listener: Heard, label: str) -> None:
@@ -53,22 +57,34 @@ def test_runs_side_by_side_do_not_hear_each_other() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert (outer.reports, inner.reports, apart.reports) == ([("inner", 1)], [("inner", 1)], [("apart", 1)])
+    assert (outer.reports, inner.reports, apart.reports) == (
+        [("inner", 1)],
+        [("inner", 1)],
+        [("apart", 1)],
+    )
 
 
 def test_a_long_line_leaves_out_single_bins_and_says_how_many() -> None:
     """Of twelve figures and fewer, all are reported."""
     few = {"weighted_f1": 0.5, "support_0_19_codes": 7}
     assert progress.line_of(few) == "weighted f1 0.5, support 0 19 codes 7"
-    many = {"weighted_f1": 0.5, "support_0_19_macro_f1": 0.25, "top_3": 0.7} | {f"alone_at_{n}": 0.1 for n in range(12)}
+    many = {"weighted_f1": 0.5, "support_0_19_macro_f1": 0.25, "top_3": 0.7} | {
+        f"alone_at_{n}": 0.1 for n in range(12)
+    }
     assert progress.line_of({"records": 3} | many) == "records 3, weighted f1 0.5, and 14 more"
 
 
 def test_a_stage_is_told_in_words() -> None:
-    """A verb and a line for each known stage, by its name; the figure that matters is there, an ε is rounded up."""
-    of_plan = progress.words_of("plan", "plan (prior-descent)", {"epsilon": 4.99999845, "delta": 1e-5})
+    """A verb and a line for each known stage, by its name; the figure that matters is there, an ε
+    is rounded up.
+    """
+    of_plan = progress.words_of(
+        "plan", "plan (prior-descent)", {"epsilon": 4.99999845, "delta": 1e-5}
+    )
     assert of_plan == ("plan", "plan (prior-descent): ε 5, δ 1e-5")
-    scores = {"accuracy": 0.7, "macro_f1": 0.249, "weighted_f1": 0.748} | {f"alone_at_{n}": 0.1 for n in range(40)}
+    scores = {"accuracy": 0.7, "macro_f1": 0.249, "weighted_f1": 0.748} | {
+        f"alone_at_{n}": 0.1 for n in range(40)
+    }
     assert progress.words_of("scores", "scores of prior-descent, seed 1", scores) == (
         "score",
         "weighted F1 0.748, macro F1 0.249 on held-out records (internal)",
@@ -78,7 +94,10 @@ def test_a_stage_is_told_in_words() -> None:
         "1,800 records: 1,200 to train on, 600 held out; 46 of 615 codes"
     )
     fitted = {"releasable": True, "loss": 1.02877}
-    assert progress.words_of("branch-fit", "prior-descent, seed 1", fitted)[1] == "prior-descent, seed 1, loss 1.029"
+    assert (
+        progress.words_of("branch-fit", "prior-descent, seed 1", fitted)[1]
+        == "prior-descent, seed 1, loss 1.029"
+    )
     pool = progress.words_of("audit-pool", "audit pool", {"records": 3})
     assert pool == ("audit pool", "records 3"), "as it is, where figures are missing"
     assert progress.words_of("new", "a new one", {"n": 3}) == ("a new one", "n 3")

@@ -36,7 +36,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_an_image_knows_the_commit_that_it_was_built_from(
     elsewhere: Path, told: str | None, commit: str, dirty: bool
 ) -> None:
-    """As `git describe --always --dirty --abbrev=40` says it; anything else counts as uncommitted code."""
+    """As `git describe --always --dirty --abbrev=40` says it; anything else counts as uncommitted
+    code.
+    """
     if told is not None:
         (elsewhere / "COMMIT").write_text(f"{told}\n")
     found = provenance.provenance()

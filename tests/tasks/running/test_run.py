@@ -1,4 +1,6 @@
-"""A plain run calls steps; what surrounds a run hears of each, and is an argument, never a module that was imported."""
+"""A plain run calls steps; what surrounds a run hears of each, and is an argument, never a module
+that was imported.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,9 @@ def _body(work: Work) -> Mapping[str, Any]:
 
 
 def _step(number: int) -> Step:
-    return Step(name="stage", label=f"stage {number}", config={"number": number}, inputs={}, body=_body)
+    return Step(
+        name="stage", label=f"stage {number}", config={"number": number}, inputs={}, body=_body
+    )
 
 
 class Labels(Listener):
@@ -33,7 +37,9 @@ class Labels(Listener):
     def report(self, label: str, done: int, total: int | None) -> None:
         self.reported.add(label)
 
-    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    def finished(
+        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
+    ) -> None:
         self.ended.append((label, reused))
 
 

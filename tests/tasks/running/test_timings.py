@@ -1,4 +1,6 @@
-"""What is said of time: estimates corrected by what was timed, lines off a terminal, stages that were interrupted."""
+"""What is said of time: estimates corrected by what was timed, lines off a terminal, stages that
+were interrupted.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from tasks.running.worker_metrics import MetricsListener, running_stages
 
 
 def test_a_stage_computed_as_a_whole_corrects_the_next_estimate(tmp_path: Path) -> None:
-    """One found finished, one that continued from a checkpoint and one too brief to tell anything do not."""
+    """One found finished, one that continued from a checkpoint and one too brief to tell anything
+    do not.
+    """
     told = TimingsListener(tmp_path, {"SWAG": 2.0, "risks": 4.0, "brief": 0.01})
     assert timings.read(tmp_path) == {}
     told.finished("SWAG (base)", {}, reused=False, seconds=6.0)
@@ -30,7 +34,9 @@ def test_reruns_are_timed_by_their_branch() -> None:
 
 
 def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
-    """Nothing of a short one; then a line after 15 seconds and each minute, with the time left by the latest pace."""
+    """Nothing of a short one; then a line after 15 seconds and each minute, with the time left by
+    the latest pace.
+    """
     now = 0.0
     told = StageHeartbeat(lambda: now)
     told.started("features")
@@ -48,18 +54,30 @@ def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
     told.started("parts")
     told.line("parts", 0, 8)
     now += 129.5
-    assert str(told.line("parts", 1, 8)).strip() == "parts: 12% in 2 min, 2 min each, about 15 min left"
-    assert "slow start: 57% in 5 min, 10/s, about 85 s left" in [line.strip() for line in slow if line]
+    assert (
+        str(told.line("parts", 1, 8)).strip()
+        == "parts: 12% in 2 min, 2 min each, about 15 min left"
+    )
+    assert "slow start: 57% in 5 min, 10/s, about 85 s left" in [
+        line.strip() for line in slow if line
+    ]
 
 
 def test_an_interrupted_stage_is_still_told_of(tmp_path: Path) -> None:
-    """Begun, reported and never ended, as a kill leaves it; a finished one is not, nor one of an earlier run."""
+    """Begun, reported and never ended, as a kill leaves it; a finished one is not, nor one of an
+    earlier run.
+    """
     heard = MetricsListener(tmp_path, "retrain", host="here")
     heard.started("ingest")
     heard.finished("ingest", {}, reused=False, seconds=1.0)
     heard.started("features")
     heard.report("features", 40, 100)
     (stage,) = running_stages(tmp_path)
-    assert [stage[name] for name in ("flow", "host", "stage", "share")] == ["retrain", "here", "features", 0.4]
+    assert [stage[name] for name in ("flow", "host", "stage", "share")] == [
+        "retrain",
+        "here",
+        "features",
+        0.4,
+    ]
     heard.finished("features", {}, reused=False, seconds=1.0)
     assert running_stages(tmp_path) == []

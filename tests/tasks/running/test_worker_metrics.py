@@ -1,4 +1,6 @@
-"""What workers measure is added up over processes, tells no count of records, and never stops a run."""
+"""What workers measure is added up over processes, tells no count of records, and never stops a
+run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,10 +65,13 @@ def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, cloc
             run_step(context, step(failing))
     for result, count in (("computed", 1), ("reused", 1), ("failed", 1)):
         assert value(private, "autocoder_stage_runs_total", result=result) == count
-    # ten steps, each a tenth of the records, 0.1 s apart by this clock: 1,237 records a second, told as 1,200
+    # ten steps, each a tenth of the records, 0.1 s apart by this clock: 1,237 records a second,
+    # told as 1,200
     assert value(private, "autocoder_stage_records_per_second") == 1200
     assert value(private, "autocoder_stage_progress_ratio") == 1
-    assert worker_metrics.running_stages(private) == [], "what ended in an error, and was told, is not interrupted"
+    assert worker_metrics.running_stages(private) == [], (
+        "what ended in an error, and was told, is not interrupted"
+    )
     seconds = value(private, "autocoder_stage_seconds_total")
     assert seconds is not None
     assert seconds == value(private, "autocoder_stage_last_seconds")
@@ -112,7 +117,9 @@ def test_two_hosts_are_one_family_for_prometheus(tmp_path: Path) -> None:
     assert text.count("autocoder_stage_runs_total{") == 2
 
 
-@pytest.mark.parametrize("torn", ['autocoder_stage_runs_total{flow="f"', "autocoder_stage_runs_total three", "\0"])
+@pytest.mark.parametrize(
+    "torn", ['autocoder_stage_runs_total{flow="f"', "autocoder_stage_runs_total three", "\0"]
+)
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, torn: str) -> None:
     """A file where the folder should be; and a torn file of an earlier run is left out."""
     (tmp_path / "private").mkdir()
@@ -134,9 +141,16 @@ def test_seeds_make_no_new_series(tmp_path: Path) -> None:
     context = Context(home=str(tmp_path))
     with progress.listening(MetricsListener(context.workspace.private, "f", host="h")):
         for seed in range(3):
-            one = Step(name="fit", label=f"fit, seed {seed}", config={"seed": seed}, inputs={}, body=body)
+            one = Step(
+                name="fit", label=f"fit, seed {seed}", config={"seed": seed}, inputs={}, body=body
+            )
             run_step(context, one)
-    assert value(context.workspace.private, "autocoder_stage_runs_total", stage="fit", result="computed") == 3
+    assert (
+        value(
+            context.workspace.private, "autocoder_stage_runs_total", stage="fit", result="computed"
+        )
+        == 3
+    )
     assert {
         sample.labels["stage"]
         for family in worker_metrics.families(context.workspace.private)
@@ -144,7 +158,9 @@ def test_seeds_make_no_new_series(tmp_path: Path) -> None:
     } == {"fit"}
 
 
-def test_gpu_memory_is_told_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_told_where_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The peak of each stage: the count begins anew with it. Torch's own counter, made up here."""
     peak = [7 << 30]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -32,8 +32,19 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "owner", "-E", "UTF8",
-                  "--no-sync", "--wal-segsize=1")  # fmt: skip
+        self._run(
+            "initdb",
+            "-D",
+            str(folder / "data"),
+            "-A",
+            "trust",
+            "-U",
+            "owner",
+            "-E",
+            "UTF8",
+            "--no-sync",
+            "--wal-segsize=1",
+        )
 
     @property
     def url(self) -> str:
@@ -43,11 +54,14 @@ class Cluster:
     def start(self) -> None:
         """Start and wait until it answers."""
         options = (
-            f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c shared_buffers=8MB"
+            f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c "
+            "shared_buffers=8MB"
             " -c max_wal_size=4MB -c min_wal_size=2MB -c autovacuum=off"
         )
         log = str(self.folder / "server.log")
-        self._run("pg_ctl", "-D", str(self.folder / "data"), "-l", log, "-w", "-o", options, "start")
+        self._run(
+            "pg_ctl", "-D", str(self.folder / "data"), "-l", log, "-w", "-o", options, "start"
+        )
 
     def stop(self, mode: str = "immediate") -> None:
         """Stop; `immediate` is as good as a power cut."""
@@ -56,7 +70,9 @@ class Cluster:
     def is_running(self) -> bool:
         """Whether the postmaster lives."""
         status = [str(self.binaries / "pg_ctl"), "-D", str(self.folder / "data"), "status"]
-        return subprocess.run(status, user=self.user, capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(status, user=self.user, capture_output=True, check=False).returncode == 0
+        )
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(

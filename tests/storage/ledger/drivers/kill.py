@@ -28,8 +28,16 @@ from storage.ledger.recovery import Step, announce_bundle, draw_path, recover
 from storage.paths import Workspace
 
 POINTS = (
-    "start", "reserved", "drawing", "linked", "marked", "building", "announced", "placed", "committed",
-)  # fmt: skip
+    "start",
+    "reserved",
+    "drawing",
+    "linked",
+    "marked",
+    "building",
+    "announced",
+    "placed",
+    "committed",
+)
 
 
 def measured(draw: bytes) -> float:
@@ -61,7 +69,9 @@ def run_release(url: str, home: Path, key: str, reach: Callable[[str], None]) ->
     reach("linked")
     draw = path.read_bytes()
     sensitivity = measured(draw)
-    row = ledger.mark_drawn(release_id, draw_digest=file_digest(path), sensitivity=sensitivity, epsilon=2 * sensitivity)
+    row = ledger.mark_drawn(
+        release_id, draw_digest=file_digest(path), sensitivity=sensitivity, epsilon=2 * sensitivity
+    )
     reach("marked")
 
     def build(folder: Path) -> None:
@@ -81,7 +91,9 @@ def run_release(url: str, home: Path, key: str, reach: Callable[[str], None]) ->
 
 
 def killed(url: str, home: Path, key: str, *, at: str | None, after: float | None) -> None:
-    """Run a release in a process of its own that is killed at a named step, or after so many seconds."""
+    """Run a release in a process of its own that is killed at a named step, or after so many
+    seconds.
+    """
 
     def reach(point: str) -> None:
         if point == at:
@@ -111,7 +123,9 @@ class Judge:
 
     def look(self, when: str) -> None:
         """Check every promise that holds at any moment."""
-        rows = self.rows = {r.release_id or "": r for r in self.ledger.current() if r.kind == "release"}
+        rows = self.rows = {
+            r.release_id or "": r for r in self.ledger.current() if r.kind == "release"
+        }
         folder = self.workspace.private / "releases"
         for path in folder.glob("*/draw.safetensors") if folder.is_dir() else ():
             digest, release_id = file_digest(path), path.parent.name
@@ -126,7 +140,9 @@ class Judge:
             if row.state == "committed":
                 if not path.is_dir() or bundle.bundle_digest(path) != row.bundle_digest:
                     self.problems.append(f"{when}: {release_id} committed without its bundle")
-                elif hashlib.sha256((path / "model.bin").read_bytes()).hexdigest() != row.draw_digest:
+                elif (
+                    hashlib.sha256((path / "model.bin").read_bytes()).hexdigest() != row.draw_digest
+                ):
                     self.problems.append(f"{when}: the bundle of {release_id} holds another draw")
         for path in self.workspace.bundles.iterdir():
             if not path.name.startswith(".") and (
@@ -153,7 +169,9 @@ def main() -> None:
     judge = Judge(url, home)
     judge.look("warm")
     states: Counter[str] = Counter()
-    kills = [(point, None) for point in POINTS] + [(None, random_.uniform(0, 1.3 * usual)) for _ in range(rounds)]
+    kills = [(point, None) for point in POINTS] + [
+        (None, random_.uniform(0, 1.3 * usual)) for _ in range(rounds)
+    ]
     for number, (at, after) in enumerate(kills):
         before = set(judge.rows)
         key = f"release-{number}"
@@ -161,10 +179,13 @@ def main() -> None:
         judge.look(f"{key} killed {at or after}")
         new = [row for release_id, row in judge.rows.items() if release_id not in before]
         states[new[0].state if new else "nothing"] += 1
-        # Half of the releases are recovered manually before they run again; the others run again straight away.
+        # Half of the releases are recovered manually before they run again; the others run again
+        # straight away.
         if number % 2:
             findings = recover(judge.ledger, judge.workspace)
-            judge.problems += [f"{key}: recover found {f.step}: {f.why}" for f in findings if f.step in UNEXPECTED]
+            judge.problems += [
+                f"{key}: recover found {f.step}: {f.why}" for f in findings if f.step in UNEXPECTED
+            ]
         row = run_release(url, home, key, lambda point: None)
         judge.look(f"{key} run again")
         if row.state != "committed":
@@ -178,7 +199,14 @@ def main() -> None:
     if spent != {owed}:
         judge.problems.append(f"at the end spent {spent}, owed {owed}")
     sys.stdout.write(
-        json.dumps({"kills": len(kills), "found": states, "releases": len(releases), "problems": judge.problems})
+        json.dumps(
+            {
+                "kills": len(kills),
+                "found": states,
+                "releases": len(releases),
+                "problems": judge.problems,
+            }
+        )
     )
 
 

@@ -1,4 +1,6 @@
-"""Plans and a policy for the drivers: programs that tests run as processes of their own, to race and to kill."""
+"""Plans and a policy for the drivers: programs that tests run as processes of their own, to race
+and to kill.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def plan(key: str, *, population: str = "injuries", epsilon: float = 1.0) -> Rel
         cohorts=("2023", "2024"),
         data_fingerprint="f",
         records_rounded=100,
-        event=SwagPpmEvent(reweighted=False, snapshots=2, rank=2, sensitivity_draws=9, sensitivity=epsilon / 2),
+        event=SwagPpmEvent(
+            reweighted=False, snapshots=2, rank=2, sensitivity_draws=9, sensitivity=epsilon / 2
+        ),
         claim=Claim(
             guarantee_kind="asymptotic-local",
             epsilon=epsilon,

@@ -1,4 +1,6 @@
-"""Processes race for a budget that fits ten reservations. Prints a JSON list: for each round, how many got one."""
+"""Processes race for a budget that fits ten reservations. Prints a JSON list: for each round, how
+many got one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def work(url: str, worker: int, rounds: int, barrier: Any, results: Any) -> None
         key = f"{round_}-{worker}"
         barrier.wait()
         try:
-            Ledger.open(url, policy=policy(), key=KEY).reserve(plan(key, population=f"round-{round_}"))
+            Ledger.open(url, policy=policy(), key=KEY).reserve(
+                plan(key, population=f"round-{round_}")
+            )
             results.put((round_, "granted"))
         except BudgetRefused:
             results.put((round_, "refused"))
@@ -32,7 +36,8 @@ def main() -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(workers), context.Queue()
     processes = [
-        context.Process(target=work, args=(url, worker, rounds, barrier, results)) for worker in range(workers)
+        context.Process(target=work, args=(url, worker, rounds, barrier, results))
+        for worker in range(workers)
     ]
     for process in processes:
         process.start()

@@ -1,4 +1,6 @@
-"""Reservations go on while their PostgreSQL server is stopped dead and started again. Prints a JSON object."""
+"""Reservations go on while their PostgreSQL server is stopped dead and started again. Prints a JSON
+object.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ def main() -> None:
         def reserve() -> None:
             try:
                 while not stop.is_set():
-                    # The ledger itself continues after a short absence; after a longer one it says that repeating is
-                    # safe, and this takes it at its word.
+                    # The ledger itself continues after a short absence; after a longer one it says
+                    # that repeating is safe, and this takes it at its word.
                     with suppress(ConnectionLost):
-                        answered.append(ledger.reserve(plan(f"key-{len(answered)}")).release_id or "")
+                        answered.append(
+                            ledger.reserve(plan(f"key-{len(answered)}")).release_id or ""
+                        )
             except Exception as error:
                 failures.append(f"{type(error).__name__}: {error}")
 

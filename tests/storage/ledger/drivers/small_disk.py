@@ -1,7 +1,7 @@
 """Reservations until the disk is full, then room is made and they go on. Prints a JSON object.
 
-Run it where it may mount: `unshare --mount python small_disk.py sqlite FOLDER`. The small disk is a tmpfs that
-vanishes with the process's mount namespace.
+Run it where it may mount: `unshare --mount python small_disk.py sqlite FOLDER`. The small disk is a
+tmpfs that vanishes with the process's mount namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SIZE = {"sqlite": 2, "postgres": 64}  # MiB
 def main() -> None:
     """Arguments: `sqlite` or `postgres`, an empty folder."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE[backend]}m", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE[backend]}m", "tmpfs", str(folder)], check=True
+    )
     cluster = None
     if backend == "postgres":
         cluster = Cluster(folder)
