@@ -1,8 +1,7 @@
 """Compares encoders on one's own records: size, seconds of a processor, and F1 of a head under
 differential privacy.
 
-    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part packaged-minilm
-    packaged-mpnet
+    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part packaged-minilm packaged-mpnet
 
 Half of the records are scored, drawn anew for every seed. The labels are taken as public names and
 their own titles. Prints a table in Markdown.

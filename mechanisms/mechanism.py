@@ -1,11 +1,10 @@
 """Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its
 `kind`.
 
-    plan(task)                settle what is open and solve the noise, before a record is read
-    -> Plan event(noise, task)        what a fit at this noise does to the records
-    -> Event plan.fit(records, run)    do it; resumes from `run.folder`
-    -> Fitted load(folder, run)         the model that `Fitted.model.save(folder)` wrote
-    -> Model
+    plan(task)                settle what is open and solve the noise, before a record is read     -> Plan
+    event(noise, task)        what a fit at this noise does to the records                         -> Event
+    plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
+    load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
 
 A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle
 has `release_to`. The event that ran, and nothing else, says what is claimed

@@ -1,13 +1,11 @@
-"""Stores stage outputs privately: looked up by what they were made from, checked by what they
-contain.
+"""Stores stage outputs privately: looked up by what they were made from, checked by what they contain.
 
 A stage's folder is named by a key: the digest of stage name, configuration, the digests of its
 inputs and the code version. A run that died finds the finished stages by their keys and a stage
 that died half-way by its working folder.
 
-    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when
-    finished private/stages/<stage>/<key>/    finished: moved here in one rename, with
-    `manifest.json` inside
+    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when finished
+    private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
 
 Two processes with the same key do not compute it twice: the second waits for the lock and finds the
 result. With a store that machines share (storage/shared_store.py) a finished stage is written to it

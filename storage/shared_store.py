@@ -2,8 +2,7 @@
 share them.
 
     <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
-    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage
-    does not exist
+    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage does not exist
 
 The first to write the manifest of a key decides what the stage is: it is created, never replaced.
 Who comes second takes the first one's, which differs only where a stage can't be repeated bit for

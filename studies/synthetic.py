@@ -1,5 +1,5 @@
-"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM;
-XGBoost and SMOTE as they are, without protection.
+"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM; XGBoost
+and SMOTE as they are, without protection.
 
 From a release follow, as post-processing, records in which both classes are as frequent, and trees
 grown on them.

@@ -1,10 +1,9 @@
-"""Maps a function over parts of a computation: in this process, in processes of this machine, or on
-a Dask cluster.
+"""Maps a function over parts of a computation: in this process, in processes of this machine, or on a
+Dask cluster.
 
     ""                     this process, part by part
     "4"                    four processes of this machine, which end with it
-    "tls://host:8786"      the workers of a cluster; certificates from the folder
-    $AUTOCODER_ENGINE_CERTIFICATES
+    "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
 
 A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends
 functions by pickle among holders of the cluster's certificates, so that anyone who holds them can

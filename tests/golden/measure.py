@@ -1,7 +1,10 @@
-"""Measures the golden set: eight plans on synthetic narratives, through the command line, in one
-process. python tests/golden/measure.py print what is measured now, as JSON python
-tests/golden/measure.py --write put it into golden.json; the commit says which number changed and
-why The key of every secret noise is fixed only in this process, so that a fit is the same again.
+"""Measures the golden set: eight plans on synthetic narratives, through the command line.
+
+    python tests/golden/measure.py            # print what is measured now, as JSON
+    python tests/golden/measure.py --write    # put it into golden.json
+
+The commit says which number changed and why. All plans run in one process. The key of every secret
+noise is fixed only in this process, so that a fit is the same again.
 """
 
 import csv
