@@ -18,7 +18,6 @@ from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
 from storage.ledger.registry import (
     other_population_names,
-    overlapping_releases,
     population_name_warning,
 )
 from tasks.branches.plan import Origin
@@ -76,7 +75,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
         page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
         prefect_page.publish_plan(context.run, plan_page.markdown(page))
     names = other_population_names(
-        planned.plan, overlapping_releases(ledger, planned.plan, records=plan_context.records)
+        planned.plan, ledger.overlaps(planned.plan, records=plan_context.records)
     )
     released, release_run = None, None
     if settings.enabled and settings.deployment:

@@ -15,7 +15,7 @@ import rfc8785
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger.models import GENESIS, NOTES, Row
 from storage.ledger.schema import COLUMNS, ledger_row
 
@@ -26,11 +26,18 @@ _T = ledger_row.c
 
 
 class Entry(NamedTuple):
-    """A row as the database stores it."""
+    """A row as it was written: the hash is that of the body."""
 
     sequence: int
     hash: str
     body: str
+
+
+class Damage(NamedTuple):
+    """A row that is not stored as it was written, whatever happened to it."""
+
+    sequence: int
+    problem: str
 
 
 def canonical(content: dict[str, Any]) -> str:
@@ -78,23 +85,30 @@ def now() -> str:
 
 
 def last(connection: Connection) -> tuple[int, str]:
-    """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
-    row = connection.execute(
-        sa.select(_T.sequence, _T.hash).order_by(_T.sequence.desc()).limit(1)
-    ).one_or_none()
-    return (0, GENESIS) if row is None else (row.sequence, row.hash)
+    """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger.
+
+    Raises:
+        StorageError: the row is damaged.
+    """
+    for row in _read(connection, _select(connection).order_by(_T.sequence.desc()).limit(1)):
+        return row.sequence, _require(row).hash
+    return 0, GENESIS
 
 
 def hash_of(connection: Connection, sequence: int) -> str | None:
     """Return the hash of a row, None where there is none. That of the first row tells a ledger from
     any other.
+
+    Raises:
+        StorageError: the row is damaged.
     """
-    return connection.execute(sa.select(_T.hash).where(_T.sequence == sequence)).scalar()
+    return next(iter(hashes(connection, sequence, sequence)), None)
 
 
 def hashes(connection: Connection, first: int, last: int) -> list[str]:
-    query = sa.select(_T.hash).where(_T.sequence.between(first, last)).order_by(_T.sequence)
-    return list(connection.scalars(query))
+    """Return the hashes of the rows from `first` to `last`, both included."""
+    query = _select(connection).where(_T.sequence.between(first, last)).order_by(_T.sequence)
+    return [_require(row).hash for row in _read(connection, query)]
 
 
 def append(
@@ -138,11 +152,61 @@ def put(connection: Connection, body: str) -> Entry:
     return Entry(plain["sequence"], row_hash, body)
 
 
-def entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
-    """Yields the rows as they are stored, in the order of the chain."""
-    select = (
-        sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence > after).order_by(_T.sequence)
+def entries(connection: Connection, after: int = 0) -> Iterator[Entry | Damage]:
+    """Yields the rows that are stored behind one, in the order of the chain."""
+    yield from _read(
+        connection, _select(connection).where(_T.sequence > after).order_by(_T.sequence)
     )
-    with connection.execute(select, execution_options={"yield_per": 1000}) as rows:
-        for sequence, row_hash, body in rows:
-            yield Entry(sequence, row_hash, body)
+
+
+def whole_entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
+    """Yields the same rows.
+
+    Raises:
+        StorageError: one of them is damaged.
+    """
+    return map(_require, entries(connection, after))
+
+
+# -- the one way in which a row is read from the database
+# ------------------------------------------------------------------------------------------------
+
+
+def _select(connection: Connection) -> sa.Select[Any]:
+    """Selects the bytes of a row as they are stored; NULL where a column of SQLite has no text."""
+    return sa.select(_T.sequence, *(_stored_bytes(connection, of) for of in (_T.hash, _T.body)))
+
+
+def _stored_bytes(connection: Connection, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    if connection.dialect.name == "postgresql":
+        return sa.func.convert_to(column, "UTF8", type_=sa.LargeBinary)
+    return sa.case((sa.func.typeof(column) == "text", sa.cast(column, sa.LargeBinary)))
+
+
+def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[Entry | Damage]:
+    with connection.execute(query, execution_options={"yield_per": 1000}) as rows:
+        for sequence, stored_hash, stored_body in rows:
+            yield _entry(sequence, stored_hash, stored_body)
+
+
+def _entry(sequence: int, stored_hash: bytes | None, stored_body: bytes | None) -> Entry | Damage:
+    """Returns a row only if the digest of the bytes that were read is the one stored beside them."""
+    if stored_body is None or stored_hash is None:
+        return Damage(sequence, "was edited: it is not stored as text")
+    row_hash = hashlib.sha256(stored_body).hexdigest()
+    # guard: test_a_release_whose_row_cannot_be_read
+    if row_hash.encode() != stored_hash:
+        return Damage(sequence, "was edited: its content doesn't have its hash")
+    try:
+        return Entry(sequence, row_hash, stored_body.decode())
+    except UnicodeDecodeError:
+        return Damage(sequence, "was edited: it is not stored as UTF-8")
+
+
+def _require(row: Entry | Damage) -> Entry:
+    if isinstance(row, Damage):
+        raise StorageError(
+            f"ledger: row {row.sequence} {row.problem}. Nothing is released or recorded. Run "
+            "`autocoder ledger verify`"
+        )
+    return row

@@ -12,11 +12,11 @@ itself stops everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -24,12 +24,12 @@ from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import Account, Charge, Cost, accounts_of, charge_account
-from storage.ledger.chain import Entry
+from storage.ledger.chain import Damage, Entry
 from storage.ledger.composition import Loss
 from storage.ledger.content import policy_terms, signed_terms
 from storage.ledger.decisions import Matter, approvers, from_row, signer
 from storage.ledger.heads import decoded_key, key_id, verify_bytes
-from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, Row
+from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, ReleasePlan, Row
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
@@ -93,6 +93,24 @@ class Release:
         return accounts_of(str(self.row.population), self.row.cohorts, self.row.privacy_unit)
 
 
+class Overlap(NamedTuple):
+    """An earlier release beside a planned one: it shares records with it, or units that both
+    protect, or only its population and a cohort by name.
+    """
+
+    release: Release
+    shares: Literal["records", "units", "cohorts"]
+
+    @property
+    def row(self) -> Row:
+        """The release's newest."""
+        return self.release.row
+
+    @property
+    def depends_on_same_data(self) -> bool:
+        return self.shares != "cohorts"
+
+
 @dataclass
 class State:
     """What a ledger says after some of its rows."""
@@ -114,32 +132,39 @@ class State:
     bad: list[BadRow] = field(default_factory=list)
     broken: str = ""
     """The first damage to the chain: what rows mean from there on is not known."""
+    stopped: str = ""
+    """The first row that a releasing worker should have signed and that has no effect: what was
+    spent is not known, so nothing is reserved or drawn.
+    """
 
     # -- taking rows
     # ---------------------------------------------------------------------------------------
 
-    def take(self, entry: Entry) -> Row | None:
+    def take(self, entry: Entry | Damage) -> Row | None:
         """Takes the next row as it is stored; returns it, with all that is known, where it has an
         effect.
 
         Behind damage to the chain it continues with what can be read, so that `verify` names every
         bad row.
         """
-        sequence, expected, previous, problem = entry.sequence, self.sequence + 1, self.hash, ""
-        self.sequence, self.hash, self.ledger, row = (
-            sequence,
-            entry.hash,
-            self.ledger or entry.hash,
-            None,
-        )
+        sequence, expected, previous = entry.sequence, self.sequence + 1, self.hash
+        self.sequence, self.hash = sequence, ""
         if sequence != expected:
             missing = expected if sequence == expected + 1 else f"{expected} to {sequence - 1}"
             self._damage(
                 expected, f"row {missing} missing: row {sequence} follows row {expected - 1}"
             )
+            previous = ""
+        if isinstance(entry, Damage):
+            self._damage(sequence, f"row {sequence} {entry.problem}")
+            return None
+        self.hash, self.ledger = entry.hash, self.ledger or entry.hash
+        row, problem, kind = None, "", None
         try:
             content = _read(entry)
-            if sequence == expected and content["previous_hash"] != previous:
+            kind = content.get("kind")
+            # behind a row that is missing or damaged there is nothing to be linked to
+            if previous and content["previous_hash"] != previous:
                 culprit = f"row {max(sequence - 1, 1)} was rewritten"
                 self._damage(
                     sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}"
@@ -154,6 +179,9 @@ class State:
             problem = "a field is missing or of another type"
         if problem:
             self.bad.append(BadRow(sequence, f"row {sequence}: {problem}", void=row is None))
+            # guard: test_a_void_row_of_a_signed_kind_stops_what_follows
+            if row is None and kind in SIGNED:
+                self.stopped = self.stopped or self.bad[-1].problem
         return row
 
     def _damage(self, sequence: int, problem: str) -> None:
@@ -400,35 +428,73 @@ class State:
                 )
         return ""
 
-    def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
-        """Returns the releases of the same type of guarantee that share records with a row's, or
-        with a plan's.
+    def overlaps(
+        self, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+    ) -> Iterator[Overlap]:
+        """Yields the other releases that a row's or a plan's has something in common with, oldest
+        first, of every type of guarantee.
 
-        So do those of another population that share units; within one, the account of its units has
-        all of them. One whose marks are gone from the registry is taken to share them. Of one that
-        was reserved without marks only the fingerprint of the whole data set is known.
+        What is charged (`sharing`) and what an officer reads (`LedgerReader.overlaps`) both follow
+        from this.
 
         Args:
-            shared: what the row's set of records shares with each stored one, by its row.
+            shared: what its set of records shares with each stored one, by the row of that one,
+                None where the two have different keys. Without any set, fingerprints and names
+                tell.
         """
-        overlapping = []
         for release in self.releases.values():
             reserved = release.reserved
-            common = shared.get(reserved.sequence)
-            if common is not None:
-                # guard: test_another_populations_name
-                shares = common.records or bool(
-                    common.units and reserved.population != row.population
-                )
-            else:
-                # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
-                shares = (
-                    "records" in reserved.details
-                    or reserved.data_fingerprint == row.data_fingerprint
-                )
-            if shares and release.kind == row.guarantee_kind:
-                overlapping.append(release)
-        return overlapping
+            if reserved.idempotency_key == row.idempotency_key:
+                continue
+            if self._same_records(release, row, shared):
+                yield Overlap(release, "records")
+            # guard: test_another_populations_name
+            elif self._same_units(release, row, shared):
+                yield Overlap(release, "units")
+            elif reserved.population == row.population and set(reserved.cohorts) & set(row.cohorts):
+                yield Overlap(release, "cohorts")
+
+    @staticmethod
+    def _same_records(
+        release: Release, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+    ) -> bool:
+        reserved = release.reserved
+        same_file = reserved.data_fingerprint == row.data_fingerprint
+        if shared is None or "records" not in reserved.details:
+            return same_file
+        # One whose marks are gone, or are not those of its row, is taken to share everything.
+        # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
+        if reserved.sequence not in shared:
+            return True
+        common = shared[reserved.sequence]
+        return same_file if common is None else common.records
+
+    @staticmethod
+    def _same_units(
+        release: Release, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+    ) -> bool:
+        """Within one population the account of its units has all of them already."""
+        common = None if shared is None else shared.get(release.reserved.sequence)
+        other = release.reserved.population != row.population
+        return common is not None and common.units > 0 and other
+
+    def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
+        """Returns the releases that a row's is charged with: of the same type of guarantee, from
+        the same records or units.
+        """
+        return [
+            overlap.release
+            for overlap in self.overlaps(row, shared)
+            if overlap.depends_on_same_data and overlap.release.kind == row.guarantee_kind
+        ]
+
+    def named_sets(self) -> dict[int, str]:
+        """Returns the digest of the set of records that each reservation names, by its sequence."""
+        return {
+            release.reserved.sequence: str(release.reserved.details["records"]["set"])
+            for release in self.releases.values()
+            if "records" in release.reserved.details
+        }
 
     # -- questions
     # -----------------------------------------------------------------------------------------
@@ -481,8 +547,19 @@ class State:
                 "verify`"
             )
 
+    def require_counted(self) -> None:
+        """Refuses a ledger in which a row of a releasing worker has no effect: it may have spent
+        something.
+        """
+        if self.stopped:
+            raise StorageError(
+                f"ledger: {self.stopped}. Nothing is reserved or drawn while it is there, since "
+                "what it spent is not known. Run `autocoder ledger verify`, and restore the ledger "
+                "from a copy"
+            )
 
-def fold(entries: Iterable[Entry], state: State | None = None) -> State:
+
+def fold(entries: Iterable[Entry | Damage], state: State | None = None) -> State:
     """Returns the state after more rows; without one, only after these."""
     state = state or State()
     for entry in entries:
@@ -508,8 +585,6 @@ def _read(entry: Entry) -> dict[str, Any]:
     """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what
     has no meaning.
     """
-    if chain.digest(entry.body) != entry.hash:
-        raise Damaged("was edited: its content doesn't have its hash")
     try:
         content: dict[str, Any] = json.loads(entry.body, parse_constant=_no_constant)
         written, _ = content["sequence"], content["previous_hash"]

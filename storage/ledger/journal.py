@@ -176,7 +176,8 @@ class Journal:
                     file.write(b"\n")
                     file.flush()
                 last = self.last()
-                for entry in chain.entries(connection, 0 if last is None else last.sequence):
+                written = 0 if last is None else last.sequence
+                for entry in chain.whole_entries(connection, written):
                     file.write(line_of(entry))
                 file.flush()
                 os.fsync(descriptor)

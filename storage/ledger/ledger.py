@@ -203,6 +203,7 @@ class Ledger(LedgerReader):
                 _require_same(existing.row, content)
                 require_plan(existing.row, plan_digest)
                 return existing.row
+            state.require_counted()
             if plan.ledger is not None:
                 self._require_here(connection, state, plan)
             policy = self._put_in_force(connection, state, requester=plan.requester)
@@ -270,6 +271,7 @@ class Ledger(LedgerReader):
         no `release_keys`, only what this worker's own key reserved is drawn.
         """
         state = state or self.state()
+        state.require_counted()
         release = state.release(release_id)
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:

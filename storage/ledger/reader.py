@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
-from storage.errors import InputError, StorageError
+from storage.errors import InputError
 from storage.ledger import chain, schema
 from storage.ledger.budget import (
     Account,
@@ -26,12 +25,11 @@ from storage.ledger.budget import (
 )
 from storage.ledger.content import plan_content
 from storage.ledger.database import Database
-from storage.ledger.fold import BadRow, Release, State, fold
+from storage.ledger.fold import BadRow, Overlap, Release, State, fold
 from storage.ledger.models import GENESIS, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet, Shared
 from storage.ledger.registry import compare, stored_sets
-from storage.ledger.schema import COLUMNS, ledger_row
 
 if TYPE_CHECKING:
     from storage.ledger.heads import Head
@@ -200,7 +198,7 @@ class LedgerReader:
             sought = _row(
                 {"guarantee_kind": kind, "population": population, "data_fingerprint": fingerprint}
             )
-            shared = self._overlap(connection, state, sought, records)
+            shared = self._sharing(connection, state, sought, records)
             own = accounts_of(population, tuple(cohorts), privacy_unit)
             others = sorted(
                 {name for release in shared for name in release.own_accounts} - set(own)
@@ -221,6 +219,21 @@ class LedgerReader:
                 )
             return accounts, state.other_unit(population, kind, privacy_unit)
 
+    def overlaps(
+        self, plan: ReleasePlan, *, records: RecordSet | None = None
+    ) -> tuple[Overlap, ...]:
+        """Returns the releases other than a plan's own that share records or units with it, or are
+        of the same cohorts, oldest first.
+
+        Args:
+            records: what the plan is made from; without it only fingerprints and names tell.
+        """
+        with self._reading() as (connection, state):
+            shared = None
+            if records is not None:
+                shared = compare(connection, records, state.named_sets())
+            return tuple(state.overlaps(plan, shared))
+
     def refusal(self, plan: ReleasePlan) -> Row | None:
         return self.state().refusals.get(plan.idempotency_key)
 
@@ -238,9 +251,8 @@ class LedgerReader:
         """Folds the whole chain anew and names every row that is not as it was written or does not
         follow.
 
-        Beside the fold: the columns that repeat a body, the sets of records beside the rows, and
-        the heads and copies that someone else kept, without which a chain that was cut or rewritten
-        from some row on looks whole.
+        Beside the fold: the sets of records beside the rows, and the heads and copies that someone
+        else kept, without which a chain that was cut or rewritten from some row on looks whole.
 
         Args:
             heads: statements exported before; the chain must still go through each.
@@ -248,37 +260,16 @@ class LedgerReader:
                 row exactly.
             progress: gets the number of rows checked, now and then.
         """
-        state, findings, hashes, whole = State(), [], {0: GENESIS}, 0
+        state, hashes, whole = State(), {0: GENESIS}, 0
         with self.database.read() as connection:
-            notes, registry = _protections(connection), _Registry(connection)
-            columns = sa.select(ledger_row).order_by(ledger_row.c.sequence)
-            with connection.execute(columns, execution_options={"yield_per": _BATCH}) as rows:
-                for stored in rows:
-                    known = len(state.releases)
-                    row = state.take(chain.Entry(stored.sequence, stored.hash, stored.body))
-                    hashes[stored.sequence] = stored.hash
-                    whole = whole if state.broken else stored.sequence
-                    if row is not None:
-                        wrong = [
-                            name for name in COLUMNS if getattr(stored, name) != getattr(row, name)
-                        ]
-                        if wrong:
-                            findings.append(
-                                (
-                                    row.sequence,
-                                    f"was edited: column {', '.join(wrong)} contradicts its body",
-                                )
-                            )
-                        if len(state.releases) > known:
-                            findings += [
-                                (row.sequence, problem) for problem in registry.check(state, row)
-                            ]
-                    if progress is not None and len(hashes) % _BATCH == 0:
-                        progress(len(hashes))
-            findings += [
-                (sequence, "a set of records is stored with it that it does not name")
-                for sequence in registry.left
-            ]
+            for stored in chain.entries(connection):
+                state.take(stored)
+                hashes[stored.sequence] = state.hash
+                whole = whole if state.broken else stored.sequence
+                if progress is not None and len(hashes) % _BATCH == 0:
+                    progress(len(hashes))
+            notes = _protections(connection)
+            findings = list(_Registry(connection, state).findings())
         beside = [
             BadRow(sequence, f"row {sequence}: {problem}", void=False)
             for sequence, problem in findings
@@ -318,18 +309,18 @@ class LedgerReader:
         if state.policy is None and self._policy is not None:
             state = State(policy=self._policy)
         release = Release(_row(content))
-        shared = self._overlap(connection, state, release.row, records)
+        shared = self._sharing(connection, state, release.row, records)
         charges, problem = state.price(release, shared)
         if problem:
             raise BudgetRefused(problem)
         return charges, shared
 
-    def _overlap(
+    def _sharing(
         self, connection: Connection, state: State, row: Row, records: RecordSet | None
     ) -> list[Release]:
         if records is None:
             return []
-        shared = compare(connection, records)
+        shared = compare(connection, records, state.named_sets())
         if None in shared.values():
             raise InputError(
                 "registry key: the ledger's records are marked with another key than this "
@@ -347,38 +338,39 @@ def _row(content: dict[str, Any]) -> Row:
 
 
 class _Registry:
-    def __init__(self, connection: Connection) -> None:
-        self.left = dict(stored_sets(connection))
-        """Sets that no row named yet, by the sequence of their row."""
-        self._sets: dict[int, RecordSet] = {}
-        self._lost: set[str] = set()
+    """Compares the stored sets of records with what the reservations say that they share."""
 
-    def check(self, state: State, row: Row) -> Sequence[str]:
-        """Returns what is wrong with the set of a reservation that the state took."""
-        named, marks = row.details.get("records"), self.left.get(row.sequence)
-        if named is None:
-            return []
-        self.left.pop(row.sequence, None)
-        if marks is None or sha256(marks).hexdigest() != named["set"]:
-            self._lost.add(str(row.release_id))
-            return ["the set of records beside it is gone, or another"]
-        try:
-            records = RecordSet.decode(marks)
-        except StorageError as error:
-            return [str(error)]
-        shared: dict[int, Shared | None] = {
-            sequence: records.shared(of) for sequence, of in self._sets.items()
-        }
-        self._sets[row.sequence] = records
-        names = {
-            str(release.row.release_id)
-            for release in state.sharing(row, shared)
-            if release.reserved.sequence < row.sequence
-        }
-        # guard: test_verify_names_a_row_that_hides_what_it_shares
-        if names - self._lost != set(named["overlap"]) - self._lost:
-            return ["it shares records with other releases than it says"]
-        return []
+    def __init__(self, connection: Connection, state: State) -> None:
+        self._state = state
+        self._named = state.named_sets()
+        self._sets = dict(stored_sets(connection, self._named))
+
+    def findings(self) -> Iterator[tuple[int, str]]:
+        for sequence in self._sets.keys() - self._named.keys():
+            yield sequence, "a set of records is stored with it that it does not name"
+        whole: dict[int, RecordSet] = {}
+        lost: set[str] = set()
+        for release in list(self._state.releases.values()):
+            row = release.reserved
+            if row.sequence not in self._named:
+                continue
+            records = self._sets.get(row.sequence)
+            if records is None:
+                lost.add(str(row.release_id))
+                yield row.sequence, "the set of records beside it is gone, or another"
+                continue
+            shared: dict[int, Shared | None] = {
+                sequence: records.shared(of) for sequence, of in whole.items()
+            }
+            whole[row.sequence] = records
+            names = {
+                str(other.row.release_id)
+                for other in self._state.sharing(row, shared)
+                if other.reserved.sequence < row.sequence
+            }
+            # guard: test_verify_names_a_row_that_hides_what_it_shares
+            if names - lost != set(row.details["records"]["overlap"]) - lost:
+                yield row.sequence, "it shares records with other releases than it says"
 
 
 def _compare(

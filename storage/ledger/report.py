@@ -182,7 +182,8 @@ def export(ledger: LedgerReader) -> str:
     """
     with ledger.database.read() as connection:
         rows = [
-            json.loads(entry.body) | {"hash": entry.hash} for entry in chain.entries(connection)
+            json.loads(entry.body) | {"hash": entry.hash}
+            for entry in chain.whole_entries(connection)
         ]
     return json.dumps(rows, ensure_ascii=False, indent=1)
 

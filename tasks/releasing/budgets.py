@@ -17,7 +17,7 @@ from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, accounts_of
-from storage.ledger.registry import other_population_names, overlapping_releases
+from storage.ledger.registry import other_population_names
 from storage.ledger.report import budget_json
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, ledger_access
@@ -167,9 +167,7 @@ class ExpectedCharge:
                     cohorts=tuple(cohorts),
                     data_fingerprint=fingerprint,
                 )
-                overlapping = overlapping_releases(
-                    ledger, sought, records=records
-                )  # of every kind of guarantee
+                overlapping = ledger.overlaps(sought, records=records)
                 names = other_population_names(sought, overlapping)
             # guard: test_what_is_shown_before_is_what_is_charged
             projected, other_unit = ledger.projected_balance(

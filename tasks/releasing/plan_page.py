@@ -25,7 +25,7 @@ from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
 from storage.ledger.records import RecordSet
-from storage.ledger.registry import other_population_names, overlapping_releases
+from storage.ledger.registry import other_population_names
 from storage.ledger.report import revocation_text
 from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
@@ -365,7 +365,7 @@ def _lists(words: Sequence[CodeListVerdict]) -> Answer:
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
-    others = overlapping_releases(ledger, planned.plan, records=records)
+    others = ledger.overlaps(planned.plan, records=records)
     names = other_population_names(planned.plan, others)
     figures = {
         "others": others,
@@ -385,7 +385,7 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
             row.state,
             shares,
         ]
-        for row, shares in others
+        for row, shares in ((other.row, other.shares) for other in others)
     ]
     verdict: Verdict = "warning" if names else "investigate" if others else "fine"
     return Answer("siblings", verdict, figures, table=(head, rows) if rows else None)

@@ -28,7 +28,6 @@ from storage.ledger.ledger import require_plan
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.ledger.registry import (
     other_population_names,
-    overlapping_releases,
     population_name_warning,
 )
 from tasks.bundle import fill, licence, thresholds
@@ -222,7 +221,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "bundle": str(folder),
         }
         records = save_record_set(context, candidate.dataset)
-        named = other_population_names(plan, overlapping_releases(ledger, plan, records=records))
+        named = other_population_names(plan, ledger.overlaps(plan, records=records))
         warnings = [
             *([population_name_warning(named, plan.population)] if named else []),
             *_threshold_warnings(folder),

@@ -16,6 +16,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Charge, Ledger, Policy, Row
 from storage.ledger.policy import ALL_COHORTS
 from storage.ledger.records import RecordSet
+from storage.ledger.registry import other_population_names
 from tasks.releasing.budgets import ExpectedCharge
 from tasks.releasing.ledger_access import ledger_url
 
@@ -128,6 +129,13 @@ def test_another_populations_name(site: Site) -> None:
         reserve(ledger, "b", 4, "2016", population="injuries-16")
     row = reserve(ledger, "c", 1, "2016", population="injuries-16")
     assert row.details["records"]["overlap"] == [first.release_id]
+    plan = asked("x", 1, ("2016",), population="injuries-17")
+    overlaps = ledger.overlaps(plan, records=records("2016"))
+    assert [(found.row.release_id, found.shares) for found in overlaps] == [
+        (first.release_id, "units"),
+        (row.release_id, "records"),
+    ], "the officer reads of every release that is charged"
+    assert other_population_names(plan, overlaps) == ("injuries-15", "injuries-16")
     spent = {(c.after.population, c.after.cohort): c.after.epsilon for c in charges(ledger, row)}
     assert spent["injuries-16", ALL_COHORTS] == spent["injuries-15", ALL_COHORTS] == 5
     reserve(

@@ -110,8 +110,8 @@ FORGED: dict[str, dict[str, Any]] = {
 def test_a_reservation_without_the_workers_key(
     site: Site, forged: dict[str, Any], signer: Any
 ) -> None:
-    """It has no effect: nothing is charged, put back or drawn. What comes after it continues, and
-    `verify` names it.
+    """It has no effect: nothing is charged, put back or drawn. `verify` names it, and while it is
+    there nothing is reserved.
     """
     ledger = site.open(policy(minimum=1))
     ledger.put_in_force(requester="operator")
@@ -136,8 +136,9 @@ def test_a_reservation_without_the_workers_key(
     assert ledger.find(make_plan("k").idempotency_key) is None
     terms = release_terms(make_plan("k"))
     signed = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=terms)
-    ledger.reserve(make_plan("k"), plan_digest="d" * 64, decisions=[signed])
-    assert spent(ledger) == {"2023": 4}
+    with pytest.raises(StorageError, match=f"row {written}"):
+        ledger.reserve(make_plan("k"), plan_digest="d" * 64, decisions=[signed])
+    assert spent(ledger) == {}
     assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(written, True)]
 
 
@@ -183,14 +184,16 @@ def test_a_reservation_by_another_key_where_the_policy_lists_none(site: Site) ->
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_draw_and_a_bundle_of_a_stranger(site: Site, listed: bool) -> None:
-    """Rows that go on from a good reservation, by another key: the release stays reserved, and is
-    drawn by its own.
+    """Rows that go on from a good reservation, by another key: the release stays reserved, and
+    nothing is drawn or bundled while they are there.
     """
     ledger = site.open(policy(listed=listed))
     row = ledger.reserve(make_plan("x"))
     for state, digests in (("drawn", {"draw_digest": "a"}), ("burned", {"reason": "stopped"})):
         append_past(ledger, vars(row) | {"state": state, **digests}, key=STRANGER)
-    assert ledger.mark_drawn(str(row.release_id), draw_digest="e").draw_digest == "e"
+    assert ledger.release(str(row.release_id)).state == "reserved"
+    with pytest.raises(StorageError, match="row 3"):
+        ledger.mark_drawn(str(row.release_id), draw_digest="e")
     assert [bad.void for bad in ledger.verify().bad] == [True, True]
 
 
@@ -208,11 +211,6 @@ UNSIGNED: dict[str, Callable[[Ledger], dict[str, Any]]] = {
         "idempotency_key": "d" * 64,
         "reason": "no",
         "details": {"decisions": [_unsigned("refuse", release_terms(make_plan("k")))]},
-    },
-    "a revocation": lambda ledger: {
-        "kind": "revocation",
-        "release_id": ledger.open_releases()[0].release_id,
-        "details": {"reason": "x"},
     },
     "a kind to come": lambda ledger: {"kind": "evaluation", "state": "committed"},
 }
@@ -255,6 +253,27 @@ def test_rows_nobody_signed_change_and_stop_nothing(
         (written, True),
         (again, True),
     ]
+
+
+@pytest.mark.parametrize("kind", ["release", "handover", "revocation"])
+def test_a_void_row_of_a_signed_kind_stops_what_follows(site: Site, kind: str) -> None:
+    """Only a releasing worker writes such a row. If it has no effect, what was spent is not known:
+    nothing is reserved or drawn.
+    """
+    ledger = site.open(policy(listed=False))
+    row = ledger.reserve(make_plan("first"))
+    content = {"kind": kind, "release_id": row.release_id, "details": {"reason": "x"}}
+    state = "drawn" if kind == "release" else "recorded"
+    written = append_past(ledger, content | {"state": state, "requester": "operator"})
+    assert (spent(ledger), ledger.revocation(str(row.release_id))) == ({"2023": 4}, None)
+    for step in (
+        lambda: ledger.reserve(make_plan("k")),
+        lambda: ledger.require_drawable(str(row.release_id)),
+        lambda: ledger.mark_drawn(str(row.release_id), draw_digest="e"),
+    ):
+        with pytest.raises(StorageError, match=f"row {written}"):
+            step()
+    assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(written, True)]
 
 
 @pytest.mark.postgres

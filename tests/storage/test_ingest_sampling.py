@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from storage.ingest import IngestConfig
-from storage.ingest.sampling import SPLITS, UNUSED, Selection, apportion, select
+from storage.ingest.sampling import SPLITS, UNUSED, Selection, apportion, digests, select
 
 TRAIN, TEST, HOLDOUT = range(3)
 assert SPLITS == ("train", "test", "holdout")
@@ -138,3 +138,11 @@ def test_large_units_are_not_tested_more_often() -> None:
         split = sample(codes, units, max_per_unit=1, seed=seed).split[:200]
         share.append(np.mean(split[split != UNUSED] == TEST))
     assert np.mean(share) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("other", [("12", "3"), ("", "123"), ("123", ""), ("1", "2", "3")])
+def test_a_digest_tells_cells_apart_whose_texts_join_to_the_same(other: tuple[str, ...]) -> None:
+    """`1`, `23` are other cells than `12`, `3`: otherwise two records would count as one."""
+    one, two = (digests([[cell] for cell in cells]).tolist() for cells in (("1", "23"), other))
+    assert one != two
+    assert one == digests([["1"], ["23"]]).tolist()

@@ -147,6 +147,15 @@ def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[
     )
 
 
+def test_a_score_equal_to_the_threshold_needs_no_review(coder: Coder) -> None:
+    """The score as it is written, six decimals: at the threshold it is accepted, below it is not."""
+    coder = replace(coder, thresholds={"temperature": 20.0})
+    written = round(coder.code(["fell from a ladder"])[0].answers[0].score, 6)
+    for threshold, review in ((written, False), (written + 1e-6, True), (written - 1e-6, False)):
+        (coding,) = coder.code(["fell from a ladder"], threshold=threshold)
+        assert coding.needs_review is review
+
+
 def test_one_text_alone_has_the_scores_it_has_among_others(
     coder: Coder, narratives: Callable[..., list[str]]
 ) -> None:
