@@ -16,7 +16,12 @@ from flows.commands import options
 from flows.commands.console import ConsoleListener
 from flows.commands.help import Command
 from flows.commands.layout import Column, Console, print_table, say_prose
-from flows.commands.ledger_text import budget_text, release_text, row_columns
+from flows.commands.ledger_text import (
+    budget_text,
+    every_row_columns,
+    release_columns,
+    release_text,
+)
 from flows.commands.terminal import say
 from storage.errors import InputError
 
@@ -73,7 +78,8 @@ def show(
     for revoked in sorted(ledger.revoked()):
         say_prose(f"Release {revoked}: {revocation_text(ledger, revoked)}\n")
     if shown:
-        print_table(row_columns(shown, ledger.revoked(), numbered=every))
+        columns = every_row_columns if every else release_columns
+        print_table(columns(shown, ledger.revoked()))
     else:
         say("none")
     say("")

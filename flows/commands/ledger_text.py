@@ -59,28 +59,43 @@ def cohorts(names: Iterable[str]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def row_columns(rows: Sequence[Row], revoked: Collection[str], *, numbered: bool) -> list[Column]:
-    """Returns the columns of a list of rows; narrow terminals leave out those of a high rank."""
-    kinds = ["revoked" if row.release_id in revoked else row.state for row in rows]
-    states = [
-        state if row.kind == "release" else row.kind for row, state in zip(rows, kinds, strict=True)
-    ]
+def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
+    """Returns the six columns of a list of releases, at every width. `ledger show RELEASE` has all
+    that is known of one.
+    """
     return [
-        *([Column("row", [str(row.sequence) for row in rows], right=True)] if numbered else []),
-        Column("release", [row.release_id or "–" for row in rows]),
-        Column("made", [row.recorded_at[:16].replace("T", " ") for row in rows]),
-        Column("state", states, rank=0 if any(state != "committed" for state in states) else 2),
-        Column("population", [row.population or "–" for row in rows], rank=3),
-        Column("label", [row.label for row in rows], rank=4, wraps=True),
-        Column("what", [row.mechanism or "–" for row in rows], rank=1, wraps=True),
-        Column("ε", [spent(row.epsilon) for row in rows], right=True),
-        Column("neighbours", [row.neighbouring_relation or "–" for row in rows], rank=2),
-        Column("ε replaced", [spent(row.epsilon_replaced) for row in rows], right=True, rank=3),
-        Column("kind", [KINDS[row.guarantee_kind] for row in rows]),
-        Column("δ", [delta(row.delta) for row in rows], rank=5),
-        Column("Δ", [spent(row.sensitivity) for row in rows], rank=6, right=True),
+        Column("release", [str(row.release_id) for row in rows]),
+        _made(rows),
+        Column("state", [_state(row, revoked) for row in rows]),
+        *_amounts(rows),
         Column("cohorts", [cohorts(row.cohorts) or "–" for row in rows], wraps=True),
     ]
+
+
+def every_row_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
+    """Returns the six columns of a list of rows of every kind, at every width."""
+    return [
+        Column("row", [str(row.sequence) for row in rows], right=True),
+        Column("what", [row.release_id or row.label or "–" for row in rows], wraps=True),
+        _made(rows),
+        Column("state", [_state(row, revoked) for row in rows]),
+        *_amounts(rows),
+    ]
+
+
+def _made(rows: Sequence[Row]) -> Column:
+    return Column("made", [row.recorded_at[:16].replace("T", " ") for row in rows])
+
+
+def _state(row: Row, revoked: Collection[str]) -> str:
+    if row.kind != "release":
+        return row.kind
+    return "revoked" if row.release_id in revoked else row.state
+
+
+def _amounts(rows: Sequence[Row]) -> Iterator[Column]:
+    yield Column("ε", [spent(row.epsilon) for row in rows], right=True)
+    yield Column("kind", [KINDS[row.guarantee_kind] for row in rows])
 
 
 def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str]:
