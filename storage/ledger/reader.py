@@ -260,7 +260,8 @@ class LedgerReader:
                 row exactly.
             progress: gets the number of rows checked, now and then.
         """
-        state, hashes, whole = State(), {0: GENESIS}, 0
+        state, whole = State(), 0
+        hashes: dict[int, str] = {0: GENESIS}
         with self.database.read() as connection:
             for stored in chain.entries(connection):
                 state.take(stored)

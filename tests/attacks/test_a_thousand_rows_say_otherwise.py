@@ -111,7 +111,7 @@ def _write(folder: Path, label: str) -> list[Row]:
     ledger.change_policy(wider, decisions=[yes], **why)
     ledger.record(Evaluation(label="later", details={"weighted_f1": 0.8}, **common))
     with ledger.database.read() as connection:
-        return [json.loads(entry.body) for entry in chain.entries(connection)]
+        return [json.loads(entry.body) for entry in chain.whole_entries(connection)]
 
 
 @cache

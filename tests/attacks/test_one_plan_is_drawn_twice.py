@@ -319,7 +319,7 @@ def test_what_is_appended_to_a_witness(
     for key in ("x", "y", "z", "w"):
         grown.record(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
     with grown.database.read() as connection:
-        rows = list(chain.entries(connection))
+        rows = list(chain.whole_entries(connection))
     assert rows[-1].sequence > last.sequence
     foreign = chain.Entry(last.sequence + 1, chain.digest("{}"), "{}")
     for added in (
