@@ -1,9 +1,9 @@
 """Resumes runs that died, and reports low budgets.
 
-A run whose worker or host died is `Crashed`: the worker says so, or, where the worker died too, the
-rule `zombies` of deployments/automations.yaml when its heartbeat stops, or, where the rule missed
-it, this flow. Stages resume from their files and a release from the ledger, so resuming a run is
-always safe; it is done a few times, not for ever.
+A run whose process died is `Crashed`: the worker says so, or, if the worker died too, the watch
+(flows/server/watch.py) when its heartbeats stop. This flow does the same where no watch runs, more
+slowly. Stages resume from their files and a release from the ledger, so resuming a run is always
+safe; it is done a few times, not for ever.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.server.dead_runs import declare_dead, drop_missed, resume
+from flows.server.dead_runs import ATTEMPTS, PENDING, RESUMED, declare_dead, drop_missed, resume
 from flows.server.form import with_title
 from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
@@ -23,23 +23,14 @@ from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
-RESUMED = (
-    "retrain",
-    "compare",
-    "audit",
-    "release",
-    "code-batch",
-    "handover",
-    "revoke",
-    "ledger-verify",
-)
-"""Flows whose runs resume: all but this one. They send heartbeats while they are at work."""
-
 
 class HousekeepingReport(BaseModel, frozen=True):
     dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
     resumed: tuple[str, ...] = Field(description="runs that were resumed")
     given_up: tuple[str, ...] = Field(description="runs that died too often")
+    put_back: tuple[str, ...] = Field(
+        description="runs that had finished before they were called crashed"
+    )
     missed: tuple[str, ...] = Field(
         description="runs of schedules that were missed, and are left out"
     )
@@ -54,10 +45,11 @@ class HousekeepingReport(BaseModel, frozen=True):
 def housekeeping(
     home: Annotated[str | None, with_title("Workspace")] = None,
     ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None,
-    attempts: Annotated[int, Field(ge=1, le=100), with_title("Starts of a run")] = 4,
+    attempts: Annotated[int, Field(ge=1, le=100), with_title("Starts of a run")] = ATTEMPTS,
     days: Annotated[int, Field(ge=1, le=365), with_title("Days looked back")] = 7,
-    pending_minutes: Annotated[int, Field(ge=1, le=1440), with_title("Minutes to begin")] = 15,
-    silent_minutes: Annotated[int, Field(ge=30, le=1440), with_title("Minutes of silence")] = 30,
+    pending_minutes: Annotated[int, Field(ge=1, le=1440), with_title("Minutes to begin")] = PENDING
+    // timedelta(minutes=1),
+    silent_minutes: Annotated[int, Field(ge=5, le=1440), with_title("Minutes of silence")] = 10,
     low_share: Annotated[float, Field(ge=0, le=1), with_title("Low budget")] = 0.2,
 ) -> HousekeepingReport:
     """Do one round.
@@ -74,15 +66,21 @@ def housekeeping(
     """
     context = Context(home=str(home_of(home)))
     with private_errors("housekeeping"):
-        age = timedelta(days=days)
-        dead = declare_dead(RESUMED, silent=timedelta(minutes=silent_minutes), age=age)
-        resumed, given_up = resume(
-            RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes)
+        age, now = timedelta(days=days), datetime.now(UTC)
+        silent = now - timedelta(minutes=silent_minutes)
+        dead = declare_dead(RESUMED, before=silent, age=age)
+        found = resume(
+            RESUMED, age=age, attempts=attempts, pending=timedelta(minutes=pending_minutes)
         )
-        missed = drop_missed(before=datetime.now(UTC) - timedelta(minutes=pending_minutes))
+        missed = drop_missed(before=now - timedelta(minutes=pending_minutes))
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
     return HousekeepingReport(
-        dead=dead, resumed=resumed, given_up=given_up, missed=missed, low_budgets=low
+        dead=dead,
+        resumed=found.resumed,
+        given_up=found.given_up,
+        put_back=found.put_back,
+        missed=missed,
+        low_budgets=low,
     )
 
 

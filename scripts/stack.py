@@ -163,13 +163,15 @@ class Stack:
     def exports(self) -> list[str]:
         """Lines for a person's shell: the server, and the workspace and ledger of the workers.
 
-        The ledger's password is not among what is printed; the shell reads it from the file that
-        holds it.
+        No password is among what is printed; the shell reads each from its file.
         """
-        password = f"$(cat {shlex.quote(str(self.folder / 'secrets' / 'autocoder'))})"
-        url = self.database("autocoder", "ledger", "psycopg", password=password)
+        operator, autocoder = (
+            f"$(cat {shlex.quote(str(self.folder / 'secrets' / name))})"
+            for name in ("operator", "autocoder")
+        )
+        url = self.database("autocoder", "ledger", "psycopg", password=autocoder)
         return [
-            f"export PREFECT_API_URL={self.api} PREFECT_API_AUTH_STRING={self.auth}",
+            f'export PREFECT_API_URL={self.api} PREFECT_API_AUTH_STRING="operator:{operator}"',
             (
                 f"export AUTOCODER_HOME={shlex.quote(str(self.folder / 'home'))} "
                 f'AUTOCODER_LEDGER_URL="{url}"'
@@ -393,6 +395,7 @@ class Stack:
             "PREFECT_REDIS_MESSAGING_URL": f"{redis}/0",
             "PREFECT_SERVER_DOCKET_URL": f"{redis}/1",
             "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "false",
+            "AUTOCODER_PREFECT_API": self.api,
         }
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
         self.once(
@@ -532,7 +535,8 @@ def main() -> None:
         if options.json:
             print(json.dumps(json.loads((stack.folder / "stack.json").read_text())), flush=True)
         else:
-            print(f"Prefect   {stack.api.removesuffix('/api')}   log in with {stack.auth}")
+            print(f"Prefect   {stack.api.removesuffix('/api')}   log in as operator:PASSWORD")
+            print(f"password  {stack.folder / 'secrets' / 'operator'}")
             if "worker-gpu" not in {component.name for component in stack.components}:
                 print("no worker for the pool gpu: torch finds no CUDA device")
             print(f"secrets   {stack.folder / 'secrets'}    logs {stack.folder / 'logs'}")

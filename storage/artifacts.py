@@ -307,6 +307,17 @@ class Store:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
+    def is_locked(self, name: str) -> bool:
+        """Checks whether a process holds this lock now."""
+        try:
+            with (self.private / "locks" / f"{name}.lock").open() as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def open(self, ref: ArtifactRef) -> Path:
         """Returns an artifact's folder after checking every file against the manifest (once per
         process).

@@ -61,10 +61,8 @@ def deploy() -> None:
     if done.returncode:
         raise StorageError(f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
-    say(
-        f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations "
-        f"{', '.join(applied)}"
-    )
+    told = ", ".join(applied) or "none (AUTOCODER_NOTIFY_WEBHOOK is not set)"
+    say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; notifications: {told}")
 
 
 def _without_unset(content: Any, environment: Mapping[str, str]) -> Any:

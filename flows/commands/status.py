@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -47,9 +48,9 @@ def status(
     """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with
     the command to type.
 
-    Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without
-    its approvals, or a release that a crash left open. Runs and workers are those of the Prefect
-    server (PREFECT_API_URL).
+    Only reads. Exits with 1 when a person must act: on a failed run, a run without a heartbeat for
+    ten minutes, a lost worker, a plan without its approvals, or a release that a crash left open.
+    Runs and workers are those of the Prefect server (PREFECT_API_URL).
 
     Examples
 
@@ -69,6 +70,7 @@ def status(
 
     overview = ledger_overview(context, settings)
     overview["server"] = _server()
+    _mark_releasing(overview)
     if as_json:
         say(json.dumps(overview, indent=1, default=str))
     else:
@@ -85,13 +87,23 @@ def _server() -> dict[str, Any] | None:
     return overview()
 
 
+def _mark_releasing(overview: dict[str, Any]) -> None:
+    """Marks plans of the server's release runs, which may be at work on another machine."""
+    server = overview["server"]
+    names = {Path(plan).name for plan in server["releasing"]} if server else set()
+    for plan in overview["plans"]:
+        if Path(plan["file"]).name in names:
+            plan |= {"releasing": True, "remedy": ""}
+
+
 def _needs_a_person(overview: dict[str, Any]) -> bool:
-    server = overview["server"] or {"runs": {}, "unserved": []}
+    server = overview["server"] or {"runs": {}, "unserved": [], "silent": 0}
     return bool(
         overview["open_releases"]
         or any(plan["missing"] and not plan["refused"] for plan in overview["plans"])
         or server["runs"].get("Failed")
         or server["runs"].get("Crashed")
+        or server["silent"]
         or server["unserved"]
     )
 
@@ -135,12 +147,13 @@ def _show(overview: dict[str, Any]) -> None:
         ago, share = stage["seconds_since"], f"{stage['share']:.0%}"
         what = f"{stage['flow']}: {stage['stage']}, {share}"
         if ago < _QUIET:
-            console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
+            told = f"last report {ago:.0f} s ago"
+        elif stage["working"]:
+            told = f"no report for {duration(ago)}; its process is at work"
         else:
-            console.print(
-                f"stage     {what}; no report for {duration(ago)}: interrupted or slow",
-                soft_wrap=True,
-            )
+            told = f"no report for {duration(ago)}; its process is gone"
+        console.print(f"stage     {what}; {told}", soft_wrap=True)
+        if ago >= _QUIET and not stage["working"] and not _goes_on(server, stage["flow"]):
             _remedy(
                 console,
                 (
@@ -175,11 +188,18 @@ def _show(overview: dict[str, Any]) -> None:
         console.print(table)
 
 
+def _goes_on(server: dict[str, Any] | None, flow: str) -> bool:
+    """Checks whether the server has a run of this flow that works or is resumed by itself."""
+    return server is not None and flow in server["unended"]
+
+
 def _remedy(console: Console, command: str) -> None:
     console.print(f"  next    {command}", soft_wrap=True)
 
 
 def _approval(plan: dict[str, Any]) -> str:
+    if plan["releasing"]:
+        return "is being released"
     if plan["obstacle"]:
         return str(plan["obstacle"])
     approvers, missing = ", ".join(plan["approved_by"]), plan["missing"]

@@ -9,10 +9,9 @@ from typing import Any, cast
 from uuid import UUID
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
 from flows.server.client import server
@@ -20,6 +19,8 @@ from storage import strict_yaml
 from storage.errors import InputError
 
 _BLOCK = "autocoder-notifications"
+_EARLIER = ("zombies", "resume")
+"""Rules of earlier versions, whose work the watch does (`flows.server.watch`)."""
 
 
 def apply_pools(names: Sequence[str]) -> None:
@@ -43,7 +44,7 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
     with server() as client:
         block = None if webhook is None else _block(webhook)
         for rule in strict_yaml.load(file.read_text(encoding="utf-8")):
-            actions = [_action(client, action, block) for action in rule["actions"]]
+            actions = [_action(action, block) for action in rule["actions"]]
             rule["actions"] = [action for action in actions if action is not None]
             if not rule["actions"]:
                 continue
@@ -60,21 +61,13 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
             for old in earlier:
                 client.delete_automation(old.id)
             applied.append(automation.name)
+        for name in _EARLIER:
+            for old in client.read_automations_by_name(name):
+                client.delete_automation(old.id)
     return applied
 
 
-def _action(
-    client: SyncPrefectClient, action: dict[str, Any], block: UUID | None
-) -> dict[str, Any] | None:
-    if "run" in action:
-        try:
-            deployment = client.read_deployment_by_name(action["run"])
-        except ObjectNotFound:
-            raise InputError(
-                f"automation: the server has no deployment {action['run']}. Apply the "
-                "deployments first."
-            ) from None
-        return {"type": "run-deployment", "source": "selected", "deployment_id": str(deployment.id)}
+def _action(action: dict[str, Any], block: UUID | None) -> dict[str, Any] | None:
     if "notify" in action:
         if block is None:
             return None

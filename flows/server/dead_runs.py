@@ -1,73 +1,118 @@
 """Finds runs on the Prefect server whose process, worker or host died, so that its scheduler
 restarts them.
 
-Only the heartbeat shows that a run died with its worker or host. The rule `zombies` of
-deployments/automations.yaml waits for the next one, and forgets what it waits for when Prefect's
-services are away. The database has both the run and its heartbeats, so this module finds there what
-the rule missed.
+Only the heartbeat shows that a run died with its worker or host. The server has both the run and
+its heartbeats; `flows.server.watch` asks for them every half minute, and housekeeping three times
+an hour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    FlowFilter,
+    FlowRunFilter,
+    TaskRunFilter,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.events.filters import EventFilter
-from prefect.states import AwaitingRetry, Cancelled, Crashed
+from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed
 
 from flows.server.client import server
+from flows.server.heartbeats import last_sign
 from flows.server.waiting_runs import newest_first
 
+RESUMED = (
+    "retrain",
+    "compare",
+    "audit",
+    "release",
+    "code-batch",
+    "handover",
+    "revoke",
+    "ledger-verify",
+)
+"""Flows whose runs are resumed: all but housekeeping."""
+ATTEMPTS = 4
+"""Starts of a run, after which a person must act."""
+PENDING = timedelta(minutes=15)
+"""A run that was handed to a worker so long ago and has not begun lost that worker."""
 HEARTBEAT_STOPPED = "its heartbeat stopped"
-"""Message of a run that is declared dead, here and by the rule `zombies`."""
+"""Message of a run that is declared dead."""
 
 
-def declare_dead(
-    flows: Sequence[str], *, silent: timedelta, age: timedelta, now: datetime | None = None
-) -> tuple[str, ...]:
-    """Declare runs of deployments that are at work and send no heartbeat crashed; return their
-    names.
+@dataclass(frozen=True)
+class Resumed:
+    """Names of runs by what was done about them."""
+
+    resumed: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+    """Runs that died too often."""
+    put_back: tuple[str, ...] = ()
+    """Runs that had finished, and that something declared crashed afterwards."""
+
+
+def declare_dead(flows: Sequence[str], *, before: datetime, age: timedelta) -> tuple[str, ...]:
+    """Mark runs of deployments that are at work and fell silent as crashed; return their names.
 
     A run that lives all the same loses nothing: the second start waits for its locks, and finds its
     stages.
 
     Args:
-        silent: time without a heartbeat.
+        before: a run is dead if it began to work, and sent its last heartbeat, before this moment.
         age: runs that died longer ago are left alone.
-        now: the time to use in place of the clock.
     """
-    now = now or datetime.now(UTC)
     dead = []
     with server() as client:
         for run in _runs(client, StateType.RUNNING, flows):
-            if (
-                run.deployment_id is None
-                or not silent < min(_since(run, now), _since_heartbeat(client, run, now)) < age
-            ):
+            if run.deployment_id is None or not before - age < last_sign(client, run) < before:
                 continue
             # Not forced: a run that has ended after all stays as it is.
             answer = client.set_flow_run_state(run.id, Crashed(message=HEARTBEAT_STOPPED))
             if answer.status is SetStateStatus.ACCEPT:
+                _end_tasks(client, run)
                 dead.append(run.name)
     return tuple(dead)
 
 
+def _end_tasks(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Ends what a dead run leaves on its page: tasks that look at work, and their bars."""
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+    at_work = {"state": {"type": {"any_": [StateType.RUNNING]}}}
+    for task in client.read_task_runs(
+        flow_run_filter=of_run, task_run_filter=TaskRunFilter.model_validate(at_work)
+    ):
+        client.set_task_run_state(task.id, Crashed(message=HEARTBEAT_STOPPED), force=True)
+    bars = ArtifactFilter.model_validate(
+        {"type": {"any_": ["progress"]}, "flow_run_id": {"any_": [run.id]}}
+    )
+    for bar in client.read_artifacts(artifact_filter=bars):
+        client.delete_artifact(bar.id)
+
+
 def resume(
-    flows: Sequence[str], *, attempts: int, age: timedelta, pending: timedelta
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Resume dead runs of these flows; return their names, and the names of those that died too
-    often.
+    flows: Sequence[str],
+    *,
+    age: timedelta,
+    attempts: int = ATTEMPTS,
+    pending: timedelta = PENDING,
+) -> Resumed:
+    """Resume dead runs of these flows.
+
+    A run that had finished before something declared it crashed (Prefect does so where its messages
+    arrive late) is put back: to start it again would repeat what is done.
 
     Args:
-        attempts: how often a run is started at most.
         age: runs that died longer ago are left alone.
+        attempts: how often a run is started at most.
         pending: how long a worker may take to start a run.
     """
-    resumed, given_up = [], []
+    resumed, given_up, put_back = [], [], []
     now = datetime.now(UTC)
     with server() as client:
         dead = [run for run in _runs(client, StateType.CRASHED, flows) if _since(run, now) < age]
@@ -77,20 +122,35 @@ def resume(
             if pending < _since(run, now) < age
         ]
         for run in dead:
-            if run.deployment_id is None or run.parent_task_run_id is not None:
+            states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+            if _has_finished(states):
+                # Forced: no end of a run changes by itself.
+                client.set_flow_run_state(
+                    run.id, Completed(message="it had finished before it was called crashed"), True
+                )
+                put_back.append(run.name)
+            elif run.deployment_id is None or run.parent_task_run_id is not None:
                 continue  # anyone who started it manually, or its parent, starts it again
-            if run.run_count >= attempts:
+            elif run.run_count >= attempts:
                 given_up.append(run.name)
-                continue
-            if _stopped_by_hand(client, run):
-                continue
-            # Not forced: a run that started after all, or that another round resumed, stays as it
-            # is.
-            client.set_flow_run_state(
-                run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts")
-            )
-            resumed.append(run.name)
-    return tuple(resumed), tuple(given_up)
+            elif not _stopped_by_hand(states):
+                # Not forced: a run that started after all, or that another round resumed, stays as
+                # it is.
+                client.set_flow_run_state(
+                    run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts")
+                )
+                resumed.append(run.name)
+    return Resumed(tuple(resumed), tuple(given_up), tuple(put_back))
+
+
+def _has_finished(states: Sequence[State]) -> bool:
+    """Checks whether the run completed after it was last begun or asked for."""
+    for state in reversed(states):
+        if state.is_completed():
+            return True
+        if state.is_scheduled() or state.is_pending() or state.is_running():
+            return False
+    return False
 
 
 def drop_missed(*, before: datetime) -> tuple[str, ...]:
@@ -133,20 +193,8 @@ def _since(run: FlowRun, now: datetime) -> timedelta:
     return now - run.state.timestamp if run.state is not None else timedelta(0)
 
 
-def _since_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime) -> timedelta:
-    """Returns the time since the server received the run's last heartbeat, by the server's clock."""
-    heartbeats = {
-        "occurred": {"since": now - timedelta(days=365), "until": now + timedelta(days=365)},
-        "event": {"name": ["prefect.flow-run.heartbeat"]},
-        "resource": {"id": [f"prefect.flow-run.{run.id}"]},
-    }
-    last = client.read_events(EventFilter.model_validate(heartbeats), limit=1).events
-    return now - last[0].received if last else timedelta.max
-
-
-def _stopped_by_hand(client: SyncPrefectClient, run: FlowRun) -> bool:
+def _stopped_by_hand(states: Sequence[State]) -> bool:
     """Checks for a person who cancelled the run, or suspended it, which silences it too."""
-    states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     if len(states) < 2:
         return False
     before, last = states[-2:]

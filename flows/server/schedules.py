@@ -18,6 +18,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 
 from flows import deployed
+from flows.server import heartbeats
 from flows.server.client import server
 from flows.server.form import WorkerSettings, form_of
 from storage.errors import InputError
@@ -142,6 +143,7 @@ def register_retrain(
             pull_steps=[_PULL],
             work_pool_name=pool,
             work_queue_name="default",
+            job_variables=heartbeats.TOLD,
             tags=["retrain"],
             parameters=values,
             parameter_openapi_schema=flow.parameters.model_dump(mode="json", exclude_unset=True),

@@ -3,8 +3,9 @@ flows.server.services`.
 
 `prefect server services start` makes each service a task without supervision. One that fails at its
 start, as the evaluation of triggers does while PostgreSQL recovers, is missing from then on: no
-notification is sent and no dead run is resumed, while the process looks well. Here the process ends
-with an error, and its supervisor restarts it. $AUTOCODER_ALIVE_FILE, touched every ten seconds,
+notification is sent, while the process looks well. Here the process ends with an error, and its
+supervisor restarts it. With $AUTOCODER_PREFECT_API, the server's address, it watches over runs too
+(`flows.server.watch`). $AUTOCODER_ALIVE_FILE, touched every ten seconds,
 shows a loop that hangs to a container's health check.
 """
 
@@ -16,19 +17,27 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from docket import Docket
 from prefect.server.api.background_workers import background_worker
 from prefect.server.services.base import Service
-from prefect.settings import get_current_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings
+
+from flows.server.watch import Watch
+
+
+class Supervised(Protocol):
+    name: str
+
+    async def start(self) -> NoReturn: ...
 
 
 class ServiceEndedError(Exception):
     """Signals that a background service has ended, which none does by itself."""
 
 
-async def supervise(services: Sequence[Service]) -> None:
+async def supervise(services: Sequence[Supervised]) -> None:
     """Run services until the first of them ends, and cancel the others then."""
     tasks = {asyncio.ensure_future(service.start()): service for service in services}
     try:
@@ -63,10 +72,21 @@ async def _run() -> None:
         file = os.environ.get("AUTOCODER_ALIVE_FILE")
         sign = asyncio.ensure_future(alive(Path(file))) if file else None
         try:
-            await supervise([service() for service in Service.enabled_services()])
+            services: list[Supervised] = [service() for service in Service.enabled_services()]
+            await supervise([*services, *_watches()])
         finally:
             if sign:
                 sign.cancel()
+
+
+def _watches() -> list[Watch]:
+    """Returns the watch of this server's runs, which it asks by its address as a client does."""
+    url = os.environ.get("AUTOCODER_PREFECT_API")
+    if not url:
+        return []
+    auth = get_current_settings().server.api.auth_string
+    login = {} if auth is None else {PREFECT_API_AUTH_STRING: auth.get_secret_value()}
+    return [Watch({PREFECT_API_URL: url} | login)]
 
 
 def main() -> None:

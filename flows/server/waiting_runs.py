@@ -20,10 +20,13 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.commands.terminal import command_of
 from flows.server.client import server
+from flows.server.heartbeats import last_sign
 from storage.errors import InputError
 
 _PAGE = 200
 """Runs per page of the server, its default limit."""
+SILENT = timedelta(minutes=10)
+"""A run at work without a heartbeat for so long has died; three of Prefect's own are missing."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +36,51 @@ class WaitingRelease:
     plan: str
 
 
-def _stopped(run: FlowRun, flow: str) -> dict[str, str] | None:
+def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> dict[str, str] | None:
     """Names a run that does not go on, why, and the command that a person types next; None for
     another run.
+
+    Args:
+        silent: time since the last sign of a run that is said to be at work.
     """
     state = run.state
-    if state is None or not (
-        state.is_failed() or state.is_crashed() or state.is_cancelled() or state.name == "Late"
-    ):
+    if state is None:
         return None
-    if state.name == "Late":
-        remedy = f"prefect worker start --pool {run.work_pool_name or 'cpu'}"
-    elif run.deployment_id is None:
+    name = state.name or state.type.value
+    reason = (state.message or "").strip().split("\n")[0][:300]
+    repeat = (
+        f"repeat its command, `autocoder {command_of(flow)}` with the same options; "
+        "finished stages are reused"
+    )
+    if silent is not None:
+        name, reason = "Silent", f"no heartbeat for {silent // timedelta(minutes=1)} minutes"
         remedy = (
-            f"repeat its command, `autocoder {command_of(flow)}` with the same options; "
-            "finished stages are reused"
+            f"{repeat}. Then: prefect flow-run delete {run.id}"
+            if run.deployment_id is None
+            else f"prefect deployment run housekeeping/housekeeping, which resumes it; or: "
+            f"prefect flow-run cancel {run.id}"
         )
+    elif state.name == "Late":
+        remedy = f"prefect worker start --pool {run.work_pool_name or 'cpu'}"
+    elif not (state.is_failed() or state.is_crashed() or state.is_cancelled()):
+        return None
+    elif run.deployment_id is None:
+        remedy = repeat
     elif state.is_crashed():
         remedy = "prefect deployment run housekeeping/housekeeping"
     else:
         remedy = f"prefect flow-run retry {run.id}"
-    reason = (state.message or "").strip().split("\n")[0][:300]
     since = state.timestamp.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-    shown = {
-        "id": str(run.id),
-        "name": run.name,
-        "flow": flow,
-        "state": state.name or state.type.value,
-    }
+    shown = {"id": str(run.id), "name": run.name, "flow": flow, "state": name}
     return shown | {"since": since, "reason": reason, "remedy": remedy}
+
+
+def _silence(client: SyncPrefectClient, run: FlowRun, now: datetime) -> timedelta | None:
+    """Returns for how long a run that is said to be at work has been silent; None for others."""
+    if run.state is None or not run.state.is_running():
+        return None
+    silent = now - last_sign(client, run)
+    return silent if silent > SILENT else None
 
 
 def waiting_releases() -> list[WaitingRelease]:
@@ -87,7 +106,10 @@ def answer(run: str, decision: str) -> None:
 
 def overview() -> dict[str, Any]:
     """Returns runs of the last seven days by state, workers online by pool, pools that lack one,
-    and runs that wait or stopped, the newest first.
+    and runs that wait, stopped or fell silent, the newest first.
+
+    `unended` has the flows with runs that go on or are resumed by the server, and `releasing` the
+    plans of such release runs.
 
     A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no
     worker.
@@ -99,6 +121,7 @@ def overview() -> dict[str, Any]:
     with server() as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
         runs = newest_first(client, recent)
+        silent = {run.id: _silence(client, run, now) for run in runs}
         online = {}
         served = set()
         for pool in client.read_work_pools():
@@ -109,7 +132,8 @@ def overview() -> dict[str, Any]:
             online[pool.name] = states.count("ONLINE")
             served |= {pool.name} if workers else set()
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
-    stopped = [_stopped(run, flows.get(run.flow_id, "")) for run in runs]
+    stopped = [_stopped(run, flows.get(run.flow_id, ""), silent[run.id]) for run in runs]
+    unended = [run for run in runs if _goes_on(run)]
     return {
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),
@@ -119,7 +143,24 @@ def overview() -> dict[str, Any]:
         ),
         "waiting": [asdict(run) for run in waiting_releases()],
         "stopped": [entry for entry in stopped if entry is not None],
+        "silent": sum(time is not None for time in silent.values()),
+        "unended": sorted({flows.get(run.flow_id, "") for run in unended}),
+        "releasing": sorted(
+            {
+                str(run.parameters.get("plan", ""))
+                for run in unended
+                if flows.get(run.flow_id) == "release" and not silent[run.id]
+            }
+        ),
     }
+
+
+def _goes_on(run: FlowRun) -> bool:
+    """Checks whether a run works, or a worker will start it (again): what crashed is resumed."""
+    state = run.state
+    if state is None or state.is_paused() or (run.deployment_id is None and state.is_crashed()):
+        return False
+    return not state.is_final() or state.is_crashed()
 
 
 def newest_first(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowRun]:

@@ -83,7 +83,13 @@ class Database:
 
     @property
     def name(self) -> str:
-        return self.url.render_as_string(hide_password=True)
+        """What messages call this database: a file by its path, a server's without its address.
+
+        Messages reach Prefect's pages and notifications, which tell nobody where the ledger is.
+        """
+        if self.is_sqlite:
+            return self.url.render_as_string()
+        return f"{self.url.database} on PostgreSQL"
 
     @staticmethod
     def _sqlite_connect(connection: Any, _: Any) -> None:
@@ -164,7 +170,7 @@ class Database:
         try:
             yield
         except exc.DBAPIError as error:
-            raise self._translate(error) from error
+            raise self._translate(error) from None  # a log would show the driver's text too
 
     def _translate(self, error: exc.DBAPIError) -> StorageError:
         original = str(error.orig).splitlines()[0] if error.orig else ""
@@ -193,7 +199,11 @@ class Database:
             isinstance(error, exc.OperationalError) and not self.is_sqlite
         )
         if gone and error.statement is None and not error.connection_invalidated:
-            return ConnectionLost(f"ledger {self.name}: can't connect: {original}")
+            # psycopg names host and port first, and the reason last
+            reason = original.rpartition(": ")[2]
+            return ConnectionLost(
+                f"ledger {self.name}: can't connect: {reason}. Check AUTOCODER_LEDGER_URL"
+            )
         if gone:
             return ConnectionLost(
                 f"ledger {self.name}: no connection to the server; whether the last step was "

@@ -25,7 +25,7 @@ from tasks.releasing.claims import privacy_unit
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import default_delta, describe_large_delta
 from tasks.releasing.ledger_records import find_record_set
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan import PlannedRelease, release_lock
 from tasks.running.stage import Context
 from tasks.running.worker_metrics import running_stages
 
@@ -236,7 +236,8 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
         status = approval.approval_status(context, checked)
         refusal, obstacle = ledger.refusal(planned.plan), gate.obstacle(checked)
         unaudited, quoted = checked.measurement is None, shlex.quote(str(file))
-        if refusal is not None:
+        releasing = context.store.is_locked(release_lock(planned.plan))
+        if refusal is not None or releasing:
             remedy = ""
         elif obstacle is not None:
             remedy = f"autocoder {'audit' if unaudited else 'plan show'} {quoted}"
@@ -254,6 +255,7 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
                 "missing": status.missing,
                 "refused": None if refusal is None else refusal.reason,
                 "obstacle": obstacle,
+                "releasing": releasing,
                 "unaudited": unaudited,
                 "remedy": remedy,
             }

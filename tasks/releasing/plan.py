@@ -228,6 +228,11 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         )
 
 
+def release_lock(plan: ReleasePlan) -> str:
+    """Returns the name of the lock that a release of this plan holds."""
+    return f"release-{plan.idempotency_key[:32]}"
+
+
 class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     """Holds a plan with the candidate that it releases."""
 

@@ -38,7 +38,7 @@ from tasks.releasing.claims import claim_at, key_of, release_method
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan import PlannedRelease, release_lock
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
@@ -141,7 +141,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
     with (
         private_errors("release"),
         progress.report_failures("release"),
-        context.store.lock(f"release-{planned.plan.idempotency_key[:32]}"),
+        context.store.lock(release_lock(planned.plan)),
     ):
         progress.started("release")
         started = time.monotonic()

@@ -8,10 +8,13 @@ rounded to two digits, so that rate and time do not give one.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -83,7 +86,8 @@ def _files(private: Path) -> list[Path]:
 def running_stages(private: Path) -> list[dict[str, Any]]:
     """Returns the stages of the newest run of each flow and host that started and did not end.
 
-    Its seconds are those since its last report, which grow where its process was killed.
+    Its seconds are those since its last report. `working` says whether a process of this flow and
+    host is there, which a long silence alone does not tell.
     """
     samples: dict[tuple[str, str, str], dict[str, float]] = {}
     for family in families(private):
@@ -97,13 +101,30 @@ def running_stages(private: Path) -> list[dict[str, Any]]:
         key[:2]: max(when for other, when in updated.items() if other[:2] == key[:2])
         for key in updated
     }
+    at_work = _at_work(private)
     return [
         dict(zip(_LABELS, key, strict=True))
-        | {"share": share, "seconds_since": max(0.0, time.time() - when)}
+        | {
+            "share": share,
+            "seconds_since": max(0.0, time.time() - when),
+            "working": key[:2] in at_work,
+        }
         for key, when in sorted(updated.items(), key=lambda item: item[1])
         if (share := samples[key].get("autocoder_stage_progress_ratio", 1.0)) < 1
         and newest[key[:2]] - when < _SAME_RUN_SECONDS
     ]
+
+
+def _at_work(private: Path) -> set[tuple[str, str]]:
+    """Returns flow and host of each run whose process holds its lock."""
+    found = set()
+    for lock in folder(private).glob("*.lock"):
+        with suppress(OSError), lock.open() as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.add(tuple(handle.read().split("\n")[:2]))
+    return {(flow, host) for flow, host in found}
 
 
 @dataclass
@@ -148,6 +169,7 @@ class MetricsListener(Listener):
         }
         self._stages: dict[str, _Stage] = {}
         self._file = folder(self.private) / f"{self.host}-{uuid.uuid4().hex}.prom"
+        self._lock: int | None = None
 
     def named(self, label: str, name: str) -> None:
         self._stages[label] = _Stage(name)
@@ -206,4 +228,14 @@ class MetricsListener(Listener):
         # A full disk ends the stage with its own message, which this must not hide.
         with suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._hold_lock()
             write_to_textfile(str(self._file), self._registry)
+
+    def _hold_lock(self) -> None:
+        """Locks a file beside the figures until this listener or its process ends."""
+        if self._lock is None:
+            lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+            weakref.finalize(self, os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, f"{self.flow}\n{self.host}\n".encode())
+            self._lock = lock

@@ -608,13 +608,13 @@ def test_an_empty_webhook_is_none(tmp_path: Path) -> None:
 
 
 def test_the_stack_prints_the_ledger_that_its_workers_have(tmp_path: Path) -> None:
-    """What a shell makes of the lines is the workers' ledger and workspace; the lines hold no
-    password of it.
+    """What a shell makes of the lines is the workers' ledger, workspace and login; the lines hold
+    no password.
     """
     stack = scripts_stack.Stack(tmp_path / "a folder", "", "")
     stack.postgres_address = "127.0.0.1:5432"
     lines = stack.exports()
-    assert stack.secret("autocoder") not in "\n".join(lines)
+    assert not [name for name in ("autocoder", "operator") if stack.secret(name) in "".join(lines)]
     script = "\n".join(("set -eu", *lines, "env"))
     done = subprocess.run(
         ["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
@@ -683,6 +683,21 @@ def test_the_guides_overrides_are_taken(tmp_path: Path) -> None:
     for name in sharing:
         mounted = [v.split(":")[1] for v in _mounts(services[name])]
         assert {"/stages", "/workspace/private", "/encoders"} <= set(mounted)
+
+
+def test_the_example_of_settings_has_every_variable_and_its_default() -> None:
+    """What docker-compose.yml reads is in .env.example, and nothing else is but Compose's own; a
+    default that it shows is the file's.
+    """
+    text = (ROOT / "docker-compose.yml").read_text()
+    read = dict(re.findall(r"\$\{([A-Z_]+)(?::-([^}]*))?\}", text))
+    handed_on = set(re.findall(r"^ +- ([A-Z_]+)$|environment: \[([A-Z_]+)\]", text, re.M))
+    wanted = set(read) | {name for names in handed_on for name in names if name}
+    example = (ROOT / ".env.example").read_text()
+    shown = dict(re.findall(r"^(?:# )?([A-Z_]+)=(.*)$", example, re.M))
+    assert set(shown) == wanted | {"COMPOSE_PROFILES"}
+    for name, default in read.items():
+        assert shown[name] == default or not default, name
 
 
 def test_what_a_house_adds_is_not_gits() -> None:

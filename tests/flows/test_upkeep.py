@@ -3,10 +3,12 @@ the nightly check of the ledger, called as its deployment calls it.
 """
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,9 +20,9 @@ import sqlalchemy as sa
 import yaml
 from in_process import command
 from jobs import Job, environment, prefect_server
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import ArtifactCreate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
@@ -29,26 +31,36 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.settings.models.flows import FlowsSettings
-from prefect.states import Cancelling, Crashed, Late, Running, Suspended
-from real_workers import deployed, has_beaten, kill_with_worker, workers
+from prefect.states import (
+    AwaitingRetry,
+    Cancelling,
+    Completed,
+    Crashed,
+    Late,
+    Running,
+    Suspended,
+)
+from real_workers import deployed, kill_with_worker, workers
 
 from flows import deployed as deployed_flows
+from flows.commands.status import _needs_a_person
 from flows.deployed import release
-from flows.housekeeping import RESUMED, housekeeping
+from flows.housekeeping import housekeeping
 from flows.ledger_verify import ledger_verify
 from flows.server import waiting_runs
-from flows.server.automations import apply_pools, apply_rules
-from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead
+from flows.server.automations import apply_pools
+from flows.server.dead_runs import HEARTBEAT_STOPPED, RESUMED, declare_dead
+from flows.server.heartbeats import SECONDS, TOLD
 from flows.server.prefect_run import PrefectRun
 from flows.server.waiting_runs import answer, overview, waiting_releases
+from flows.server.watch import SILENT_HEARTBEATS, Watch
 from storage.errors import StorageError, Unavailable
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
+from tasks.catalogue import CATALOGUE
 
 pytestmark = pytest.mark.servers
 
-RULES = Path(__file__).resolve().parents[2] / "deployments" / "automations.yaml"
 WEEK = timedelta(days=7)
 
 
@@ -118,7 +130,7 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
 ) -> None:
     """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent
     one or not, and takes it up. What waits, is cancelled, was started manually or sends heartbeats
-    is left alone, and so is what the rule declared dead after someone had stopped it.
+    is left alone, and so is what was declared dead after someone had stopped it.
     """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
@@ -164,7 +176,7 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
         silent = 4 * (now - noise)
         if last < now - silent:
             break
-    dead = declare_dead(RESUMED, silent=silent, age=WEEK, now=now)
+    dead = declare_dead(RESUMED, before=now - silent, age=WEEK)
     assert {names[name] for name in dead if name in names} == {"fell silent", "never a word"}
     assert {names.get(name) for name in housekeeping.fn(home=home).resumed} >= {
         "fell silent",
@@ -178,72 +190,125 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
         )  # what the server does about them later is not for others to count
 
 
-@contextmanager
-def zombies(client: SyncPrefectClient, folder: Path, **changes: Any) -> Iterator[None]:
-    """The rule, as it is deployed except for some changes, and no other one."""
-    (rule,) = [
-        rule
-        for rule in yaml.safe_load(RULES.read_text(encoding="utf-8"))
-        if rule["name"] == "zombies"
-    ]
-    rule["trigger"] |= changes
-    (folder / "rules.yaml").write_text(yaml.safe_dump([rule]))
-    apply_rules(folder / "rules.yaml", webhook=None)
-    try:
-        yield
-    finally:
-        for known in client.read_automations_by_name("zombies"):
-            client.delete_automation(known.id)
-
-
 def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
     while client.read_flow_run(run).state_type != state:
         time.sleep(0.2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("by_the_rule", [False, True])
-def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
-    by_the_rule: bool, client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
+def test_a_run_is_dead_after_ten_heartbeats_of_the_watch_and_none_of_its_own(
+    client: SyncPrefectClient, ephemeral_server: str
 ) -> None:
-    """By SIGKILL to both: found by the rule, in less time than it has where it is deployed, or,
-    where there is no rule, by what housekeeping asks of the server, at another moment than this
-    one. Nightly: one that never sent a heartbeat is among the runs of
-    `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`.
+    """The watch counts its own heartbeats and reads no clock: until ten of them have arrived,
+    nothing is dead, however long the server was away. Then a silent run is crashed, with the task
+    and the bar on its page, and resumed at once; one that beats goes on.
     """
-    home = str(tmp_path / "home")
+    deployment = client.create_deployment(client.create_flow_from_name("audit"), name="silent")
+    silent, alive = (
+        client.create_flow_run_from_deployment(deployment, state=Running()).id for _ in range(2)
+    )
+    stage = client.create_task_run(
+        task(lambda: None), flow_run_id=silent, dynamic_key="0", state=Running()
+    )
+    bar = client.create_artifact(ArtifactCreate(type="progress", data=40, flow_run_id=silent))
+    try:
+        watch = Watch({PREFECT_API_URL: ephemeral_server})
+        rounds = 0
+        while client.read_flow_run(silent).state_type is StateType.RUNNING:
+            happened(client, "prefect.flow-run.heartbeat", alive)
+            watch.look()
+            rounds += 1
+        assert rounds >= SILENT_HEARTBEATS
+        states = sorted(client.read_flow_run_states(silent), key=lambda state: state.timestamp)
+        assert [state.name for state in states[-2:]] == ["Crashed", "AwaitingRetry"]
+        assert states[-2].message == HEARTBEAT_STOPPED
+        assert client.read_task_run(stage.id).state_type is StateType.CRASHED
+        assert bar.id not in {found.id for found in client.read_artifacts()}
+        assert client.read_flow_run(alive).state_type is StateType.RUNNING
+    finally:
+        for run in (silent, alive):
+            client.delete_flow_run(run)
+
+
+def test_a_run_that_had_finished_is_put_back_and_never_resumed(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    """Something declares it crashed after its end, as Prefect does with late messages. A run that
+    someone started again after its end, and that crashed then, is resumed.
+    """
     Workspace(tmp_path / "home").create()
-    apply_pools(["early"])
+    deployment = client.create_deployment(client.create_flow_from_name("retrain"), name="finished")
+
+    def made(*states: State[Any]) -> Any:
+        run = client.create_flow_run_from_deployment(deployment, state=states[0])
+        for state in states[1:]:
+            client.set_flow_run_state(run.id, state, force=True)
+        return run
+
+    finished = made(Running(), Completed(), Crashed(message="its heartbeat stopped"))
+    again = made(Running(), Completed(), AwaitingRetry(), Running(), Crashed())
+    try:
+        report = housekeeping.fn(home=str(tmp_path / "home"))
+        assert finished.name in report.put_back
+        assert finished.name not in report.resumed
+        assert client.read_flow_run(finished.id).state_type is StateType.COMPLETED
+        assert again.name in report.resumed
+        assert again.name not in report.put_back
+    finally:
+        for run in (finished, again):
+            client.delete_flow_run(run.id)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_run_that_dies_with_its_worker_is_taken_up_and_a_living_one_goes_on(
+    client: SyncPrefectClient,
+    ephemeral_server: str,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """By SIGKILL to worker and run, before the first heartbeat: the watch, as it is deployed, finds
+    it within seven minutes, and leaves alone a run that is older and only sends heartbeats. Takes
+    six minutes.
+    """
+    folders = {name: tmp_path / name for name in ("lives", "dies")}
+    apply_pools(["watched"])
     env = environment(
         PREFECT_API_URL=ephemeral_server,
         PREFECT_WORKER_QUERY_SECONDS="1",
         PYTHONPATH=str(Path(__file__).parent),
     )
-    with workers(env, tmp_path, 2, pool="early") as started:
-        with zombies(client, tmp_path, within=10) if by_the_rule else nullcontext():
-            run = client.create_flow_run_from_deployment(
-                deployed(client, "early"), parameters={"folder": str(tmp_path), "still": 1}
+    watching = subprocess.Popen([sys.executable, "-m", "flows.server.watch"], env=env)
+    try:
+        with workers(env, tmp_path, 3, pool="watched") as started:
+            runs = {}
+            for still, (name, folder) in enumerate(folders.items()):
+                folder.mkdir()
+                runs[name] = client.create_flow_run_from_deployment(
+                    deployed(client, "watched"), parameters={"folder": str(folder), "still": still}
+                )
+                while not (folder / "start-0").exists():
+                    time.sleep(0.1)
+            kill_with_worker(folders["dies"], 0, started)
+            while not (folders["dies"] / "start-1").exists():
+                time.sleep(1)
+            for name, folder in folders.items():
+                (folder / "go").touch()
+                until(client, runs[name].id, StateType.COMPLETED)
+            states = sorted(
+                client.read_flow_run_states(runs["dies"].id), key=lambda state: state.timestamp
             )
-            kill_with_worker(tmp_path, 0, started)
-            if by_the_rule:
-                until(client, run.id, StateType.CRASHED)
-        if not by_the_rule:
-            state = client.read_flow_run(run.id).state
-            assert state is not None
-            assert state.is_running()
-            assert not has_beaten(ephemeral_server, str(run.id))
-            heard = happened(client, "autocoder.noise")
-            silent = heard - state.timestamp
-            assert run.name not in declare_dead(RESUMED, silent=silent, age=WEEK, now=heard), (
-                "its time is to come"
-            )
-            assert run.name in declare_dead(
-                RESUMED, silent=silent, age=WEEK, now=heard + silent / 4
-            )
-        assert run.name in housekeeping.fn(home=home).resumed
-        (tmp_path / "go").touch()
-        until(client, run.id, StateType.COMPLETED)
-    assert client.read_flow_run(run.id).run_count == 2
+    finally:
+        watching.terminate()
+        watching.wait(60)
+    began, died = (
+        next(state.timestamp for state in states if state.type is kind)
+        for kind in (StateType.RUNNING, StateType.CRASHED)
+    )
+    record_property("seconds until it was crashed", (died - began).total_seconds())
+    assert {name: client.read_flow_run(run.id).run_count for name, run in runs.items()} == {
+        "lives": 1,
+        "dies": 2,
+    }
 
 
 def test_a_run_without_its_ledger(
@@ -269,60 +334,16 @@ def test_a_run_without_its_ledger(
         assert (run.name in housekeeping.fn(home=home).resumed) is (state is StateType.CRASHED)
 
 
-def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
-    """One that no one told sends them as Prefect does: two fit into the rule's time, and into each
-    fifth of the silence after which housekeeping declares a run dead. Both look at the same flows
-    except releases, which wait, and say the same of a dead run.
+def test_every_run_is_told_how_often_to_send_heartbeats() -> None:
+    """By its deployment, so that it does not depend on who started the worker. Ten fit into each
+    silence that counts, and the watch's is over within the seven minutes that are promised.
     """
-    (entry,) = [
-        entry
-        for entry in yaml.safe_load(RULES.read_text(encoding="utf-8"))
-        if entry["name"] == "zombies"
-    ]
-    rule = entry["trigger"]
-    every = FlowsSettings.model_fields["heartbeat_frequency"].default
-    assert rule["within"] > 2 * every
+    delivered = yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]
+    assert all(entry["work_pool"]["job_variables"] == TOLD for entry in delivered)
+    assert int(TOLD["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) == SECONDS
     form = housekeeping.parameters.model_dump()["properties"]["silent_minutes"]
-    assert form["default"] >= form["minimum"] >= 5 * 2 * every / 60
-    assert set(RESUMED) - set(rule["match_related"]["prefect.resource.name"]) == {"release"}
-    assert [action["message"] for action in entry["actions"]] == [HEARTBEAT_STOPPED]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
-    client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
-) -> None:
-    """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its
-    first heartbeat, and not this one, which is older. Takes eight minutes.
-    """
-    home, folders = str(tmp_path / "home"), {name: tmp_path / name for name in ("lives", "dies")}
-    Workspace(tmp_path / "home").create()
-    apply_pools(["untold"])
-    env = environment(
-        PREFECT_API_URL=ephemeral_server,
-        PREFECT_WORKER_QUERY_SECONDS="1",
-        PYTHONPATH=str(Path(__file__).parent),
-    )
-    with zombies(client, tmp_path), workers(env, tmp_path, 3, pool="untold") as started:
-        runs = {}
-        for still, (name, folder) in enumerate(folders.items()):
-            folder.mkdir()
-            runs[name] = client.create_flow_run_from_deployment(
-                deployed(client, "untold"), parameters={"folder": str(folder), "still": still}
-            )
-            while not (folder / "start-0").exists():
-                time.sleep(0.1)
-        kill_with_worker(folders["dies"], 0, started)
-        until(client, runs["dies"].id, StateType.CRASHED)
-        assert runs["dies"].name in housekeeping.fn(home=home).resumed
-        for name, folder in folders.items():
-            (folder / "go").touch()
-            until(client, runs[name].id, StateType.COMPLETED)
-    assert {name: client.read_flow_run(run.id).run_count for name, run in runs.items()} == {
-        "lives": 1,
-        "dies": 2,
-    }
+    assert form["default"] >= form["minimum"] >= 10 * SECONDS / 60
+    assert 10 * SECONDS <= SILENT_HEARTBEATS * SECONDS <= 420 - 2 * SECONDS
 
 
 def test_crashes_between_question_and_answer_lose_neither(
@@ -432,6 +453,34 @@ def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> 
     waited = overview()["waits"]["idle"]
     assert waited["begun"] == 1
     assert waited["longest"] == waited["seconds"] >= 90
+
+
+def test_a_silent_run_wants_a_person(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told with the command that resumes and the one that cancels, and not to repeat its
+    command: the server resumes it.
+    """
+    deployment = client.create_deployment(client.create_flow_from_name("compare"), name="silent")
+    run = client.create_flow_run_from_deployment(deployment, state=Running())
+    try:
+        found = overview()
+        assert "compare" in found["unended"]
+        assert run.name not in {entry["name"] for entry in found["stopped"]}
+        monkeypatch.setattr(waiting_runs, "SILENT", timedelta(0))
+        found = overview()
+        (entry,) = [entry for entry in found["stopped"] if entry["id"] == str(run.id)]
+        assert entry["state"] == "Silent"
+        assert "prefect deployment run housekeeping/housekeeping" in entry["remedy"]
+        assert f"prefect flow-run cancel {run.id}" in entry["remedy"]
+        assert "autocoder" not in entry["remedy"]
+        nothing = {"open_releases": [], "plans": []}
+        assert _needs_a_person(nothing | {"server": found | {"runs": {}, "unserved": []}})
+        assert not _needs_a_person(
+            nothing | {"server": found | {"runs": {}, "unserved": [], "silent": 0}}
+        )
+    finally:
+        client.delete_flow_run(run.id)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """`autocoder status` and `autocoder status --serve` on a workspace without a server."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,9 +20,15 @@ from prefect.states import Crashed, Failed, Late, Suspended
 from prometheus_client.parser import text_string_to_metric_families
 from stack import free_port
 
+from flows.commands import status
 from flows.deployed import formal as retrain
 from flows.deployed import release
+from storage.artifacts import Store
 from storage.errors import InputError
+from storage.paths import Workspace
+from tasks.releasing.plan import PlannedRelease, release_lock
+from tasks.running import worker_metrics
+from tasks.running.worker_metrics import running_stages
 
 Samples = dict[tuple[str, str], float]
 
@@ -82,6 +90,51 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert refused.returncode == 2
     assert "PREFECT_API_URL" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_second_run_is_advised_only_when_none_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stage is silent for an hour. While its process lives, or the server has its run, nobody is
+    told to repeat the command; afterwards they are.
+    """
+    private = tmp_path / "private"
+    listener = worker_metrics.MetricsListener(private, "retrain", host="a")
+    listener.started("fit")
+    none: dict[str, Any] = {"ledger": None, "open_releases": [], "plans": [], "budget": []}
+
+    def shown(server: dict[str, Any] | None) -> str:
+        stages = [stage | {"seconds_since": 3600.0} for stage in running_stages(private)]
+        status._show(none | {"server": server, "stages": stages})
+        return capsys.readouterr().out
+
+    assert "autocoder train" not in shown(None)
+    del listener
+    assert "autocoder train" in shown(None)
+    server = {"runs": {}, "unserved": [], "workers": {}, "stopped": [], "waiting": []}
+    assert "autocoder train" not in shown(server | {"unended": ["retrain"]})
+    assert "autocoder train" in shown(server | {"unended": ["release"]})
+
+
+def test_a_plan_at_release_is_not_ready_to_release(finished: Job, tmp_path: Path) -> None:
+    """While a process holds the release's lock, or the server runs its release, no second one is
+    advised.
+    """
+    job = finished.copy(tmp_path / "home")
+    file = Path(job.planned_as(finished))
+    planned = PlannedRelease.load(file)
+    assert plans_of(job) == [(False, f"autocoder release {shlex.quote(str(file))}")]
+    with Store(Workspace(job.home).private).lock(release_lock(planned.plan)):
+        assert plans_of(job) == [(True, "")]
+    assert plans_of(job)[0][0] is False
+    plan: dict[str, Any] = {"file": str(file), "releasing": False, "remedy": "autocoder release"}
+    status._mark_releasing({"server": {"releasing": [f"/workspace/{file.name}"]}, "plans": [plan]})
+    assert (plan["releasing"], plan["remedy"]) == (True, "")
+
+
+def plans_of(job: Job) -> list[tuple[bool, str]]:
+    found = json.loads(job.command("status", "--json").stdout)
+    return [(plan["releasing"], plan["remedy"]) for plan in found["plans"]]
 
 
 @pytest.mark.servers
