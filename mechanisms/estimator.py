@@ -1,7 +1,8 @@
 """Fits every mechanism that reads features, a table or texts by the interface of scikit-learn.
 
-Each fit spends epsilon again; this class does not track the sum. Two fits differ, as their noise is
-secret; scikit-learn's tag `non_deterministic` says so.
+Each fit spends epsilon again. The claim of a fit names the earlier fits on the same records in this
+process, because a search over settings is not covered by epsilon; it does not add them up. Two fits
+differ, as their noise is secret; scikit-learn's tag `non_deterministic` says so.
 """
 
 import warnings
@@ -24,6 +25,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from mechanisms import earlier_fits
 from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
@@ -49,10 +51,33 @@ _WARNING = (
     "Pass the public list as classes=."
 )
 _LABELS = "the set of labels, which was read from y; pass classes= to keep it out"
+_KEY = "the noise, which follows from the key that the caller passed: who knows it can remove it"
+_VOCABULARY = (
+    "the vocabulary of the sparse features, if a vectoriser was fitted on these records; one "
+    "that is not fitted, such as HashingVectorizer, has none"
+)
+_LITTLE_OF_BOUNDS = 0.25
+"""Share of the bounds that data should fill at least: noise is scaled to the bounds, not to the
+data.
+"""
 
 
 class LabelsReadFromRecords(UserWarning):
     """The labels of a model came from its records, so they are not covered by epsilon."""
+
+
+class BoundsTooWide(UserWarning):
+    """Most features fill a small part of their bounds, so that the noise outweighs them."""
+
+
+def _earlier_fits(number: int) -> list[str]:
+    if number == 0:
+        return []
+    fits = "an earlier fit" if number == 1 else f"{number} earlier fits"
+    return [
+        f"the choice of settings, if it rests on the scores of {fits} on some of these records in "
+        "this process; tune on public records, or divide epsilon among the fits"
+    ]
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
@@ -65,8 +90,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             `SwagPpm`).
         delta: of a formal claim, which adds it to e^epsilon times a probability; well below 1/n.
         bounds: public (lowest, highest) of the features, a number or one per feature. Features are
-            cut to them, and scaled to what the mechanism reads: [0, 1] for one of tables, [-1, 1]
-            otherwise. None: features as they are; a mechanism of tables cuts them to [0, 1].
+            clipped to them and scaled to [-1, 1]. The noise is scaled to the bounds, so that
+            bounds much wider than the data cost accuracy (a warning says so). Choose them from
+            what is publicly known of each feature, never from the records. None: features as they
+            are.
         classes: public labels. None: those of y, of which a warning says that epsilon does not
             cover them.
         titles: public text of each label, by label; or, of features, their vectors [classes,
@@ -196,6 +223,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             unprotected_inputs=(
                 *self.unprotected_inputs,
                 *([] if self.classes is not None else [_LABELS]),
+                *([_KEY] if self.key is not None else []),
+                *([_VOCABULARY] if issparse(X) else []),
+                *_earlier_fits(earlier_fits.count_and_add(features.numpy())),
             ),
         )
         self.model_, self.figures_ = fitted.model, dict(fitted.figures)
@@ -274,6 +304,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         X = np.asarray(X.toarray() if issparse(X) else X, dtype=np.float64)
         if self.bounds is not None:
             low, high = (np.asarray(bound, dtype=np.float64) for bound in self.bounds)
+            if fitting:
+                _warn_of_wide_bounds(X, low, high)
             X = (np.clip(X, low, high) - low) / np.where(high > low, high - low, 1.0)
             X = 2 * X - 1
         return torch.from_numpy(X.astype(np.float32)), cast(np.ndarray, y)
@@ -350,6 +382,20 @@ def _words_encoded(encoder: str, words: list[str]) -> Tensor:
     others = [word for word in words if word not in places]
     rows = places | {word: place for place, word in enumerate(others, start=len(places))}
     return torch.cat([of_tokens, _encoded(encoder, others)])[[rows[word] for word in words]]
+
+
+def _warn_of_wide_bounds(X: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Warns the caller, who holds the records, that the noise will outweigh their features."""
+    width = np.where(high > low, high - low, 1.0)
+    inside = np.clip(X, low, high)
+    filled = float(np.median((inside.max(0) - inside.min(0)) / width))
+    if filled < _LITTLE_OF_BOUNDS:
+        warnings.warn(
+            f"half of the features fill at most {filled:.0%} of their bounds. The noise is scaled "
+            "to the bounds, so that it outweighs such features: pass narrower public bounds.",
+            BoundsTooWide,
+            stacklevel=4,
+        )
 
 
 def fit_once(

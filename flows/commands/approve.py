@@ -13,6 +13,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import command_line, say
+from mechanisms.privacy.numerics import upper_text
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
     from tasks.releasing import plan_page
 
     claim, output = planned.plan.claim, planned.output
-    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
+    epsilon = "none" if claim.epsilon is None else upper_text(claim.epsilon)
     say(
         (
             f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε "

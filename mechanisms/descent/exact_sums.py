@@ -124,6 +124,7 @@ def residuals(scores: Scores, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         rows: of a linear softmax, float [classes, width + 1], bias last.
     """
     table, weights = _exp_table(rows.device), rows.double().mul(2.0**_WEIGHT_BITS).round_()
+    _require_exact_products(weights)
     unit = 2.0 ** (_SCORE_BITS - FEATURE_BITS - _WEIGHT_BITS)
     for values, labels in scores.blocks():
         products = values @ weights.T
@@ -135,6 +136,19 @@ def residuals(scores: Scores, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         share = residual[record, labels]
         residual[record, labels] = share - 2.0**RESIDUAL_BITS
         yield residual, values, -share.clamp(min=1.0).log() + RESIDUAL_BITS * math.log(2)
+
+
+def _require_exact_products(weights: Tensor) -> None:
+    """Raises an error if a product of features and weights might not be an exact float64 integer.
+
+    The weights already have their noise, so that refusing them tells nothing about a record.
+    """
+    largest = float(weights.abs().sum(1).max()) * (_LARGEST_FEATURE + 1)
+    if not largest < 2.0**53:
+        raise MechanismError(
+            "the weights of the head grew beyond what exact sums can hold. Lower the learning rate "
+            "(`weight_noise`)."
+        )
 
 
 def clipped_outer_sum(left: Tensor, right: Tensor, *, norm: float, out: Tensor) -> None:

@@ -22,7 +22,7 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
     is_exact,
 )
-from mechanisms.privacy.numerics import failure_probability
+from mechanisms.privacy.numerics import failure_probability, upper_text
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
@@ -303,7 +303,7 @@ def gaussian(
         )
     replaced = (
         f"replacing one {'record' if m == 1 else 'unit'} costs epsilon "
-        f"{figures.epsilon_replace_one:.4g} at the same "
+        f"{upper_text(figures.epsilon_replace_one)} at the same "
         "delta"
         if figures.epsilon_replace_one is not None
         else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"

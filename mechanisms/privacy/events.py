@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Context
+from html import escape
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
@@ -219,3 +220,36 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
         for name, value in super().__repr_args__():
             rounded = isinstance(value, float) and name is not None and name.startswith("epsilon")
             yield name, float(_FOUR_DIGITS.create_decimal_from_float(value)) if rounded else value
+
+    def __str__(self) -> str:
+        """Writes the claim in lines that a person can read; `repr` has every field."""
+        lines = [self._headline]
+        if self.epsilon_replaced is not None and self.epsilon_replaced != self.epsilon:
+            replaced = _FOUR_DIGITS.create_decimal_from_float(self.epsilon_replaced)
+            lines.append(f"  one {self.privacy_unit} replaced: epsilon = {replaced.normalize():f}")
+        lines.append(f"  accountant: {self.accountant}")
+        for title, entries in (
+            ("assumes", self.assumptions),
+            ("does not cover", self.unprotected_inputs),
+        ):
+            lines += [f"  {title}:", *(f"    - {entry}" for entry in entries)] if entries else []
+        return "\n".join(lines)
+
+    @property
+    def _headline(self) -> str:
+        if self.epsilon is None:
+            return "no privacy guarantee"
+        epsilon = _FOUR_DIGITS.create_decimal_from_float(self.epsilon).normalize()
+        delta = f"delta = {self.delta:g}" if self.delta is not None else f"delta {self.delta_text}"
+        change = "replaced" if self.neighbouring_relation == "replace-one" else "added or removed"
+        unit = self.privacy_unit
+        if self.max_records_per_unit > 1:
+            unit += f" of at most {self.max_records_per_unit} records"
+        return (
+            f"{self.guarantee_kind} guarantee: epsilon = {epsilon:f}, {delta}, for one {unit} "
+            f"{change}"
+        )
+
+    def _repr_html_(self) -> str:
+        """Shows the same in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"

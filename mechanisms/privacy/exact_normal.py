@@ -138,13 +138,13 @@ def _decide(
                 mpmath.mpf((known << bits) | (more >> (512 - bits))) / mpmath.mpf(2) ** precision
                 for known, more in zip(leading, further, strict=True)
             )
-            if v == 0:
+            unread = mpmath.mpf(2) ** -precision
+            if v == 0 or v + unread >= 1:  # the variate is 0 or unbounded as far as these bits tell
                 continue
             radius = mpmath.sqrt(-2 * mpmath.log1p(-v))
             wave = mpmath.sin if sine else mpmath.cos
             sigma = mpmath.mpf(std.numerator) / std.denominator
             value = sigma * radius * wave(2 * mpmath.pi * w)
-            unread = mpmath.mpf(2) ** -precision
             error = sigma * unread * (1 / ((1 - v - unread) * radius) + 2 * mpmath.pi * radius + 1)
             rounded = mpmath.nint(value)
             if abs(abs(value - rounded) - 0.5) > error:

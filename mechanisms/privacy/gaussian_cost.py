@@ -169,6 +169,29 @@ def gaussian_rate(event: Event) -> float | None:
     return math.hypot(*(math.sqrt(steps) / noise for noise, _, steps in runs))
 
 
+def chance_beyond(event: Event, epsilon: float, *, units: int = 1) -> float | None:
+    """Returns the probability that a release moves someone's odds by more than e^epsilon.
+
+    Of a mu-Gaussian mechanism the privacy loss is normal with mean mu^2/2 and variance mu^2, so
+    that it exceeds epsilon with probability Phi(mu/2 - epsilon/mu) (Balle and Wang 2018, lemma 3).
+    This is several times delta, which also weighs by how much the loss exceeds epsilon.
+
+    Args:
+        units: by how many times the noise's norm the two neighbours differ: records of a unit,
+            twice as many if they are replaced.
+
+    Returns:
+        None where records are sampled: then the loss has no closed form.
+    """
+    from scipy.special import ndtr
+
+    rate = gaussian_rate(event)
+    if rate is None:
+        return None
+    mu = rate * units
+    return float(ndtr(mu / 2 - epsilon / mu))
+
+
 def profile(event: Event) -> tuple[tuple[float, float], ...]:
     """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on
     the coarse grid.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def safe_root(
@@ -29,3 +30,27 @@ def failure_probability(draws: int) -> float:
     exchangeability.
     """
     return 1 / (draws + 1)
+
+
+def upper_text(value: float | Decimal, digits: int = 4) -> str:
+    """Writes what is claimed or exceeded, rounded up to so many significant digits.
+
+    >>> upper_text(11.5211), upper_text(148.41, 3), upper_text(5.0)
+    ('11.53', '149', '5')
+    """
+    return _rounded_text(value, digits, ROUND_CEILING)
+
+
+def lower_text(value: float | Decimal, digits: int = 3) -> str:
+    """Writes a lower bound, rounded down to so many significant digits.
+
+    >>> lower_text(0.25269), lower_text(1.9999)
+    ('0.252', '1.99')
+    """
+    return _rounded_text(value, digits, ROUND_FLOOR)
+
+
+def _rounded_text(value: float | Decimal, digits: int, rounding: str) -> str:
+    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    shown = format(Context(prec=digits, rounding=rounding).plus(exact), "f")
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown

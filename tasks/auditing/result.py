@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import ArtifactRef, digest
 from tasks.branches.experiment import Outcome, Study
 from tasks.releasing import ledger_records
@@ -42,10 +43,12 @@ class BranchAudit(BaseModel, frozen=True):
     def lines(self) -> list[str]:
         stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
         claim = (
-            "nothing" if self.epsilon is None else f"ε {self.epsilon:.3g} ({self.guarantee_kind})"
+            "nothing"
+            if self.epsilon is None
+            else f"ε {upper_text(self.epsilon)} ({self.guarantee_kind})"
         )
-        if self.epsilon_add_remove != self.epsilon:
-            claim += f", ε {self.epsilon_add_remove:.3g} for one record more or less"
+        if self.epsilon_add_remove is not None and self.epsilon_add_remove != self.epsilon:
+            claim += f", ε {upper_text(self.epsilon_add_remove)} for one record more or less"
         verdict = self.verdict
         if verdict == CONTRADICTED and stated["faults"]:
             verdict += f": the sums are not as stated ({', '.join(stated['faults'])})"
@@ -66,8 +69,8 @@ class BranchAudit(BaseModel, frozen=True):
             ):
                 claimed = entry["claimed_in_trials"]
                 lines.append(
-                    f"  {entry['name']}: {entry['epsilon']:.3g}, not counted, as a rerun claims "
-                    f"{claimed:.3g}"
+                    f"  {entry['name']}: {lower_text(entry['epsilon'])}, not counted, as a rerun "
+                    f"claims {upper_text(claimed)}"
                 )
         if stated["checks"]:
             checks = ", ".join(

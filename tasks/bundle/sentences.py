@@ -1,5 +1,7 @@
-"""Lists the sentences of a privacy statement: each proved (where), measured (by which command) or
-assumed (what then).
+"""Lists the sentences of a privacy statement, each with what it rests on.
+
+A sentence is *proved* by a theorem, *tested* by tests of the program, *measured* by a command, or
+*assumed*; then its basis says what follows if it is wrong.
 
 One source for the statement in a bundle and for docs/reference/statement-sentences.md. The
 statement decides which sentences apply to it.
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-Status = Literal["proved", "measured", "assumed"]
+Status = Literal["proved", "tested", "measured", "assumed"]
 
 COUPLED = (
     "which records were used: sampling by code lets one record move others in or out, and the "
@@ -84,13 +86,15 @@ class Section:
 
 
 proved = partial(Sentence, "proved")
-"""Makes a sentence that a theorem proves, or that the program ensures and a test checks."""
+"""Makes a sentence that a theorem proves."""
+tested = partial(Sentence, "tested")
+"""Makes a sentence about what the program does, which tests check."""
 measured = partial(Sentence, "measured")
 """Makes a sentence with a figure of this release or of a similar one."""
 assumed = partial(Sentence, "assumed")
 """Makes a sentence that no one checked or can check."""
 
-_ONE_DRAW = proved(
+_ONE_DRAW = tested(
     "The parameters were sampled once, without a seed, after the ledger reserved the cost.",
     "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`, `tests/flows/test_kill.py`.",
 )
@@ -114,7 +118,7 @@ EVERY = (
             "titles."
         ),
     ),
-    proved(
+    tested(
         "Adding, removing or changing a record does not move any other in or out of training.",
         (
             "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must "
@@ -138,9 +142,7 @@ EVERY = (
     ),
     assumed(
         "The number of records n is public and equal for both neighbours, and the run finished.",
-        "Noise reveals n roughly; a mean over n moves by up to twice what is paid for (prior "
-        "descent at ε 5: at most "
-        "5.26).",
+        "The number of steps, their size and the noise follow from n, so that they would tell it.",
     ),
     assumed(
         "A file's format (encoding, delimiter, header) does not depend on one record.",
@@ -155,9 +157,10 @@ EVERY = (
         "A person with m records is protected at about m times this ε and a larger δ.",
         "records",
     ),
-    proved(
+    tested(
         "The figures are for a unit with all of its records, at most as many as stated.",
-        "Ingest drops further ones; `mechanisms/privacy/claims.py` computes the cost.",
+        "Ingest drops further ones (`storage/ingest/sampling.py`); `mechanisms/privacy/claims.py` "
+        "computes the cost.",
         "units",
     ),
     assumed(
@@ -188,11 +191,12 @@ EVERY = (
         "exact",
     ),
     assumed(
-        (
-            "The noise generator's output looks random, and side channels such as time and memory "
-            "reveal nothing."
-        ),
-        "Anyone who predicts the noise or measures the training may learn about records.",
+        "Nobody breaks AES-256, whose output under a secret key is the noise.",
+        "Anyone who predicts the noise can remove it.",
+    ),
+    assumed(
+        "Nobody measures the time, memory or power of the training.",
+        "All three depend on the records and on the noise.",
     ),
     assumed(
         "The encoder, and anything else training starts from, was made without these records.",
@@ -277,18 +281,18 @@ SECTIONS = (
                     "(`mechanisms/privacy/gaussian_cost.py`)."
                 ),
             ),
-            proved(
-                "Training ran as planned: other noise, clipping or sampling is refused.",
-                "`Plan.fit` in `mechanisms/mechanism.py`; `tests/mechanisms/test_conformance.py`.",
+            tested(
+                "Training read its noise, its clip and its sampling from the event that is accounted "
+                "for.",
+                "`mechanisms/descent/noisy_descent.py`; audits measure the noise and the clip that "
+                "really ran (`autocoder audit`, `tests/mechanisms/audit`).",
             ),
-            proved(
-                (
-                    "The noise came from the operating system's random generator; the key was "
-                    "discarded."
-                ),
+            tested(
+                "The key of the noise came from the operating system's random generator and was "
+                "discarded.",
                 "`mechanisms/privacy/noise.py`, `tests/mechanisms/privacy/test_noise.py`.",
             ),
-            proved(
+            tested(
                 "No record changes a step by more than the clipping norm that scales the noise.",
                 (
                     "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; "
@@ -328,7 +332,7 @@ SECTIONS = (
         mechanisms=("non-private",),
         lead="Training without protection.",
         sentences=(
-            proved(
+            tested(
                 "Nothing is promised; such a model cannot be released.",
                 "The ledger refuses it (`storage/ledger/content.py`; `tests/storage/ledger`).",
             ),

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import epsilon_of_one_replaced
-from mechanisms.privacy.events import decode, is_exact
+from mechanisms.privacy.events import (
+    ComposedEvent,
+    DpSgdEvent,
+    GaussianReleaseEvent,
+    decode,
+    is_exact,
+)
 from storage.ledger import Row, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.pages.render import render
@@ -34,6 +41,9 @@ def statement(
     replaced = _epsilon_replaced(row)
     if replaced is not None:
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")
+    beyond = _chance_beyond(row)
+    if beyond is not None:
+        content["chance_beyond_odds"] = beyond
     if audited:
         content |= {
             "audit": row.details["audit"],
@@ -54,6 +64,21 @@ def _epsilon_replaced(row: Row) -> float | None:
         decode(row.event),
         delta=float(row.delta or 0),
         records_per_unit=row.max_records_per_unit or 1,
+    )
+
+
+def _chance_beyond(row: Row) -> float | None:
+    """Returns the probability that the odds stated for epsilon are exceeded, where it is known."""
+    if row.guarantee_kind != "formal" or row.event is None or row.epsilon is None:
+        return None
+    if not row.delta:
+        return 0.0
+    event, units = decode(row.event), row.max_records_per_unit or 1
+    if not isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent):
+        return None
+    replaced = row.neighbouring_relation == "replace-one"
+    return gaussian_cost.chance_beyond(
+        event, float(row.epsilon), units=2 * units if replaced else units
     )
 
 

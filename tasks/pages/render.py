@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from mechanisms.privacy.numerics import upper_text
 from storage.figures import delta_text, epsilon_text, escape, one_line
 from storage.ledger.amounts import brief, short
 
@@ -36,10 +37,17 @@ def amount(value: str | None) -> str:
 
 
 def odds(epsilon: str | float) -> str:
+    """Writes e^epsilon, rounded up: two digits below ten, three above."""
     value = math.exp(min(float(epsilon), 700.0))
     if value >= 1e9:
         return "more than a billion"
-    return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.3g}'):,.0f}"
+    text = upper_text(value, 2 if value < 10 else 3)
+    return f"{int(text):,}" if text.isdigit() else text
+
+
+def one_in(probability: str | float) -> str:
+    """Writes n for a probability of at most one in n."""
+    return f"{math.floor(1 / float(probability) * (1 + 1e-12)):,}"
 
 
 @cache
@@ -59,7 +67,7 @@ def _environment() -> Environment:
         "exact": lambda value: short(Decimal(value)),
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "odds": odds,
-        "one_in": lambda value: f"{round(1 / float(value)):,}",
+        "one_in": one_in,
         "inline_code": _inline_code,
         "text": escape,
         "text_and_code": _text_and_code,

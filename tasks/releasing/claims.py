@@ -37,7 +37,15 @@ FLOATING_POINT = (
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
 NUMBER = "the number of records n"
-SETTINGS = (
+CHOSEN = (
+    "how this model was chosen: figures of other training runs on these records may have decided "
+    "seed, sample, settings or mechanism"
+)
+"""The same with and without any one record. The plan has the number of runs, which is not: one
+shared record changes it.
+"""
+SETTINGS = "settings (rates, epochs, encoder) that someone chose by looking at these records"
+CHAIN_SETTINGS = (
     "settings (rates, epochs, encoder, c, g, k) that someone chose by looking at these records"
 )
 LABELS = "the label set: the codes observed in the records"
@@ -92,7 +100,7 @@ def unprotected_inputs(
     listed = {
         WEIGHTS: weights,
         NUMBER: True,
-        SETTINGS: True,
+        CHAIN_SETTINGS if weights else SETTINGS: True,
         COUPLED: dataset["sampling"] != "per-record",
         LABELS: dataset["label_space_source"] != "codelist",
         COHORTS: dataset.get("cohorts_source", "records") == "records"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
+from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import digest
 from storage.ledger import Ledger, Row
 from storage.ledger.records import SAMPLE, same_records
@@ -105,8 +106,8 @@ class Measurement(Evidence):
 def describe_reach(reach: float, claimed: float | None) -> str:
     """Words how much an audit could have shown at most."""
     return (
-        f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of "
-        f"{claimed or 0:.3g}"
+        f"perfect guesses could have shown at most ε {upper_text(reach, 3)}, too little for a "
+        f"claim of {upper_text(claimed or 0.0, 3)}"
     )
 
 
@@ -117,11 +118,11 @@ def describe_bound(
     names both.
     """
     if noise_at_most is None or epsilon_of_any is None:
-        return f"at least ε {epsilon:.3g}"
+        return f"at least ε {lower_text(epsilon)}"
     return (
-        f"noise of at most {noise_at_most:.3g} times the stated; at least ε {epsilon:.3g} if the "
-        "noise is Gaussian; at "
-        f"least ε {epsilon_of_any:.3g} of any (ε, δ)"
+        f"noise of at most {upper_text(noise_at_most, 3)} times the stated; at least "
+        f"ε {lower_text(epsilon)} if the noise is Gaussian; at least "
+        f"ε {lower_text(epsilon_of_any)} of any (ε, δ)"
     )
 
 
@@ -131,9 +132,9 @@ def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     other = (
         ""
         if add_remove in (None, epsilon)
-        else f" (ε {add_remove:.4g} for one record more or less)"
+        else f" (ε {upper_text(add_remove or 0.0)} for one record more or less)"
     )
-    return f"ε {epsilon:.4g}{other}"
+    return f"ε {upper_text(epsilon)}{other}"
 
 
 def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:

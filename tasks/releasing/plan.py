@@ -34,6 +34,7 @@ from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
+    CHOSEN,
     COMPARED,
     EXACT_ARITHMETIC,
     FLOATING_POINT,
@@ -169,9 +170,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             *([SEARCHED] if self.searched else []),
             *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
             *([COMPARED] if self.compared else []),
-            f"how this model was chosen: the ledger has {self.fits} training "
-            f"run{'s' * (self.fits != 1)} on these "
-            "records, whose figures may have decided seed, sample, settings or mechanism",
+            CHOSEN,
         )
 
     def since(self, earlier: Selection) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.privacy.events import Claim
+from mechanisms.privacy.numerics import upper_text
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_json, markdown_table
 from tasks.pages.render import render
@@ -33,7 +34,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
-    claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
+    claimed = f"ε = {upper_text(claim.epsilon or 0.0)} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(
         f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9
     )

@@ -11,21 +11,34 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_heads import KEY
 
 import autocoder
 from autocoder import PrivateClassifier
+from mechanisms import earlier_fits, estimator
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
-from mechanisms.estimator import LabelsReadFromRecords
+from mechanisms.estimator import BoundsTooWide, LabelsReadFromRecords
 from mechanisms.mechanism import Mechanism, Run, Task, kinds
 from mechanisms.model import lexicon
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import DpSgdEvent
 
-pytestmark = pytest.mark.filterwarnings("ignore:the set of labels was read from y")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the set of labels was read from y"),
+    pytest.mark.filterwarnings("ignore:half of the features fill"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_fits() -> None:
+    """Each test starts as a process of its own would."""
+    earlier_fits.forget()
+
+
 KINDS = sorted(
     k
     for k, m in kinds().items()
@@ -184,7 +197,7 @@ def test_texts_and_their_titles() -> None:
         "cut",
         "burn",
     ]
-    assert made.claim.unprotected_inputs == ()
+    assert made.claim.unprotected_inputs == (estimator._KEY,)
     assert made.plan_.task.features == 384 + len(lexicon.vocabulary_of(list(titles.values())))
     assert made.set_params(words=False).fit(texts, labels).plan_.task.features == 384
     with pytest.raises(MechanismError, match="Add them"):
@@ -286,7 +299,9 @@ def test_labels_read_from_records_are_warned_of() -> None:
     X, y = separable(60, classes=3, width=6)
     with pytest.warns(LabelsReadFromRecords, match="Pass the public list"):
         classifier("prior-descent").fit(X, y)
-    assert classifier("prior-descent", classes=[0, 1, 2]).fit(X, y).claim.unprotected_inputs == ()
+    earlier_fits.forget()
+    again = classifier("prior-descent", classes=[0, 1, 2]).fit(X, y)
+    assert again.claim.unprotected_inputs == (estimator._KEY,)
 
 
 def test_a_claims_epsilon_is_shown_rounded_up() -> None:
@@ -296,3 +311,47 @@ def test_a_claims_epsilon_is_shown_rounded_up() -> None:
     shown = float(re.findall(r"epsilon=([0-9.]+)", repr(claim))[0])
     assert claim.epsilon is not None
     assert claim.epsilon <= shown == 1.235
+
+
+def test_a_search_over_settings_is_named_in_the_claim() -> None:
+    """A grid of two settings in three folds and the refit: the last claim names the six fits."""
+    X, y = separable(60, classes=3, width=6)
+    model = PrivateClassifier(epsilon=5, delta=1e-3, classes=[0, 1, 2])
+    search = GridSearchCV(model, {"epsilon": [4, 5]}, cv=3).fit(X, y)
+    assert "6 earlier fits" in " ".join(search.best_estimator_.claim.unprotected_inputs)
+    earlier_fits.forget()
+    assert (
+        PrivateClassifier(epsilon=5, delta=1e-3, classes=[0, 1, 2])
+        .fit(X, y)
+        .claim.unprotected_inputs
+        == ()
+    )
+
+
+def test_other_records_are_no_earlier_fit() -> None:
+    X, _ = separable(60, classes=3, width=6)
+    assert earlier_fits.count_and_add(X.astype(np.float32)) == 0
+    assert earlier_fits.count_and_add(X.astype(np.float32) + 1) == 0
+    assert earlier_fits.count_and_add(X[:1].astype(np.float32)) == 1
+
+
+def test_a_vocabulary_is_listed() -> None:
+    """Sparse features have columns that a vectoriser may have read from the records."""
+    X, y = separable(60, classes=3, width=6)
+    made = classifier("prior-descent", classes=[0, 1, 2]).fit(csr_matrix(X), y)
+    assert estimator._VOCABULARY in made.claim.unprotected_inputs
+
+
+def test_bounds_that_data_hardly_fill_are_warned_of() -> None:
+    X, y = separable(60, classes=3, width=6)
+    wide = classifier("prior-descent", classes=[0, 1, 2], bounds=(-1000, 1000))
+    with pytest.warns(BoundsTooWide):
+        wide.fit(X, y)
+
+
+def test_a_printed_claim_is_lines_that_a_person_reads() -> None:
+    X, y = separable(60, classes=3, width=6)
+    printed = str(classifier("prior-descent", classes=[0, 1, 2]).fit(X, y).claim)
+    assert printed.startswith("formal guarantee: epsilon = ")
+    assert "for one record added or removed" in printed
+    assert max(map(len, printed.splitlines())) < 320

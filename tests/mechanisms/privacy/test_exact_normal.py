@@ -113,3 +113,16 @@ def test_noise_is_addressed() -> None:
 def test_noise_that_no_grid_holds_is_refused(std: float) -> None:
     with pytest.raises(OverflowError, match="grid"):
         noise(10, std)
+
+
+@pytest.mark.parametrize("sine", [False, True])
+def test_a_uniform_of_ones_alone_is_decided_by_further_bits(sine: bool) -> None:
+    """181 bits that are all one leave the variate unbounded: 565 are read, and no step divides by
+    zero.
+    """
+    ones, zeros = (1 << 53) - 1, 0
+    more = {0: ((1 << 512) - 1) ^ (1 << 200), 1: 1 << 500}
+    value = exact_normal._decide(
+        (ones, zeros), (0, 1), std=Fraction(1000), sine=sine, more_bits=more.__getitem__
+    )
+    assert abs(value) < 40_000

@@ -10,16 +10,19 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sealed_bundle import Sealed
 
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
 from storage.figures import escape
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
+from tasks.pages.render import odds, one_in
 
 HOUSE = Path(__file__).resolve().parents[3]
 RELEASE: dict[str, Any] = {
@@ -123,15 +126,43 @@ def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
     """In words, and in the table for both relations; delta is explained; nothing is almost as
     likely at epsilon 5.
     """
-    page = page_of()
-    assert "trained with differential privacy: ε 5, δ 1e-5." in page
-    assert "any particular model is at most 148 times as high with it as without it, plus δ" in page
-    assert "at most 148 to 1" in page
-    assert "its content is protected at ε 11.5211 (101,000 to 1)" in page
-    assert "one in 100,000, that a record is disclosed outright" in page
-    assert "2.7 times as high" in page_of(epsilon="1.0")
+    page = page_of(chance_beyond_odds=4.84e-5)
+    assert "trained with differential privacy: ε = 5, δ = 1e-5." in page
+    assert "at most 149 times as high with the record as without it, plus δ" in page
+    assert "at most 149 to 1, in all but one in 20,661 releases" in page
+    assert "its content is protected at ε = 11.5211 and the same δ (a factor of 101,000)" in page
+    assert "not the probability that the limit is exceeded" in page
+    assert "2.8 times as high" in page_of(epsilon="1.0")
     assert "δ is 0: nothing exceeds this limit" in page_of(delta="0")
-    assert "with some values in it as with others" in page_of(neighbouring_relation="replace-one")
+    assert "with some values in the record" in page_of(neighbouring_relation="replace-one")
+
+
+def test_no_odds_are_stated_where_no_one_knows_how_often_they_hold() -> None:
+    """Of sampled DP-SGD the privacy loss has no closed form; a pure guarantee has no exception."""
+    assert "In odds" not in page_of()
+    assert "at most 149 to 1." in page_of(chance_beyond_odds=0.0)
+
+
+def test_what_is_claimed_is_never_rounded_down() -> None:
+    """e^5 is 148.41, and epsilon 11.5211 a factor of 100,821."""
+    assert [odds(5.0), odds(11.5211), odds(0.5), odds(2.25)] == ["149", "101,000", "1.7", "9.5"]
+    assert one_in(4.84e-5) == "20,661"
+    assert upper_text(11.5211) == "11.53"
+    assert upper_text(5.0) == "5"
+    assert lower_text(0.25269) == "0.252"
+
+
+def test_the_odds_are_exceeded_as_often_as_is_stated() -> None:
+    """Against two million draws of the Gaussian mechanism's privacy loss, and many times delta."""
+    event = GaussianReleaseEvent(what="test", noise_multiplier=0.9, l2_sensitivity=1.0)
+    epsilon = gaussian_cost.epsilon_of_event(event, delta=1e-3)
+    stated = gaussian_cost.chance_beyond(event, epsilon)
+    mu = 1 / 0.9
+    loss = mu**2 / 2 + mu * np.random.default_rng(0).standard_normal(2_000_000)
+    measured = float((loss > epsilon).mean())
+    assert stated is not None
+    assert stated == pytest.approx(measured, rel=0.05)
+    assert stated > 3e-3
 
 
 def test_a_statement_has_both_relations(sealed: Sealed) -> None:
