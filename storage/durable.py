@@ -4,14 +4,18 @@ files of others.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 
 
 def sync(path: Path) -> None:
@@ -86,3 +90,65 @@ def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
             return file.read(most)
     except OSError as error:
         raise InputError(f"{named}: {error.strerror}") from None
+
+
+def copy_regular(path: Path, to: Path, size: int) -> str | None:
+    """Copies a regular file of this size; returns the SHA-256 of the copied bytes, None where there
+    is no such file. The file is opened once.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    digest, left = hashlib.sha256(), size
+    try:
+        with (
+            os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file,
+            to.open("wb") as copy,
+        ):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                return None
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                digest.update(part)
+                copy.write(part)
+                left -= len(part)
+    except OSError:
+        return None
+    return digest.hexdigest() if left == 0 else None
+
+
+@contextmanager
+def own_folder(purpose: str) -> Iterator[Path]:
+    """Yields an empty folder that no other user may enter, or move aside; it is removed at the end.
+
+    It lies where temporary files do ($TMPDIR). What a killed process left there is removed first.
+
+    Raises:
+        StorageError: other users could replace a folder there.
+    """
+    base, prefix = Path(tempfile.gettempdir()).resolve(), f"autocoder-{purpose}-"
+    mode = base.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        raise StorageError(
+            f"{base}: other users may replace folders in it, and a release needs one of its own. "
+            "Set TMPDIR to a folder that only this user may write in"
+        )
+    for left in base.glob(f"{prefix}*"):
+        _remove_abandoned(left)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)

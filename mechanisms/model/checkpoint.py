@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as deserialise
+from safetensors.torch import save as serialise
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -41,6 +43,28 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         meta = json.loads((file.metadata() or {}).get("meta", "{}"))
         return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+
+
+def to_bytes(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    """Returns the content of the file that `save` writes."""
+    return serialise(
+        {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
+        metadata={"meta": json.dumps(dict(meta))},
+    )
+
+
+def from_bytes(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors and the description of a file's content.
+
+    Raises:
+        ValueError: it is no whole file of `save`.
+    """
+    try:
+        tensors = deserialise(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return tensors, json.loads(header.get("__metadata__", {}).get("meta", "{}"))
+    except SafetensorError:
+        raise ValueError("not a whole safetensors file") from None
 
 
 def sync(path: Path) -> None:

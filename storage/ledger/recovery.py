@@ -4,8 +4,9 @@ A release goes through these steps, each durable before the next, so that whatev
 crash the ledger and the files together say how far it came:
 
 1. `reserve`: the budget is charged.
-2. The draw is put at `private/releases/ID/draw.safetensors`, by a link that fails where one is
-  already.
+2. `draw.begun` is put at `private/releases/ID/`, the sample is taken, and its file is put at
+  `draw.safetensors`, by a link that fails where one is already. A sample that was begun and is not
+  there is never taken again: the release is burned.
 3. `mark_drawn`: its digest is recorded, with the cost measured at the draw; a surplus is charged.
 4. The bundle is built aside, its digest announced (`announce_bundle`), then moved to `bundles/ID`
   in one rename.
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 DRAW_NAME = "draw.safetensors"
+FRESH_DRAW = "draw.new"
+"""A sample whose file is whole and not in its place yet."""
+BEGUN_DRAW = "draw.begun"
+"""Says that a sample was being taken; removed once its file is in place."""
 _ANNOUNCED_NAME = "bundle.sha256"
 
 
@@ -153,6 +158,10 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
         )
     if state == "reserved":
         if drawn is None:
+            begun, fresh = draw.with_name(BEGUN_DRAW), draw.with_name(FRESH_DRAW)
+            if begun.is_file() and not fresh.is_file():
+                why = "its sample was lost while it was taken, and is not taken again"
+                return Finding(release_id, state, Step.BURN, why)
             return Finding(release_id, state, Step.DRAW, "no sample was stored")
         if row.guarantee_kind == "formal":
             return Finding(

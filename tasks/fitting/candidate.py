@@ -44,6 +44,11 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         digests = {"dataset": self.dataset, "posterior": self.fitted, "sensitivity": self.measured}
         return {name: ref.sha256 for name, ref in digests.items()}
 
+    @property
+    def is_sampled(self) -> bool:
+        """A release draws from it; another one is released as it was fitted."""
+        return self.measured is not None
+
     def take(self, context: Context) -> Tensor:
         """Returns the parameters to release, flat: one draw with the operating system's entropy, or
         the fit's.
@@ -83,9 +88,13 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             )
 
     def build_untrained(self, context: Context) -> Classifier:
+        """Builds the classifier with other parameters than the fit's: those of its prior would cost
+        a pass of the encoder, and every parameter that training moved is replaced.
+        """
         from tasks.fitting.model_inputs import build
 
-        return build(context, self.model, context.store.open(self.dataset), seed=self.seed)
+        model = self.model.model_copy(update={"prior": "none"})
+        return build(context, model, context.store.open(self.dataset), seed=self.seed)
 
     def classifier(self, context: Context, theta: Tensor) -> Classifier:
         model = self.build_untrained(context)

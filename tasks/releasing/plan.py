@@ -11,27 +11,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Event, is_exact
-from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
+from storage.artifacts import ArtifactRef, Store, digest
 from storage.datasets import load_codes
-from storage.durable import read_regular, write_atomically
+from storage.durable import copy_regular, read_regular, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, Name
 from storage.ledger import BudgetRefused, ComparisonFit, Ledger, ReleasePlan, Row, SearchFit
 from storage.ledger.models import Mark
 from storage.ledger.records import SAMPLE, same_records
 from tasks.bundle import licence
-from tasks.bundle.texts import encoder_digest, own_texts
+from tasks.bundle.texts import encoder_digest, name_of, own_texts
 from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.prior import lexicon_of
 from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
     CHOSEN,
@@ -96,6 +98,8 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     """An SPDX name."""
     encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """Digest of the encoder in the released model."""
+    public: tuple[Annotated[str, Field(pattern=_DIGEST)], ...] = ()
+    """Digests of the stages that embedded public texts for the words of the released model."""
     texts: tuple[str, ...] = ()
     """Every text of the bundle that no published list has and that is no name or number in a narrow
     form.
@@ -117,7 +121,10 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         encoder, store = candidate.model.encoder, context.store
         codes = load_codes(store.open(candidate.dataset))
         texts = own_texts(codes, store.figures(candidate.dataset), encoder)
-        return self.model_copy(update={"encoder": encoder_digest(encoder), "texts": texts})
+        contents: dict[str, Any] = {"encoder": encoder_digest(encoder), "texts": texts}
+        if context.copies is None:  # a release takes them by the plan
+            contents["public"] = _public_stages(context, candidate)
+        return self.model_copy(update=contents)
 
     @property
     def texts_digest(self) -> str:
@@ -364,16 +371,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             candidate.prepared,
             *(() if candidate.measured is None else (candidate.measured,)),
         ):
-            # guard: test_a_plan_carried_into_another_workspace
-            if not ref.path.resolve().is_relative_to(store.private):
-                if store.shared is None:
-                    raise StorageError(
-                        f"release plan: its artifact {ref.kind} is in another workspace than "
-                        f"{context.home}. "
-                        "Release it there, where the ledger charges its records"
-                    )
-                store.adopt(ref)
-            store.open(ref)
+            store.open(store.local(ref))
         if not self.has_bundle(store):
             raise MechanismError(
                 f"release plan: this model (event `{self.plan.event.mechanism}`) has no bundle, "
@@ -537,6 +535,38 @@ def build_plan(
     )
 
 
+def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
+    with context.copying(named=None) as own:
+        lexicon_of(own, candidate.model, own.store.open(candidate.dataset))
+        return () if own.copies is None else tuple(sorted(own.copies.found))
+
+
+def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
+    """Returns the candidate of a release with the copies of its encoder's files that this process
+    made. Each is read once; an encoder that comes with the program, or from the hub, stays.
+
+    Raises:
+        StorageError: the files are not the planned ones.
+    """
+    candidate, copies = planned.candidate, context.copies
+    encoder = candidate.model.encoder
+    files = encoder_files.digest_parts(encoder)
+    if copies is None or not files or encoder in packaged.PUBLISHED:
+        return candidate
+    folder = copies.private / "encoder" / name_of(encoder)
+    copied = {
+        file.name: copy_regular(file, folder / file.name, file.stat().st_size) for file in files
+    }
+    # guard: test_an_encoder_that_carries_a_narrative
+    if digest(copied) != planned.output.encoder:
+        raise StorageError(
+            f"encoder {name_of(encoder)}: its files are not the planned ones. Restore them, or plan "
+            "again"
+        )
+    model = candidate.model.model_copy(update={"encoder": str(folder)})
+    return candidate.model_copy(update={"model": model})
+
+
 def _as_recorded(store: Store, candidate: Candidate) -> Candidate:
     recipe = store.recipe(candidate.measured or candidate.fitted)
     config, inputs = recipe["config"], recipe["inputs"]
@@ -558,7 +588,7 @@ def _event_as_run(store: Store, candidate: Candidate, method: Mapping[str, Any])
     weights = store.recipe(candidate.measured)["inputs"].get("weights")
     reweighted = method.get("pseudo_posterior", {}).get("reweight", True)
     for kind in ("risk-weights", "reweight"):
-        if _recipe_by_digest(store, kind, weights):
+        if store.recipe_of_digest(kind, weights) is not None:
             reweighted = kind == "reweight"
     return event_of(
         "reweighted" if reweighted else "weighted",
@@ -580,7 +610,8 @@ def _method_as_run(
         settings["model"] = candidate.model.model_dump(mode="json")
         _section(_section(settings, "fit"), "swag").update(std_scale=candidate.std_scale)
         return settled
-    solved = _recipe_by_digest(store, "plan", store.recipe(candidate.fitted)["inputs"]["plan"])
+    planned = store.recipe(candidate.fitted)["inputs"]["plan"]
+    solved = store.recipe_of_digest("plan", planned) or {}
     aimed = solved.get("config", {}).get("task", {}).get("target_epsilon")
     if aimed is not None and settings.get("formal"):
         _section(settings, "formal").update(target_epsilon=aimed)
@@ -593,13 +624,6 @@ def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(settings.get(name), dict):
         settings[name] = {}
     return settings[name]
-
-
-def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, Any]:
-    for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}"):
-        if file_digest(manifest) == sha256:
-            return json.loads(manifest.read_bytes())["recipe"]
-    return {}
 
 
 def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:

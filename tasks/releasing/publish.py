@@ -3,48 +3,71 @@
 A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file,
 the bundle by its folder. A draw exists once its file is in place, and nothing depends on it
 earlier. A link puts the file there and fails if one exists, so that there is never a second.
+
+Whoever writes the private workspace may change a file at any moment. So each input is read once,
+into a folder of this process (`Context.copying`): what is digested there is what is parsed and
+released. The sample stays in memory, and one from before a crash counts by the digest in the
+ledger's row, or by this machine's signature.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import rfc8785
 from pydantic import BaseModel
 from torch import Tensor
 
 from mechanisms.model import checkpoint
-from storage.artifacts import ArtifactRef, file_digest
+from storage.artifacts import ArtifactRef
 from storage.bundle import folder as bundle
 from storage.bundle.seal import release_key, seal
+from storage.durable import read_regular, write_atomically
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, ReleasePlan, Row
+from storage.ledger import Ledger, ReleasePlan, Row, heads
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
-from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
+from storage.ledger.recovery import (
+    BEGUN_DRAW,
+    FRESH_DRAW,
+    announce_bundle,
+    announced_bundle,
+    draw_path,
+    draws,
+)
 from storage.ledger.registry import (
     other_population_names,
     population_name_warning,
 )
 from tasks.bundle import fill, licence, thresholds
 from tasks.bundle.deployment import Deployment
+from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
 from tasks.releasing.claims import claim_at, key_of, release_method
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
-from tasks.releasing.plan import PlannedRelease, release_lock
+from tasks.releasing.plan import PlannedRelease, own_candidate, release_lock
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+
+_MOST_OF_A_DRAW = 16 << 30
+"""Bytes of a sample's file."""
 
 
 class Released(BaseModel, frozen=True):
@@ -142,6 +165,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         private_errors("release"),
         progress.report_failures("release"),
         context.store.lock(release_lock(planned.plan)),
+        ExitStack() as files,
     ):
         progress.started("release")
         started = time.monotonic()
@@ -156,15 +180,17 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             # guard: test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1
             require_plan(row, planned.digest)
             planned = PlannedRelease.reserved(context, row)
-        plan, candidate = planned.plan, planned.candidate
-        planned.check(context)
+        plan = planned.plan
+        own = files.enter_context(context.copying(planned.output.public))
+        planned.check(own)
+        candidate = own_candidate(own, planned)
         settings = planned.output.apply_to(settings)
         if row is None:
-            checked.require_current(context)
+            checked.require_current(own)
             approval.require_read(checked, settings.accept_texts)
             _require_undrawn(context, plan)
             status = approval.approval_status(context, checked)
-            records = save_record_set(context, candidate.dataset)
+            records = save_record_set(own, candidate.dataset)
             audit = gate.check(checked)
             charges = ledger.quote(
                 plan, records=records
@@ -174,7 +200,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
                 None if stated is None else Deployment(expected, charges, stated, repeated=False)
             )
             # guard: test_a_title_that_nobody_signed
-            fill.rehearse(context, expected, candidate, settings, planned.output.texts, deployment)
+            fill.rehearse(own, expected, candidate, settings, planned.output.texts, deployment)
             planned.keep(context)
             row = ledger.reserve(
                 plan,
@@ -193,15 +219,21 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         if row.state == "reserved":
             # guard: test_an_audit_between_reservation_and_draw
             gate.check(checked)
+        drawn: Draw | None = None
         if row.state != "committed":
             ledger.require_drawable(release_id)
             progress.report("release", 1, 4)
-            draw = _draw_once(context, row, planned)
+            drawn = _draw_once(own, row, planned, key)
             progress.report("release", 2, 4)
-            row = _mark_drawn(context, ledger, row, draw, planned)
+            row = _mark_drawn(own, ledger, row, drawn, planned, candidate)
             progress.report("release", 3, 4)
         deployment = Deployment.of(ledger, release_id)
-        folder, digest = _bundle(context, row, planned, settings, deployment)
+
+        saved = partial(
+            _saved_draw, own, draw_path(context.workspace, release_id), row, planned, key
+        )
+        draw = saved if drawn is None else lambda: drawn
+        folder, digest = _bundle(own, row, planned, candidate, draw, settings, deployment)
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
         elif row.bundle_digest != digest:
@@ -220,7 +252,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             else "none",
             "bundle": str(folder),
         }
-        records = save_record_set(context, candidate.dataset)
+        records = save_record_set(own, candidate.dataset)
         named = other_population_names(plan, ledger.overlaps(plan, records=records))
         warnings = [
             *([population_name_warning(named, plan.population)] if named else []),
@@ -254,47 +286,165 @@ def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
             )
 
 
-def _draw_once(context: Context, row: Row, planned: PlannedRelease) -> Path:
+@dataclass(frozen=True)
+class Draw:
+    """A release's sample, in memory, and the digest of its file."""
+
+    theta: Tensor
+    digest: str
+
+
+def _draw_once(
+    context: Context,
+    row: Row,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw:
+    """Returns the sample of a release: the one on the disk, or the first one.
+
+    A note is on the disk before a sample is taken. Whoever finds the note without the sample takes
+    no second one: the first may have been read in the unfinished file. A fit that is released as it
+    is needs no note, since taking its parameters again gives the same.
+    """
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
-    # One name for all: a process that died between writing and linking it has drawn, and this is
-    # the draw.
-    fresh = file.with_name("draw.new")
-    if not file.is_file():
-        if row.state == "drawn":
-            raise StorageError(
-                f"release {release_id}: its sample is gone from {file}. Restore it, or run "
-                "`autocoder ledger recover`"
-            )
+    fresh, begun = file.with_name(FRESH_DRAW), file.with_name(BEGUN_DRAW)
+    if file.is_file() or row.state != "reserved":
+        draw = _saved_draw(context, file, row, planned, key)
+    else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not fresh.is_file():
-            key, theta = planned.plan.idempotency_key, planned.candidate.take(context)
-            described = {"release_id": release_id, "plan": key, "plan_digest": planned.digest}
-            checkpoint.save(fresh, {"theta": theta}, described)
-        with suppress(FileExistsError):
+        draw = _unlinked_draw(context, fresh, row, planned, key)
+        if draw is None:
+            if planned.candidate.is_sampled:
+                _note(begun, release_id)
+            theta = planned.candidate.take(context)
+            content = _signed_draw(theta, row, planned, key)
+            write_atomically(fresh, content)
+            draw = Draw(theta, hashlib.sha256(content).hexdigest())
+        try:
             os.link(fresh, file)
+        except FileExistsError:
+            raise StorageError(
+                f"release {release_id}: another program wrote {file}. Run `autocoder ledger recover`"
+            ) from None
         checkpoint.sync(file.parent)
     fresh.unlink(missing_ok=True)
-    return file
+    begun.unlink(missing_ok=True)
+    return draw
+
+
+def _note(begun: Path, release_id: str) -> None:
+    try:
+        # guard: test_a_sample_that_was_lost_is_not_taken_again
+        begun.open("x").close()
+    except FileExistsError:
+        raise StorageError(
+            f"release {release_id}: the run that sampled it was killed before the sample was on "
+            "the disk, and nothing is sampled twice. Run `autocoder ledger recover`, which burns "
+            "it, and plan again under another release.label"
+        ) from None
+    checkpoint.sync(begun)
+    checkpoint.sync(begun.parent)
+
+
+def _described(row: Row, planned: PlannedRelease) -> dict[str, Any]:
+    return {
+        "release_id": row.release_id,
+        "plan": planned.plan.idempotency_key,
+        "plan_digest": planned.digest,
+    }
+
+
+def _vouched(theta: Tensor, described: Mapping[str, Any]) -> bytes:
+    """Returns the bytes that a releasing worker signs of a sample."""
+    values = hashlib.sha256(theta.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return rfc8785.dumps({"statement": "autocoder draw", "theta": values, **described})
+
+
+def _signed_draw(
+    theta: Tensor, row: Row, planned: PlannedRelease, key: EllipticCurvePrivateKey
+) -> bytes:
+    described = _described(row, planned)
+    signature = heads.sign_bytes(_vouched(theta, described), key)
+    return checkpoint.to_bytes({"theta": theta}, described | {"signature": signature})
+
+
+def _unlinked_draw(
+    context: Context,
+    fresh: Path,
+    row: Row,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw | None:
+    if not fresh.is_file():
+        return None
+    return _saved_draw(context, fresh, row, planned, key)
+
+
+def _saved_draw(
+    context: Context,
+    file: Path,
+    row: Row,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw:
+    """Reads a sample once. It counts by its digest in the ledger's row; before there is one, a
+    sample counts by the signature of this machine's key, and a fit by its parameters.
+    """
+    release_id = row.release_id
+    if not file.is_file():
+        raise StorageError(
+            f"release {release_id}: its sample is gone from {file}. Restore it, or run "
+            "`autocoder ledger recover`"
+        )
+    content = read_regular(file, _MOST_OF_A_DRAW)
+    digest = hashlib.sha256(content).hexdigest()
+    # guard: test_a_sample_that_is_changed_after_it_was_recorded
+    if row.draw_digest is not None and digest != row.draw_digest:
+        raise StorageError(
+            f"release {release_id}: the sample on the disk is not the recorded one. Run "
+            "`autocoder ledger recover`"
+        )
+    try:
+        tensors, described = checkpoint.from_bytes(content)
+        theta = tensors["theta"]
+    except (ValueError, KeyError):
+        theta, described = None, {}
+    expected = _described(row, planned)
+    if theta is None or {name: described.get(name) for name in expected} != expected:
+        raise StorageError(
+            f"release {release_id}: {file} is not a sample of the reserved plan. Run "
+            "`autocoder ledger recover`"
+        )
+    # guard: test_weights_of_another_fit_where_the_draw_lies
+    planned.candidate.require_draw(context, theta)
+    signature, public = str(described.get("signature")), key.public_key()
+    recorded = row.draw_digest is not None or not planned.candidate.is_sampled
+    # guard: test_a_sample_that_another_program_put_there
+    if not recorded and not heads.verify_bytes(_vouched(theta, expected), signature, public):
+        raise StorageError(
+            f"release {release_id}: this machine's key did not sign the sample {file}. Run "
+            "`autocoder ledger recover`"
+        )
+    return Draw(theta, digest)
 
 
 def _mark_drawn(
-    context: Context, ledger: Ledger, row: Row, draw: Path, planned: PlannedRelease
+    context: Context,
+    ledger: Ledger,
+    row: Row,
+    draw: Draw,
+    planned: PlannedRelease,
+    candidate: Candidate,
 ) -> Row:
-    release_id, digest = _require(row.release_id), file_digest(draw)
     if row.state == "drawn":
-        if row.draw_digest != digest:
-            raise StorageError(
-                f"release {release_id}: the sample on the disk is not the recorded one. Run "
-                "`autocoder ledger recover`"
-            )
         return row
-    theta = _drawn(context, draw, row, planned)
-    sensitivity, plan = planned.candidate.sensitivity_at(context, theta), planned.plan
+    plan = planned.plan
+    sensitivity = candidate.sensitivity_at(context, draw.theta)
     epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
-        release_id,
-        draw_digest=digest,
+        _require(row.release_id),
+        draw_digest=draw.digest,
         plan_digest=planned.digest,
         sensitivity=sensitivity,
         epsilon=epsilon,
@@ -317,13 +467,15 @@ def _bundle(
     context: Context,
     row: Row,
     planned: PlannedRelease,
+    candidate: Candidate,
+    draw: Callable[[], Draw],
     settings: BundleParameters,
     deployment: Deployment | None,
 ) -> tuple[Path, str]:
-    release_id, candidate = _require(row.release_id), planned.candidate
+    release_id = _require(row.release_id)
 
     def build(folder: Path) -> None:
-        theta = _drawn(context, draw_path(context.workspace, release_id), row, planned)
+        theta = draw().theta
         fill.fill(
             folder, context, row, candidate, theta, settings, planned.output.texts, deployment
         )
@@ -342,21 +494,6 @@ def _bundle(
         build=build,
         expected=row.bundle_digest,
     )
-
-
-def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> Tensor:
-    tensors, described = checkpoint.load(draw)
-    if (described.get("release_id"), described.get("plan_digest")) != (
-        row.release_id,
-        planned.digest,
-    ):
-        raise StorageError(
-            f"release {row.release_id}: {draw} is not a sample of the reserved plan. Run "
-            "`autocoder ledger recover`"
-        )
-    # guard: test_weights_of_another_fit_where_the_draw_lies
-    planned.candidate.require_draw(context, tensors["theta"])
-    return tensors["theta"]
 
 
 def _require(value: str | None) -> str:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from storage.artifacts import ArtifactRef, Stage, Store
+from storage.artifacts import ArtifactRef, CopiedStore, Stage, Store
 from storage.code_version import code_version
+from storage.durable import own_folder
 from storage.paths import Workspace
 from storage.shared_store import VARIABLE, SharedStore
 from tasks.running import engine, progress
@@ -42,6 +44,8 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
     processes: int = 1
     """That share the fit of an encoder (`tasks.running.ranks`)."""
     run: Run = PLAIN
+    copies: CopiedStore | None = Field(default=None, exclude=True, repr=False)
+    """What a release reads in place of the workspace's store."""
 
     @property
     def workspace(self) -> Workspace:
@@ -52,8 +56,17 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
         """Returns the private store of stage outputs, shared between machines if AUTOCODER_STORAGE
         is set.
         """
+        if self.copies is not None:
+            return self.copies
         url = os.environ.get(VARIABLE)
         return Store(self.workspace.private, SharedStore(url) if url else None)
+
+    @contextmanager
+    def copying(self, named: Collection[str] | None = ()) -> Iterator[Context]:
+        """Yields this context with a store that copies what it opens, as `CopiedStore` says."""
+        with own_folder("release") as folder:
+            copies = CopiedStore(self.store, folder, named)
+            yield self.model_copy(update={"copies": copies})
 
 
 @dataclass(frozen=True)

@@ -76,13 +76,15 @@ def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> Non
 
 
 POINTS = (
-    *("tasks.releasing.publish.Ledger.reserve", "mechanisms.posterior.swag.sample"),
+    "tasks.releasing.publish.Ledger.reserve",
     *("tasks.releasing.publish.os.link", "tasks.releasing.publish.Ledger.mark_drawn"),
     *("tasks.bundle.fill.export.save", "storage.bundle.folder.check_allowed"),
     *("tasks.releasing.publish.Ledger.commit", "storage.bundle.seal.proof_of"),
     *("storage.bundle.seal.write_atomically", "storage.bundle.seal.sign"),
 )
-"""Steps of a release, in order; the process dies before or after each."""
+"""Steps of a release, in order; the process dies before or after each. A kill while it samples is
+in `test_a_sample_that_was_lost_is_not_taken_again`: that release ends there.
+"""
 
 DRIVER = """
 import gc, os, signal, sys

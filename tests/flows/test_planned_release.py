@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from jobs import Job
+from releases import release_key
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
+from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.parameters import BundleParameters
 from tasks.releasing import publish
@@ -107,10 +109,15 @@ def test_who_died_after_drawing_has_drawn(
     made.
     """
     context = Context(home=str(Workspace(tmp_path / "home").create().home))
-    row: Any = SimpleNamespace(release_id="0" * 16, state="reserved")
+    row: Any = SimpleNamespace(release_id="0" * 16, state="reserved", draw_digest=None)
     taken: list[torch.Tensor] = []
 
     class Source:
+        is_sampled = True
+
+        def require_draw(self, context: Context, theta: torch.Tensor) -> None:
+            pass
+
         def take(self, context: Context) -> torch.Tensor:
             taken.append(torch.randn(4))
             return taken[-1]
@@ -134,8 +141,10 @@ def test_who_died_after_drawing_has_drawn(
 
             patched.setattr(publish.checkpoint, "sync", sync)
         with pytest.raises(KeyboardInterrupt):
-            publish._draw_once(context, row, planned)
-    file = publish._draw_once(context, row, planned)
+            publish._draw_once(context, row, planned, release_key())
+    draw = publish._draw_once(context, row, planned, release_key())
+    file = draw_path(context.workspace, row.release_id)
     assert len(taken) == 1
+    assert torch.equal(draw.theta, taken[0])
     assert torch.equal(checkpoint.load(file)[0]["theta"], taken[0])
     assert [p.name for p in file.parent.iterdir()] == ["draw.safetensors"]

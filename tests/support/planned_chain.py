@@ -69,10 +69,11 @@ def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRel
     return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)
 
 
-def nothing_charged(context: Context) -> bool:
-    """No release is in the ledger, in whatever state."""
+def nothing_charged(context: Context, planned: PlannedRelease | None = None) -> bool:
+    """No release, of this plan if there is one, is in the ledger, in whatever state."""
     return not [
         row
         for row in ledger_access.open_ledger(context, BundleParameters()).rows()
         if row.kind == "release"
+        and (planned is None or row.idempotency_key == planned.plan.idempotency_key)
     ]

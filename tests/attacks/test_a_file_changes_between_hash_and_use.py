@@ -1,0 +1,313 @@
+"""Would win: a signed plan whose files someone changes while it is released. Whoever writes the
+private workspace needs no signing key for that: a release that digests a file and opens it again
+releases what the second opening finds.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rfc8785
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from kills import killed_at
+from planned_chain import nothing_charged
+from releases import release_key
+from safetensors.torch import load_file, save_file
+
+from mechanisms.model import checkpoint
+from storage.artifacts import ArtifactRef, CopiedStore, Store
+from storage.bundle.check import check
+from storage.bundle.trust import Trust
+from storage.demo_data import write_demo_data
+from storage.errors import StorageError
+from storage.ledger.recovery import draw_path
+from storage.paths import Workspace
+from tasks.branches import formal
+from tasks.branches.plan import plan_formal
+from tasks.fitting.prior import lexicon_of
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing import publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, run_step
+
+DECLARES = """
+what was signed is what is released
+| a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's figures;
+an encoder's weights; embedded public words; another sample before, while and after the release takes its own
+| anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in the hub's cache
+
+nothing is sampled twice
+| killed while the sample is taken, and between that and its file
+| a sample of its own by anyone who reads the posterior
+"""
+
+Planner = Callable[[str], tuple[Context, PlannedRelease]]
+NARRATIVE = b"The employee was greasing the conveyor chain when his left glove was pulled in. "
+
+
+@pytest.fixture(scope="module")
+def plan_at(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Plans the formal release of one fit under a label, in one workspace."""
+    home = tmp_path_factory.mktemp("swapped")
+    written = write_demo_data(home / "source", records=200, seed=3)
+    context = Context(home=str(home / "home"), device="cpu")
+    context.workspace.create()
+
+    shutil.copytree(tiny_bert, home / "encoder")
+
+    def planned(label: str) -> tuple[Context, PlannedRelease]:
+        parameters = RetrainParameters.model_validate(
+            {
+                "data": {
+                    "source": str(written.csv),
+                    "codelist": str(written.codelist),
+                    "population": "demo",
+                    "ingest": {"sampling": "per-record"},
+                },
+                "model": {
+                    "encoder": str(home / "encoder"),
+                    "trainable": "head",
+                    "pooling": "mean",
+                    "max_length": 32,
+                    "lexical": "titles",
+                },
+                "formal": {"target_epsilon": 1},
+                "release": {"label": label},
+            }
+        )
+        study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
+        return context, publish.save_plan(context, plan_formal(study, outcome), parameters.release)[
+            0
+        ]
+
+    return planned
+
+
+@contextmanager
+def swapped_behind_every_digest(
+    monkeypatch: pytest.MonkeyPatch, file: Path, hostile: bytes
+) -> Iterator[None]:
+    """The file is as it was signed whenever a store digests it, and hostile at any other time."""
+    honest = file.read_bytes()
+
+    def swapping(opening: Callable[[Any, ArtifactRef], Path]) -> Callable[..., Path]:
+        def opened(store: Any, ref: ArtifactRef) -> Path:
+            file.write_bytes(honest)
+            try:
+                return opening(store, ref)
+            finally:
+                file.write_bytes(hostile)
+
+        return opened
+
+    with monkeypatch.context() as patch:
+        for kind in (Store, CopiedStore):
+            patch.setattr(kind, "open", swapping(kind.open))
+        file.write_bytes(hostile)
+        try:
+            yield
+        finally:
+            file.write_bytes(honest)
+
+
+def with_narrative(file: Path, like: Path) -> bytes:
+    """The same tensors, with a narrative's letters in the place of the first."""
+    tensors, meta = checkpoint.load(like)
+    name, first = max(tensors.items(), key=lambda item: item[1].numel())
+    letters = torch.tensor([letter / 256 for letter in NARRATIVE * 8], dtype=first.dtype)
+    changed = first.flatten().clone()
+    letters = letters[: changed.numel()]
+    changed[: len(letters)] = letters
+    checkpoint.save(file, tensors | {name: changed.view_as(first)}, meta)
+    return file.read_bytes()
+
+
+def released_head(bundle: Path) -> torch.Tensor:
+    head = load_file(bundle / "2_Dense" / "model.safetensors")
+    return torch.cat([head["linear.weight"].flatten(), head["linear.bias"]])
+
+
+def test_weights_that_carry_a_narrative(
+    plan_at: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swapped for good, the fit's parameters are refused and nothing is charged. Swapped behind
+    each digest, those that were signed are in the bundle, which verifies.
+    """
+    context, planned = plan_at("weights")
+    file = planned.candidate.fitted.path / "theta.safetensors"
+    honest, signed = file.read_bytes(), checkpoint.load(file)[0]["theta"]
+    hostile = with_narrative(tmp_path / "hostile.safetensors", file)
+    file.write_bytes(hostile)
+    with pytest.raises(StorageError):
+        publish.release(context, planned, BundleParameters())
+    assert nothing_charged(context)
+    file.write_bytes(honest)
+    with swapped_behind_every_digest(monkeypatch, file, hostile):
+        done = publish.release(context, planned, BundleParameters())
+    check(Path(done.bundle), Trust(context.workspace.home / "signing-key.pub.pem"))
+    assert torch.equal(released_head(Path(done.bundle)), signed)
+
+
+def test_a_manifest_with_other_figures(plan_at: Planner) -> None:
+    """Figures and settings of a stage are read from bytes that have the signed digest."""
+    context, planned = plan_at("manifest")
+    dataset = planned.candidate.dataset
+    file = dataset.path / "manifest.json"
+    honest = file.read_bytes()
+    manifest = json.loads(honest)
+    manifest["figures"]["classification"] = NARRATIVE.decode()
+    file.write_text(json.dumps(manifest))
+    try:
+        for read in (context.store.figures, context.store.recipe, context.store.open):
+            with pytest.raises(StorageError):
+                read(dataset)
+    finally:
+        file.write_bytes(honest)
+
+
+def test_a_cached_stage_that_nobody_signed(plan_at: Planner, tmp_path: Path) -> None:
+    """The embedded public words, from which the bundle's lexicon follows, are found by a key that
+    anyone can compute: another stage under it, whole in itself, is not taken.
+    """
+    context, planned = plan_at("cached")
+    assert planned.output.public
+    before = lexicon_of(context, planned.candidate.model, planned.candidate.dataset.path)
+    forged = 0
+    for stage in (context.workspace.private / "stages" / "titles").iterdir():
+        file = stage / "titles.safetensors"
+        file.write_bytes(with_narrative(tmp_path / "forged.safetensors", file))
+        manifest = json.loads((stage / "manifest.json").read_bytes())
+        manifest["files"][file.name] = {
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "bytes": file.stat().st_size,
+        }
+        (stage / "manifest.json").write_bytes(rfc8785.dumps(manifest))
+        forged += 1
+    assert forged
+    done = publish.release(context, planned, BundleParameters())
+    assert before is not None
+    before.save(tmp_path)
+    assert (Path(done.bundle) / "lexicon.json").read_bytes() == (
+        tmp_path / "lexicon.json"
+    ).read_bytes()
+
+
+def test_an_encoder_that_carries_a_narrative(
+    plan_at: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's weights, swapped after the plan was compared with them."""
+    context, planned = plan_at("encoder")
+    file = Path(planned.candidate.model.encoder) / "model.safetensors"
+    honest, checking = file.read_bytes(), PlannedRelease.check
+
+    def checked(plan: PlannedRelease, own: Context) -> None:
+        checking(plan, own)
+        tensors = load_file(file)
+        tensors["embeddings.LayerNorm.bias"][: len(NARRATIVE)] = 0.5
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlannedRelease, "check", checked)
+        try:
+            with pytest.raises(StorageError):
+                publish.release(context, planned, BundleParameters())
+        finally:
+            file.write_bytes(honest)
+    assert nothing_charged(context, planned)
+
+
+class Posterior:
+    """A candidate that is sampled, and counts how often."""
+
+    is_sampled = True
+
+    def __init__(self) -> None:
+        self.taken: list[torch.Tensor] = []
+
+    def take(self, context: Context) -> torch.Tensor:
+        self.taken.append(torch.randn(4))
+        return self.taken[-1]
+
+    def require_draw(self, context: Context, theta: torch.Tensor) -> None:
+        """Any sample is within reach of this posterior."""
+
+
+def sampling(home: Path) -> tuple[Context, Any, Any, Path]:
+    """A workspace, a reserved row, a plan that is sampled, and the sample's file."""
+    context = Context(home=str(Workspace(home).create().home))
+    row: Any = SimpleNamespace(release_id="0" * 16, state="reserved", draw_digest=None)
+    planned: Any = SimpleNamespace(
+        plan=SimpleNamespace(idempotency_key="k"), candidate=Posterior(), digest="0" * 64
+    )
+    return context, row, planned, draw_path(context.workspace, "0" * 16)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [("candidate", "take"), ("publish", "write_atomically")]
+)
+def test_a_sample_that_was_lost_is_not_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
+    """Killed while it is taken, or between that and its file: the next run takes none, and the
+    release is burned.
+    """
+    context, row, planned, file = sampling(tmp_path / "home")
+    with killed_at(monkeypatch, publish if owner == "publish" else planned.candidate, name):
+        publish._draw_once(context, row, planned, release_key())
+    taken = len(planned.candidate.taken)
+    assert taken == (owner == "publish")
+    with pytest.raises(StorageError):
+        publish._draw_once(context, row, planned, release_key())
+    assert len(planned.candidate.taken) == taken
+    assert not file.exists()
+
+
+def test_a_sample_that_is_changed_after_it_was_recorded(tmp_path: Path) -> None:
+    """Another sample of the same posterior, well formed and signed for this release."""
+    context, row, planned, file = sampling(tmp_path / "home")
+    draw = publish._draw_once(context, row, planned, release_key())
+    row.state, row.draw_digest = "drawn", draw.digest
+    again = publish._draw_once(context, row, planned, release_key())
+    assert torch.equal(again.theta, draw.theta)
+    file.write_bytes(publish._signed_draw(torch.randn(4), row, planned, release_key()))
+    with pytest.raises(StorageError):
+        publish._draw_once(context, row, planned, release_key())
+
+
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> None:
+    """Whoever writes the workspace and has no signing key, before the run samples, while it does,
+    or after it was killed: no other vector within the posterior's reach is released.
+    """
+    context, row, planned, file = sampling(tmp_path / "home")
+    stranger = ec.generate_private_key(ec.SECP256R1())
+    hostile = publish._signed_draw(torch.full((4,), 0.25), row, planned, stranger)
+
+    def put() -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(hostile)
+
+    if when == "while":
+        take = planned.candidate.take
+
+        def taking(own: Context) -> torch.Tensor:
+            put()
+            return take(own)
+
+        planned.candidate.take = taking
+    elif when == "before":
+        put()
+    else:
+        publish._draw_once(context, row, planned, release_key())
+        put()
+    with pytest.raises(StorageError):
+        publish._draw_once(context, row, planned, release_key())
+    with pytest.raises(StorageError):
+        publish._draw_once(context, row, planned, release_key())
