@@ -240,7 +240,9 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
         if self.epsilon is None:
             return "no privacy guarantee"
         epsilon = _FOUR_DIGITS.create_decimal_from_float(self.epsilon).normalize()
-        delta = f"delta = {self.delta:g}" if self.delta is not None else f"delta {self.delta_text}"
+        delta = f"delta {self.delta_text}"
+        if self.delta is not None:
+            delta = f"delta = {self.delta:g}".replace("e-0", "e-")
         change = "replaced" if self.neighbouring_relation == "replace-one" else "added or removed"
         unit = self.privacy_unit
         if self.max_records_per_unit > 1:
