@@ -77,9 +77,15 @@ DIAGRAMS = {
         "a bundle is sealed, handed over, adopted by the partner, and used to code narratives.",
         {
             "train": Box(0, 0, "autocoder train", "records stay private|writes a plan", "private"),
-            "audit": Box(1, 0, "autocoder audit", "attacks the model|bounds ε from below", "private"),
-            "approve": Box(2, 0, "autocoder approve", "an officer reads the|plan and signs it", "person"),
-            "release": Box(3, 0, "autocoder release", "charges the budget|seals the bundle", "private"),
+            "audit": Box(
+                1, 0, "autocoder audit", "attacks the model|bounds ε from below", "private"
+            ),
+            "approve": Box(
+                2, 0, "autocoder approve", "an officer reads the|plan and signs it", "person"
+            ),
+            "release": Box(
+                3, 0, "autocoder release", "charges the budget|seals the bundle", "private"
+            ),
             "ledger": Box(3, 1, "ledger", "reserved, drawn,|committed or burned", "private"),
             "handover": Box(4, 0, "autocoder handover", "archive for one|named partner", ""),
             "adopt": Box(4, 1, "autocoder adopt", "verifies signature,|proof and model", "public"),
@@ -164,7 +170,9 @@ def drawn(diagram: Diagram) -> str:
         '<path d="M0,0 L9,4 L0,8 Z" fill="#3b4a5a"/></marker></defs>',
         f'<rect class="ground" width="{width:g}" height="{height:g}"/>',
     ]
-    parts += [_arrow(diagram.boxes[arrow.start], diagram.boxes[arrow.end]) for arrow in diagram.arrows]
+    parts += [
+        _arrow(diagram.boxes[arrow.start], diagram.boxes[arrow.end]) for arrow in diagram.arrows
+    ]
     for box in boxes:
         parts += _box(box)
     return "\n".join([*parts, "</svg>"]) + "\n"
