@@ -230,7 +230,10 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             raise
         coded = files.lines(upload, coder, batcher, require_not_revoked)
         return files.Answer(
-            files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done
+            files.ahead(coded, lambda: coding.discard(name)),
+            rows=len(upload.texts),
+            done=done,
+            notes=upload.notes,
         )
 
     listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
+from storage.narrative_look import look_at
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Row, survey
@@ -49,6 +50,8 @@ class Upload:
     texts: list[str]
     schema: pa.Schema
     answers: AnswerColumns
+    notes: tuple[str, ...] = ()
+    """What of the narratives the model does not read."""
 
 
 def read(
@@ -79,7 +82,8 @@ def read(
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)
             schema = output_schema(table, (answers,), coder.origin)
             texts = records.texts(table.text_rows(records.columns, table.marks()))
-            return Upload(list(table.read()), texts, schema, answers)
+            notes = coder.reads.notes(look_at(table, records.columns))
+            return Upload(list(table.read()), texts, schema, answers, tuple(notes))
         except InputError as error:
             problem = str(error).removeprefix("--data: ").removeprefix("file: ")
             problem = problem.replace(str(path), "the file")
@@ -153,8 +157,17 @@ async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncI
 class Answer(StreamingResponse):
     """Streams a coded file; calls `done` at its end, also when the client left."""
 
-    def __init__(self, content: AsyncIterator[str], *, rows: int, done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        content: AsyncIterator[str],
+        *,
+        rows: int,
+        done: Callable[[], None],
+        notes: Sequence[str] = (),
+    ) -> None:
         headers = {"X-Rows": str(rows), "Content-Disposition": 'attachment; filename="coded.csv"'}
+        if notes:
+            headers["X-Warnings"] = "; ".join(notes)
         super().__init__(content, media_type="text/csv", headers=headers)
         self._done = done
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from storage.errors import InputError
+from storage.list_formats import refuse_published_forms
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
-from storage.tables.source import like_header
+from storage.tables.source import SeveralSheets, like_header
 
 MAX_CODE = 120
 """Characters. A longer value is a sentence: a column was mapped wrongly. The longest OIICS title
@@ -46,8 +48,13 @@ class Code:
         }
 
 
+_ADDED = re.compile(r"=?\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|'([^']+)'|'(.+)")
+"""What table programs put around a code, or before it."""
+
+
 def normalise_code(raw: str, listed: Container[str] = ()) -> str:
-    """Strips outer blanks and what a table program adds: `111.0`, `'111` and `="111"` are `111`.
+    """Strips outer blanks and what a table program adds: `111.0`, `'111`, `"111"` and `="111"` are
+    `111`.
 
     Invisible characters go, and full-width digits are digits. Nothing else changes: leading zeros,
     case and inner points stay. A code that `listed` contains stays as it is, so that a
@@ -60,8 +67,8 @@ def normalise_code(raw: str, listed: Container[str] = ()) -> str:
         visible = "".join(sign for sign in code if unicodedata.category(sign) != "Cf").strip()
         plain = unicodedata.normalize("NFKC", visible)
         code = plain if plain.isascii() else visible
-    if added := re.fullmatch(r"'(.+)|=\"(.+)\"", code):
-        code = (added[1] or added[2]).strip()
+    if added := _ADDED.fullmatch(code):
+        code = next(filter(None, added.groups())).strip()
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
 
 
@@ -78,43 +85,69 @@ def describe_shape(values: Collection[str]) -> str:
 
 
 def read_codelist(
-    path: Path, *, option: str = "code list", columns: Sequence[str] = ()
+    path: Path,
+    *,
+    option: str = "code list",
+    columns: Sequence[str] = (),
+    read: ReadOptions = AS_IT_LOOKS,
 ) -> tuple[Code, ...]:
     """Reads a table of codes and titles, in its order; several titles of a code are joined.
 
     Args:
-        columns: of the code and of the title. Empty: `code` and `title` in any case, or the only
-            columns with one of these words in their name. Those called `description` and `parent`
-            (the code above) count too.
+        columns: of the code and of the title; of several columns of codes, one a level, each, and
+            the title's last. Empty: `code` and `title` in any case, or the only columns with one of
+            these words in their name. Those called `description` and `parent` (the code above)
+            count too.
+        read: how the table is read.
 
     Raises:
-        InputError: no such columns; a row without a code; fewer than two codes. The message has the
+        InputError: no such columns; a code that is none; fewer than two codes. The message has the
             column names, since a published list is public.
     """
-    header, rows = read_small(path, (), option=option)
-    places = _places(header, columns, f"{option}: {path}")
+    return read_list(path, option=option, columns=columns, read=read).codes
+
+
+@dataclass(frozen=True)
+class CodeList:
+    """Holds a published list as it was read."""
+
+    codes: tuple[Code, ...]
+    notes: tuple[str, ...]
+    """What was left out of it or chosen, in sentences."""
+
+
+def read_list(
+    path: Path,
+    *,
+    option: str = "code list",
+    columns: Sequence[str] = (),
+    read: ReadOptions = AS_IT_LOOKS,
+) -> CodeList:
+    """Reads what `read_codelist` does, with notes on what was left out."""
+    place = f"{option}: {path}"
+    refuse_published_forms(path, option)
+    rows, notes = _entries(path, option, columns, read)
     words: dict[str, tuple[list[str], list[str], str]] = {}
-    for number, row in enumerate(rows, start=1):
-        if not any(row):
+    headings = others = 0
+    for number, entry in enumerate(rows, start=1):
+        if not entry.code:
+            headings += bool(entry.title)
             continue
-        code, title, description, parent = (
-            "" if place is None else row[place].strip() for place in places
-        )
-        if not code or len(code) > MAX_CODE:
+        if entry.is_no_code:
+            others += 1
+            continue
+        if len(entry.code) > MAX_CODE:
             raise InputError(
-                f"{option}: {path}: row {number} has no code or one over {MAX_CODE} characters. "
-                "Correct it"
+                f"{place}: row {number} has a code of over {MAX_CODE} characters. Correct it"
             )
-        titles, descriptions, above = words.setdefault(code, ([], [], parent))
-        titles.append(title)
-        descriptions.append(description)
-        if above != parent:
-            raise InputError(
-                f"{option}: {path}: row {number} gives a code another parent than before. "
-                "Correct it"
-            )
+        titles, descriptions, above = words.setdefault(entry.code, ([], [], entry.parent))
+        titles.append(entry.title)
+        descriptions.append(entry.description)
+        if above != entry.parent:
+            raise InputError(f"{place}: row {number} gives a code another parent. Correct it")
+    left_out = f"; {headings:,} rows have no code" if headings else ""
     if len(words) < 2:
-        raise InputError(f"{option}: {path}: it contains {len(words)} codes. Give two or more")
+        raise InputError(f"{place}: it contains {len(words)} codes{left_out}. Give two or more")
     codes = {
         code: Code(code, _joined("; ", titles), _joined(" ", descriptions))
         for code, (titles, descriptions, _) in words.items()
@@ -125,7 +158,134 @@ def read_codelist(
         above = _chain(code, parents, titles_of)
         if above and above != _above(code, titles_of):
             codes[code] = replace(codes[code], above=tuple(above))
-    return tuple(codes.values())
+    if headings:
+        notes.append(f"{headings:,} headings without a code were left out")
+    if others:
+        notes.append(f"{others:,} rows that are no codes, as sources and totals, were left out")
+    return CodeList(tuple(codes.values()), tuple(f"{path.name}: {note}" for note in notes))
+
+
+_FOOTER = re.compile(
+    r"(?:source|sources|note|notes|quelle|quellen|hinweis|remarque|remarques|nota|notas|fuente|"
+    r"fonte|bron|copyright|last updated|updated|legend|legende|see also|footnote|disclaimer)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_TOTALS = frozenset(
+    ("total", "totals", "all", "grand total", "sum", "insgesamt", "ensemble", "totale", "_t", "_z")
+)
+_DASHES = re.compile(r"^(?:[-\u2013\u2014]\s+)+")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    code: str
+    title: str
+    description: str = ""
+    parent: str = ""
+
+    @property
+    def is_no_code(self) -> bool:
+        """Checks for a footer, a total or signs alone in the column of codes."""
+        if not any(sign.isalnum() for sign in self.code) or self.code.casefold() in _TOTALS:
+            return True
+        if _FOOTER.fullmatch(self.code) and re.search(r"[\s:]", self.code):
+            return True
+        return not self.title and bool(re.search(r"\s", self.code))
+
+
+def _entries(
+    path: Path, option: str, columns: Sequence[str], read: ReadOptions
+) -> tuple[Iterator[_Entry], list[str]]:
+    try:
+        header, rows = read_small(path, (), option=option, read=read)
+        return _read_entries(header, rows, columns, f"{option}: {path}"), []
+    except SeveralSheets as several:
+        sheets = several.names
+    found = []
+    for name in sheets:
+        try:
+            chosen = read.model_copy(update={"sheet": name})
+            header, rows = read_small(path, (), option=option, read=chosen)
+            found.append((name, _read_entries(header, rows, columns, f"{option}: {path}")))
+        except InputError:  # it is no list, as a sheet of contents
+            continue
+    if len(found) == 1:
+        name, entries = found[0]
+        return entries, [f"its sheet {name!r} is the only one with codes and titles"]
+    fitting = [name for name, _ in found] or list(sheets)
+    raise InputError(
+        f"{option}: {path}: {'several' if found else 'none'} of its {len(sheets)} sheets has "
+        f"codes and titles. Name one of {', '.join(map(repr, fitting[:20]))} with --read-codelist "
+        "sheet=…"
+    )
+
+
+def _read_entries(
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[str], place: str
+) -> Iterator[_Entry]:
+    filled = [row for row in rows if any(cell.strip() for cell in row)]
+    try:
+        codes, title, description, parent = _places(header, columns, place)
+    except _NoColumns:
+        if columns:
+            raise
+        found = _levels_of(header, filled) or _without_header(header, filled)
+        if found is None and _is_staircase(filled):
+            return (_first_two(row) for row in filled)
+        if found is None:
+            raise
+        codes, title, filled = found
+        description = parent = None
+    return (
+        _Entry(
+            code=next((cell for n in codes if (cell := row[n].strip())), ""),
+            title=_DASHES.sub("", row[title].strip()),
+            description="" if description is None else row[description].strip(),
+            parent="" if parent is None else row[parent].strip(),
+        )
+        for row in filled
+    )
+
+
+_Found = tuple[list[int], int, list[Sequence[str]]]
+_MOST = 0.95
+_CODE = re.compile(r"(?=.*\d)[\w.\-/]{1,12}|[A-Z]{1,2}")
+
+
+def _levels_of(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
+    """Finds columns of codes of which each row has one, as where each level has its own."""
+    title = _by_word(header, _WORDS[1])
+    if len(title) != 1 or not title[0]:
+        return None
+    codes = list(range(title[0]))
+    single = sum(sum(bool(row[n].strip()) for n in codes) == 1 for row in rows)
+    return (codes, title[0], rows) if single >= _MOST * len(rows) else None
+
+
+def _without_header(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
+    """Takes a list of two columns whose first row is a code and a title, as the others are."""
+    every = [header, *rows]
+    if len(header) != 2:
+        return None
+    for code, title in ((0, 1), (1, 0)):
+        like_codes = sum(bool(_CODE.fullmatch(row[code].strip())) for row in every)
+        if _CODE.fullmatch(header[code].strip()) and like_codes >= _MOST * len(every):
+            return [code], title, every
+    return None
+
+
+def _is_staircase(rows: list[Sequence[str]]) -> bool:
+    coded = [row for row in rows if _first_two(row).code]
+    places = {next(n for n, cell in enumerate(row) if cell.strip()) for row in coded}
+    return len(places) > 1 and len(coded) >= _MOST * len(rows)
+
+
+def _first_two(row: Sequence[str]) -> _Entry:
+    """Reads a row whose code and title stand the further right the deeper its level is."""
+    cells = [cell.strip() for cell in row if cell.strip()]
+    if len(cells) > 1 and _CODE.fullmatch(cells[0]) and any(map(str.isalpha, cells[1])):
+        return _Entry(cells[0], cells[1])
+    return _Entry("", " ".join(cells))
 
 
 def read_parents(path: Path, *, option: str) -> dict[str, str]:
@@ -142,9 +302,13 @@ _WORDS = (
 """Words of the columns' names, the likelier first."""
 
 
+class _NoColumns(InputError):
+    """The table has no columns of codes and titles that are known by name."""
+
+
 def _places(
     header: Sequence[str], columns: Sequence[str], place: str
-) -> tuple[int, int, int | None, int | None]:
+) -> tuple[list[int], int, int | None, int | None]:
     folded = [" ".join(name.split()).casefold() for name in header]
     matches: list[int] = []
     for number, wanted in enumerate(columns or ("code", "title")):
@@ -152,29 +316,33 @@ def _places(
             n for n, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()
         ]
         if not columns and not fitting:
-            by_word = (
-                [n for n, name in enumerate(folded) if word in _letters(name).split()]
-                for word in _WORDS[number]
-            )
-            fitting = next((places for places in by_word if places), [])
+            fitting = _by_word(header, _WORDS[number])
         if len(fitting) != 1:
             shown = (
                 ", ".join(repr(name) for name in header[:40])
                 if like_header(header)
                 else "not named"
             )
-            raise InputError(
+            raise _NoColumns(
                 f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
-                "Name two with "
-                "--set data.ingest.codelist_columns=[CODE, TITLE]"
+                "Name those of codes and titles with --set "
+                "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
+                "names of all its columns: --read-codelist 'names=[code,title]'"
             )
         matches += fitting
-    code, title = matches
+    *codes, title = matches
     description, parent = (
         folded.index(name) if folded.count(name) == 1 else None
         for name in ("description", "parent")
     )
-    return code, title, None if description == title else description, parent
+    return codes, title, None if description == title else description, parent
+
+
+def _by_word(header: Sequence[str], words: Sequence[str]) -> list[int]:
+    """Returns the columns whose name has the first of the words that any name has."""
+    named = [_letters(name).split() for name in header]
+    by_word = ([n for n, own in enumerate(named) if word in own] for word in words)
+    return next((places for places in by_word if places), [])
 
 
 def _letters(name: str) -> str:

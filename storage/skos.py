@@ -1,5 +1,5 @@
-"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), in one
-language.
+"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), ClaML, SDMX
+or FHIR, in one language.
 
 Messages quote languages, schemes and notations: a published classification is public.
 """
@@ -11,15 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from storage.codelist import MAX_CODE
 from storage.errors import InputError
+from storage.list_formats import RDF_ENDINGS, Concept, concepts_of, published_form
 
 if TYPE_CHECKING:
     from rdflib import Graph
 
-_FORMS: Final = {".ttl": "turtle", ".nt": "nt", ".rdf": "xml", ".xml": "xml", ".owl": "xml"}
 _LARGEST = 512 << 20
 _SKOS, _XKOS = "http://www.w3.org/2004/02/skos/core#", "http://rdf-vocabulary.ddialliance.org/xkos#"
 _XL, _RDF = "http://www.w3.org/2008/05/skos-xl#", "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
@@ -68,6 +68,8 @@ def import_codes(
         InputError: the file cannot be read, or has several languages, schemes or notations of which
             none was named.
     """
+    if (form := published_form(path)) not in (None, "RDF"):
+        return _import_tree(concepts_of(path, form), path, language=language, scheme=scheme)
     graph = _parse(path)
     concepts = _of_scheme(graph, path, scheme)
     current = [concept for concept in concepts if not _ended(graph, concept)]
@@ -112,6 +114,51 @@ def import_codes(
     )
 
 
+def _import_tree(
+    concepts: list[Concept], path: Path, *, language: str | None, scheme: str | None
+) -> Import:
+    """Returns the concepts of ClaML, SDMX or FHIR, whose codes are their names."""
+    schemes = Counter(concept.scheme for concept in concepts)
+    fitting = [name for name in schemes if scheme in (None, name, _end(name))]
+    if len(fitting) != 1:
+        shown = ", ".join(f"{name} ({count:,} codes)" for name, count in sorted(schemes.items()))
+        raise InputError(
+            f"--scheme: {path} has {len(schemes)} code lists: {shown or 'none'}. Name one of them"
+        )
+    own = [concept for concept in concepts if concept.scheme == fitting[0]]
+    tag = _language(
+        Counter(tag.lower() for concept in own for tag in {tag for _, tag in concept.titles}),
+        language,
+        path,
+    )
+    coded = {concept.code: concept for concept in own if concept.code}
+    if len(coded) < 2 or max(map(len, coded)) > MAX_CODE:
+        raise InputError(
+            f"codelist: {path} has {len(coded)} codes. Give two or more, of at most {MAX_CODE} "
+            "characters each"
+        )
+    rows = [
+        (
+            code,
+            _without_code(_spoken(_lower(concept.titles), tag), [code]),
+            " ".join(text for text, spoken in _lower(concept.notes) if spoken in (tag, "")),
+            concept.parent if concept.parent in coded else "",
+        )
+        for code, concept in coded.items()
+    ]
+    return Import(
+        rows=sorted(rows),
+        language=tag,
+        deprecated=0,
+        without_notation=len(own) - len(coded),
+        without_title=sum(not title for _, title, _, _ in rows),
+    )
+
+
+def _lower(texts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(text, tag.lower()) for text, tag in texts]
+
+
 def _uri(address: str) -> Any:
     from rdflib import URIRef
 
@@ -125,9 +172,9 @@ def _parse(path: Path) -> Graph:
         raise InputError(
             "codelist import needs rdflib. Install the extra: pip install '.[skos]'"
         ) from None
-    form = _FORMS.get(path.suffix.lower())
+    form = RDF_ENDINGS.get(path.suffix.lower())
     if form is None or not path.is_file() or path.stat().st_size > _LARGEST:
-        endings = ", ".join(_FORMS)
+        endings = ", ".join(RDF_ENDINGS)
         raise InputError(
             f"codelist: {path} is no file of up to {_LARGEST >> 20} MB that ends in {endings}"
         )

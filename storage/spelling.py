@@ -24,7 +24,38 @@ _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
     "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
 }
 """Forms that two spellings of one code share, in the order in which they are applied together."""
+_BEHIND: Final = "without zeros behind"
+
+
+def _without_zeros(code: str) -> str:
+    return code.rstrip("0.") or code[:1]
+
+
+_MONTHS = (
+    "jan|feb|fev|fév|mar|mär|mrz|abr|apr|avr|mai|may|maj|jun|jui|jul|aug|aou|ago|sep|set|okt|oct|out|"
+    "nov|dez|dec|déc|dic|aoû|gen|mag|giu|lug|ott|ene"
+)
+_MONTH = rf"(?:{_MONTHS})[^\W\d_]{{0,7}}\.?"
 _SHEET_NUMBER = re.compile(r"\d([.,]\d+)?[eE]\+?\d+")
+_SHEET_DATE = re.compile(
+    r"\d{1,2}[./-]\d{1,2}[./-](?:19|20)\d\d(?: 0?0:00(:00)?)?"
+    r"|(?:19|20)\d\d-\d\d-\d\d(?:[ T]0?0:00(:00)?.*)?"
+    rf"|\d{{1,2}}[-. /]{{1,2}}{_MONTH}(?:[-. /]{{1,2}}\d{{2,4}})?|{_MONTH}[-. /]{{1,2}}\d{{2,4}}",
+    re.IGNORECASE,
+)
+_NEGATIVE = re.compile(r"[-\u2212]\d+([.,]\d+)?")
+_FILLER = re.compile(r"9{2,}|0{2,}|9+\.9+|([xz])\1{1,}|[*#?.\-_]{2,}", re.IGNORECASE)
+_NO_CODES = (
+    "unknown|missing|not stated|not coded|not available|not applicable|uncoded|uncodable|"
+    "uncodeable|unclassified|unclassifiable|unspecified|undefined|blank|empty|refused|refusal|"
+    "don't know|dont know|dk|tbd|tba|pending|no code|nocode|no data|void|test|na|n.a.|n/k|nk|"
+    "inconnu|inconnue|non codé|non renseigné|sans objet|unbekannt|k.a.|keine angabe|"
+    "ohne angabe|fehlend|desconocido|sin dato|sin datos|no consta|desconhecido|ignorado|"
+    "sem informação|sconosciuto|non noto|onbekend|okänd|ukendt|ukjent|tuntematon|nieznany|"
+    "brak danych|brak|neznámé|neuvedeno"
+)
+_NO_CODE = frozenset(_NO_CODES.split("|"))
+"""Words that stand for a missing code, in the languages that agencies write."""
 _SEVERAL = re.compile(r"[;,|/&+]|\s+")
 
 
@@ -45,11 +76,35 @@ class Spellings:
         self._listed = set(listed)
         self._index = {name: _by_form(form, listed) for name, form in _FORMS.items()}
         self._all = _by_form(_together, listed)
+        self._padded = _by_form(_without_zeros, listed)
+        self._lengths = sorted({len(code) for code in listed}, reverse=True)
 
     def match(self, value: str) -> str | None:
         """Returns the only listed code with the same forms."""
         matches = self._all.get(_together(value), ())
         return matches[0] if len(matches) == 1 else None
+
+    def match_padded(self, value: str) -> str | None:
+        """Returns what `match` does or, where no code has the forms, the only listed code that
+        differs in zeros behind it.
+        """
+        if self._all.get(_together(value)):
+            return self.match(value)
+        matches = self._padded.get(_without_zeros(value), ())
+        return matches[0] if len(matches) == 1 else None
+
+    def is_ambiguous(self, value: str) -> bool:
+        """Checks whether several listed codes have the same forms."""
+        return len(self._all.get(_together(value), ())) > 1
+
+    def coarser(self, value: str) -> str | None:
+        """Returns the longest listed code that the value begins with: the code that it is a
+        finer one of.
+        """
+        for length in self._lengths:
+            if length < len(value) and value[:length] in self._listed:
+                return value[:length]
+        return None
 
     def described(self, values: Mapping[str, int]) -> str:
         """Says how many records would have a listed code under each form; empty where none would."""
@@ -60,23 +115,37 @@ class Spellings:
                 n for value, n in values.items() if len(self._index[name].get(form(value), ())) == 1
             ):
                 notes.append(f"{_of(count, total)} would be on the list {name}")
-        together = sum(n for value, n in values.items() if self.match(value))
+        together = sum(
+            n for value, n in values.items() if len(self._all.get(_together(value), ())) == 1
+        )
         if together and not notes:
             notes.append(
                 f"{_of(together, total)} would be on the list with several of its forms changed"
             )
-        several = sum(n for value, n in values.items() if self._is_several(value))
-        return "; ".join(
-            [
-                *notes,
-                *([f"{_of(several, total)} would be several listed codes"] if several else []),
-                *odd(values),
-            ]
-        )
+        rest = {value: n for value, n in values.items() if not self._all.get(_together(value))}
+        if padded := sum(
+            n for value, n in rest.items() if len(self._padded.get(_without_zeros(value), ())) == 1
+        ):
+            notes.append(f"{_of(padded, total)} would be on the list {_BEHIND}")
+        if unsure := sum(n for value, n in values.items() if self.is_ambiguous(value)):
+            notes.append(f"{_of(unsure, total)} fit several listed codes")
+        if several := sum(n for value, n in values.items() if self.is_several(value)):
+            notes.append(f"{_of(several, total)} would be several listed codes")
+        elif finer := sum(n for value, n in rest.items() if self.coarser(value)):
+            notes.append(
+                f"{_of(finer, total)} begin with a listed code: they may be finer than the list"
+            )
+        return "; ".join([*notes, *odd(values)])
 
-    def _is_several(self, value: str) -> bool:
-        parts = [part for part in _SEVERAL.split(value) if part]
+    def is_several(self, value: str) -> bool:
+        """Checks whether a cell has several codes, each of them listed."""
+        parts = parts_of(value)
         return len(parts) > 1 and all(part in self._listed or self.match(part) for part in parts)
+
+
+def parts_of(value: str) -> list[str]:
+    """Returns the parts of a cell that may have several codes."""
+    return [part for part in _SEVERAL.split(value) if part]
 
 
 def _of(count: int, total: int) -> str:
@@ -90,19 +159,44 @@ def _by_form(form: Callable[[str], str], codes: Iterable[str]) -> dict[str, list
     return index
 
 
+_ODD: Final[Mapping[str, Callable[[str], bool]]] = {
+    "are a spreadsheet's numbers with an exponent, whose digits are lost": lambda value: bool(
+        _SHEET_NUMBER.fullmatch(value)
+    ),
+    "are dates, as a spreadsheet makes them of codes such as 1.11": lambda value: bool(
+        _SHEET_DATE.fullmatch(value)
+    ),
+    "are negative numbers": lambda value: bool(_NEGATIVE.fullmatch(value)),
+    "are nines, zeros or other signs repeated": lambda value: bool(_FILLER.fullmatch(value)),
+    "are words such as `unknown`": lambda value: (
+        not _NO_CODE.isdisjoint({value.casefold(), value.casefold().strip(" .()[]<>")})
+    ),
+}
+_MARKS_ADVICE = (
+    "where these mark a missing code, name them all: --read 'missing=[NA,-9,999,unknown]'"
+)
+_CERTAIN = 2
+"""Of `_ODD` the kinds that no advice on marks follows."""
+
+
 def odd(values: Mapping[str, int]) -> list[str]:
-    """Says how many records have a code that a spreadsheet turned into a number with an exponent."""
-    numbers = sum(count for value, count in values.items() if _SHEET_NUMBER.fullmatch(value))
-    return (
-        [f"{numbers:,} are a spreadsheet's numbers with an exponent, whose digits are lost"]
-        if numbers
-        else []
-    )
+    """Says how many records have a code that no classification has: what a spreadsheet made of it,
+    or a mark of a missing one.
+    """
+    counts = {
+        kind: count
+        for kind, matches in _ODD.items()
+        if (count := sum(n for value, n in values.items() if matches(value)))
+    }
+    notes = [f"{count:,} {kind}" for kind, count in counts.items()]
+    if any(kind in counts for kind in list(_ODD)[_CERTAIN:]):
+        notes[-1] += f" ({_MARKS_ADVICE})"
+    return notes
 
 
 def twins(codes: Mapping[str, int]) -> list[str]:
-    """Says, of codes without a list, which may be one code in several spellings, or several codes
-    in one cell.
+    """Says, of codes without a list, which may be one code in several spellings, several codes in
+    one cell, or levels of one another.
 
     Args:
         codes: records by code.
@@ -116,17 +210,73 @@ def twins(codes: Mapping[str, int]) -> list[str]:
                 f"{sum(map(len, groups)):,} codes of {records:,} records would be "
                 f"{len(groups):,} codes {name}"
             )
-    several = [
-        code
-        for code in codes
-        if len(parts := _SEVERAL.split(code)) > 1 and all(part in codes for part in parts)
-    ]
-    if several:
+    if several := _made_of_others(codes):
         notes.append(
             f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are "
-            "made of other codes"
+            "made of other codes (--set data.ingest.several_codes=first reads the first)"
+        )
+    if upper := {above for code in codes for above in _levels(code) if above in codes}:
+        notes.append(
+            f"{len(upper):,} codes of {sum(codes[code] for code in upper):,} records begin other "
+            "codes: they may be of a level above, or have lost zeros behind"
         )
     return [*notes, *(f"of the codes, {fault}" for fault in odd(codes))]
+
+
+_SHORTEST_LEVEL = 3
+"""Characters of a code without a point that others may be finer ones of; shorter ones are
+numbers in a row, as 1 and 10.
+"""
+
+
+def _levels(code: str) -> list[str]:
+    """Returns what a code begins with and could be its level above."""
+    if len(parts_of(code)) > 1 or not any(sign.isdigit() for sign in code):
+        return []
+    pointed = "." in code
+    return [
+        code[:end]
+        for end in range(1, len(code))
+        if (pointed or end >= _SHORTEST_LEVEL) and code[end - 1].isalnum()
+    ]
+
+
+def _made_of_others(codes: Collection[str]) -> list[str]:
+    shapes = {_shape(code) for code in codes if len(parts_of(code)) == 1}
+    return [
+        code
+        for code in codes
+        if len(parts := parts_of(code)) > 1
+        and (
+            all(part in codes for part in parts)
+            or all(re.search(r"\d", part) and _shape(part) in shapes for part in parts)
+        )
+    ]
+
+
+def _shape(code: str) -> str:
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "9", code))
+
+
+def above_finer(codes: Mapping[str, int], listed: Collection[str]) -> tuple[int, int]:
+    """Counts the records whose code has finer ones on the list, and those of them for which it has
+    the code with a zero behind, as 86.1 and 86.10.
+
+    Args:
+        codes: records by code, all of them on the list.
+    """
+    above = {code[:end] for code in listed for end in range(1, len(code))}
+    upper = {code: count for code, count in codes.items() if code in above}
+    zero = sum(count for code, count in upper.items() if with_zero(code, listed))
+    return sum(upper.values()), zero
+
+
+def with_zero(code: str, listed: Collection[str]) -> str | None:
+    """Returns the listed code that a number makes this one of: with zeros behind its point."""
+    for more in ("0", "00") if "." in code else (".0", ".00"):
+        if code + more in listed:
+            return code + more
+    return None
 
 
 def human_codes(

@@ -97,6 +97,7 @@ def adopt(
             "answers": report.answers,
             "thresholds": report.thresholds,
             "unchecked": report.unchecked,
+            "warnings": list(report.notes),
         }
         say(
             json.dumps(
@@ -113,6 +114,8 @@ def adopt(
         say(f"  {line}")
     if accuracy is not None and report.adopted.adoption.accuracy is None:
         say(f"  rows are not marked for review: no score reaches {accuracy:g}")
+    for line in report.notes:
+        say(f"warning: {line}", err=True)
     for line in report.unchecked:
         say(f"not checked: {line}")
     say(f"read: {out / REPORT}")

@@ -183,6 +183,9 @@ def code(
                 say(coder.sets.statement, err=True)
             thresholds[prefix] = review.threshold_of(coder, adopted)
         bundles = Bundles(coders)
+        notes = [] if table is None else _notes_on(table, columns, coders)
+        for note in notes:
+            say(f"warning: {note}", err=True)
         if table is None or files.out is None:
             _say_answers(narratives or (), bundles, thresholds, top_k, as_json=as_json)
             return
@@ -213,7 +216,7 @@ def code(
             by_workers = partial(spread, bundles, job, **how, **place) if engine else None
             coded = run(bundles, job, spread=by_workers)
             try:
-                page = str(write_summary(files.out, columns=columns))
+                page = str(write_summary(files.out, columns=columns, notes=notes))
             except OSError as error:  # the coded file is whole all the same
                 page = None
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
@@ -225,7 +228,12 @@ def code(
             "resumed": coded.resumed,
         }
         chosen = {f"{prefix}threshold": score for prefix, score in thresholds.items()}
-        how = {"out": str(files.out), "summary": page, "precision": bundles.precision}
+        how = {
+            "out": str(files.out),
+            "summary": page,
+            "precision": bundles.precision,
+            "warnings": notes,
+        }
         say(json.dumps(counts | chosen | how | bundles.origin))
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
@@ -271,6 +279,16 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
     for line in table.reading:
         say(f"read {line}", err=True)
     return table
+
+
+def _notes_on(table: Table, columns: Sequence[str], coders: Mapping[str, Coder]) -> list[str]:
+    """Says what of the narratives the models do not read; what is the same of all, once."""
+    from storage.narrative_look import look_at
+
+    look = look_at(table, columns)
+    return list(
+        dict.fromkeys(note for coder in coders.values() for note in coder.reads.notes(look))
+    )
 
 
 def _say_answers(

@@ -12,7 +12,10 @@ from storage.errors import InputError
 
 def codelist(
     file: Annotated[
-        Path, typer.Argument(help="Classification in SKOS or XKOS: .ttl, .nt, .rdf, .xml or .owl.")
+        Path,
+        typer.Argument(
+            help="Classification in SKOS or XKOS (.ttl, .nt, .rdf, .xml or .owl), ClaML, SDMX or FHIR."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="CSV to write: code, title, description, parent.")],
     language: Annotated[
@@ -35,7 +38,8 @@ def codelist(
         ),
     ] = None,
 ) -> None:
-    r"""Write the code list of a classification in SKOS or XKOS as CSV, in one language.
+    r"""Write the code list of a classification in SKOS, XKOS, ClaML, SDMX or FHIR as CSV, in one
+    language.
 
     Titles lose the code in front of them, notes become descriptions, and deprecated concepts are
     left out.

@@ -92,6 +92,14 @@ Read = Annotated[
         "sheet=2024, skip=2 (docs/how-to/prepare-data.md). Repeatable."
     ),
 ]
+ReadCodelist = Annotated[
+    list[str] | None,
+    more(
+        "--read-codelist",
+        help="How code lists are read, as --read for tables: sheet=…, names=[code,title], "
+        "widths=[8,60]. Repeatable.",
+    ),
+]
 AllowUnlisted = Annotated[
     bool,
     more(
@@ -176,6 +184,7 @@ class RunOptions:
         ),
     ] = None
     read: Read = None
+    read_codelist: ReadCodelist = None
     home: Home = None
     device: Device = "auto"
 
@@ -219,6 +228,7 @@ class RunOptions:
             "classification-version": self.classification_version,
         }
         read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
+        read += [f"data.ingest.codelist_read.{setting}" for setting in self.read_codelist or ()]
         codelist = self.codelist[0] if self.codelist else None
         given = [*(self.settings or ()), *read, *settings]
         chosen = parameters(

@@ -290,7 +290,9 @@ def _show_dry_run(
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "files": list(survey.reading),
             "notes": list(survey.notes),
-            "language": survey.language,
+            "language": survey.look.language,
+            "narratives_cut": survey.look.longer_than(parameters.model.max_length),
+            "units": None if survey.units is None else _fields(survey.units, "number", "largest"),
             "cohorts": list(survey.cohorts),
             "charge": _fields(charge, "guarantee_kind", "epsilon", "delta", "warning"),
             "budget": [
@@ -350,6 +352,7 @@ def _end_over_budget(preview: Preview) -> None:
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     from storage.ledger.registry import population_name_warning
+    from storage.narrative_look import language_note, long_note
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
     from tasks.retraining.run import warnings_of
 
@@ -373,6 +376,13 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         "records",
         f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}",
     )
+    if survey.units is not None:
+        per = data.ingest.max_per_unit
+        cap = f"; at most {per:,} of each are used" if per else "; there is no cap per unit"
+        yield (
+            "units",
+            f"{survey.units.number:,}, with up to {survey.units.largest:,} records each{cap}",
+        )
     left_out = ", ".join(
         f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items()
     )
@@ -390,24 +400,13 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed)
     )
     yield "model", _model(parameters.model)
-    read, english, stems = (
-        survey.language,
-        parameters.model.encoder_language,
-        parameters.model.stems_language,
-    )
-    if read and ((english and read != "english") or stems not in (None, read)):
-        stemmed = (
-            f", and its stems are {stems}: --set model.lexical_language={read} changes these"
-            if stems
-            else ""
-        )
-        yield (
-            "warning",
-            (
-                f"the texts look {read}; the encoder "
-                f"{'reads English' if english else 'is your own'}{stemmed}"
-            ),
-        )
+    if cut := long_note(survey.look, parameters.model.max_length):
+        yield "warning", cut
+    encoder = parameters.model.encoder_language
+    stems = parameters.model.stems_language
+    if line := language_note(survey.look, encoder and encoder.lower(), stems):
+        more = f": --set model.lexical_language={survey.look.language} changes these"
+        yield "warning", line + more * (stems not in (None, survey.look.language))
     if not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:

@@ -82,6 +82,12 @@ def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None
             "and weekday: "
             '"0 6 1 */3 *".'
         )
+    try:
+        comes = next_runs(schedule, 1)
+    except ValueError:  # the library looks some years ahead
+        comes = []
+    if not comes:
+        raise InputError(f"--cron: {cron!r} names a day that never comes. Give one that does.")
     return schedule
 
 

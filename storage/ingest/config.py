@@ -81,12 +81,14 @@ class IngestConfig(BaseModel):
     )
     codelist_columns: tuple[str, ...] = Field(
         default=(),
-        max_length=2,
         title="Columns of the code list",
-        description=(
-            "Those of code and title. Empty: `code` and `title`, or the only columns "
-            "with these words."
-        ),
+        description="Those of code and title; of several columns of codes, one a level, each, and "
+        "the title's last. Empty: `code` and `title`, or the only columns with these words.",
+    )
+    codelist_read: ReadOptions = Field(
+        default=AS_IT_LOOKS,
+        title="Reading of the code list",
+        description="How the code list is read.",
     )
     read: ReadOptions = Field(
         default=AS_IT_LOOKS, title="Reading", description="How the file of records is read."
@@ -182,8 +184,26 @@ class IngestConfig(BaseModel):
         title="Codes not on the list",
         description="Refuse the file; drop and count such records; or match them with the only "
         "listed code that "
-        "differs in leading zeros, points, hyphens, case or a title behind a dash, and refuse "
-        "the others.",
+        "differs in leading zeros, points, hyphens, case, a title behind a dash or zeros behind, "
+        "and refuse the others.",
+    )
+    finer_codes: Literal["refuse", "cut"] = Field(
+        default="refuse",
+        title="Codes finer than the list",
+        description="Codes that are not on the list and begin with a listed one: as others that "
+        "are not on it, or cut to the longest listed code that they begin with, and counted.",
+    )
+    several_codes: Literal["keep", "first"] = Field(
+        default="keep",
+        title="Several codes in one cell",
+        description="Between ; | , + & / or blanks: keep the cell as one code, or read the first "
+        "of them and count such records.",
+    )
+    lost_zeros: Literal["keep", "restore"] = Field(
+        default="keep",
+        title="Codes that may have lost zeros",
+        description="Listed codes such as 86.1, where the list has 86.10, too: keep them as codes "
+        "of the level above, or restore the zeros that a spreadsheet took off.",
     )
     label_space: Literal["codelist", "observed"] = Field(
         default="codelist",
@@ -327,6 +347,9 @@ class IngestConfig(BaseModel):
             ): (day and self.split_by_unit),
             "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names
             and not self.dated_cohorts,
+            "codelist_columns has one column. Name those of code and title": (
+                len(self.codelist_columns) == 1
+            ),
             "cohorts: a name is repeated. Give it once": len(set(names)) < len(names),
             f"cohorts: {next(iter(odd), None)!r} is not a {self.cohort}. Write it as {example}": odd,
             "sampling=per-record excludes a cap and a minimum per code, by which one record "

@@ -7,7 +7,7 @@ reads only the texts of the sample.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.codelist import Code, read_codelist, restrict
+from storage.codelist import Code, CodeList, read_list, restrict
 from storage.datasets import CELLS, CODES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
@@ -23,6 +23,8 @@ from storage.ingest.cell_digests import SIZE, cell_digests
 from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, Survey, survey
+from storage.ingest.units import unit_form
+from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
 from storage.tables.reader import Marks, Table, open_table, to_arrow
 from storage.tables.source import require_columns
@@ -63,6 +65,15 @@ class IngestResult:
 
 
 @dataclass(frozen=True)
+class Units:
+    """Counts privacy units, each once in whatever spelling."""
+
+    number: int
+    largest: int
+    """Records of the unit that has most, before a cap."""
+
+
+@dataclass(frozen=True)
 class SourcePreview:
     """Counts a whole source without writing a record."""
 
@@ -79,10 +90,12 @@ class SourcePreview:
     cohorts: tuple[str, ...]
     reading: tuple[str, ...]
     """How each file is read: its name, rows, format, and rows that are skipped."""
+    units: Units | None
+    """Of the usable records; None where a record is the unit."""
     notes: tuple[str, ...]
     """Marks read as blank, spellings, and dates that read in two ways."""
-    language: str | None
-    """Of the texts, as Snowball names it, where it can be told."""
+    look: NarrativeLook
+    """At the narratives of all records."""
 
 
 def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> int:
@@ -103,9 +116,11 @@ def preview(
     source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None
 ) -> SourcePreview:
     """Checks and samples every row as `ingest` does. Only reads."""
-    listed = _read_list(codelist, config)
+    whole = None if codelist is None else _read_whole_list(codelist, config)
+    listed = None if whole is None else whole.codes
     records, marks = _open(source, config), _marks(config, listed)
     overview = survey(records, config, listed, marks)
+    of_list = () if whole is None else whole.notes
     usable, selection = overview.state == USABLE, _select(overview, config, records)
     return SourcePreview(
         rows=len(usable),
@@ -118,8 +133,9 @@ def preview(
         cohorts=config.cohorts
         or tuple(sorted(overview.cohort_names[number] for number in set(overview.cohorts[usable]))),
         reading=tuple(records.reading),
-        notes=tuple(filter(None, (marks.sentence, *overview.notes))),
-        language=overview.language,
+        units=_units(overview),
+        notes=tuple(filter(None, (*of_list, marks.sentence, *overview.notes))),
+        look=overview.look,
     )
 
 
@@ -195,6 +211,13 @@ def ingest(
     )
 
 
+def _units(overview: Survey) -> Units | None:
+    if overview.units is None:
+        return None
+    counts = np.bincount(overview.units[overview.state == USABLE])
+    return Units(number=int((counts > 0).sum()), largest=int(counts.max()))
+
+
 def _open(source: Path | Sequence[Path], config: IngestConfig) -> Table:
     return open_table(
         source, config.columns, column_options=config.column_options, read=config.read
@@ -206,7 +229,11 @@ def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
 
 
 def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] | None:
-    return None if codelist is None else read_codelist(codelist, columns=config.codelist_columns)
+    return None if codelist is None else _read_whole_list(codelist, config).codes
+
+
+def _read_whole_list(codelist: Path, config: IngestConfig) -> CodeList:
+    return read_list(codelist, columns=config.codelist_columns, read=config.codelist_read)
 
 
 def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection:
@@ -312,7 +339,7 @@ def _sampled(
 
 
 def _pseudonym(unit: str) -> str:
-    return hashlib.blake2b(unit.strip().encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(unit_form(unit.strip()).encode(), digest_size=12).hexdigest()
 
 
 def _report(
@@ -353,7 +380,8 @@ def _report(
         "sampled": int(sampled.sum()),
         "splits": counts,
         "dropped": dropped,
-        "codes_respelt": overview.respelt,
+        "units": None if (units := _units(overview)) is None else asdict(units),
+        "codes_respelt": overview.respelt.total(),
         "codes_not_on_list": dict(sorted(overview.unknown.items())),
         "codes_observed": len(selection.codes_of(overview.codes)),
         "cohorts": {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)},

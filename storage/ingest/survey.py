@@ -6,12 +6,11 @@ read.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from typing import Any
+from datetime import date
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +19,12 @@ from numpy.typing import NDArray
 
 from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
 from storage.errors import InputError
-from storage.ingest.config import Cohort, IngestConfig
+from storage.ingest.config import IngestConfig
+from storage.ingest.dates import SLASHED, causes, cohort_of, day_of, fitting
 from storage.ingest.sampling import Digests, digests
-from storage.spelling import Spellings, twins
+from storage.ingest.units import several_ids, unit_form, unit_notes
+from storage.narrative_look import Looking, NarrativeLook
+from storage.spelling import Spellings, above_finer, parts_of, twins, with_zero
 from storage.tables.reader import Marks, Table
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
@@ -36,37 +38,15 @@ _REASONS = {
 ALL = "all"
 """The cohort of a source without dates."""
 
-_YEARS = range(1900, 2101)
-_ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
-_US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
-_FORMATS = (
-    *(
-        "%d/%m/%Y",
-        "%d.%m.%Y",
-        "%d-%m-%Y",
-        "%m-%d-%Y",
-        "%Y/%m/%d",
-        "%Y%m%d",
-        "%d/%m/%y",
-        "%m/%d/%y",
-        "%d-%b-%Y",
-    ),
-    *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
-)
-_TRIED = 1000
-_WORDS = {
-    "english": "the of and to was were with from his her he she while when a an on in at by for",
-    "french": "le la les des une dans et est sur avec du en au il par sa son a été",
-    "german": "der die das und mit ein eine wurde auf beim sich dem den im von ist er",
-    "spanish": "el la los las una del con por se su al en y un mientras cuando que",
-    "italian": "il lo di che della nel una con per si al da un è gli la mentre",
-    "portuguese": "o a os um uma do da com na no foi ao e de em quando que seu",
-    "dutch": "de het een van met zijn werd op aan toen en in is bij door hij",
-    "swedish": "och en ett att på med av till från den som när han hon sig var",
-    "danish": "og en et at på med af til fra den som da han hun sig var blev",
-    "finnish": "ja oli on kun hän että sekä kanssa mutta joka myös ei",
+
+Respelling = Literal["added", "matched", "first", "cut", "restored"]
+_RESPELT: dict[Respelling, str] = {
+    "added": "codes were read without what a table program added, such as 111 for 111.0",
+    "matched": "codes were read in the spelling of the list (unknown_codes=match)",
+    "first": "cells have several codes, and the first was read (several_codes=first)",
+    "cut": "codes are finer than the list, and were cut to its own (finer_codes=cut)",
+    "restored": "codes got back zeros behind, as the list has them (lost_zeros=restore)",
 }
-_FEWEST, _SHARE, _AHEAD = 100, 0.08, 1.4
 
 
 @dataclass(frozen=True)
@@ -80,23 +60,22 @@ class Survey:
     """The codes of the list, or those observed without one."""
     unknown: Counter[str]
     """Rows by code that the list lacks."""
-    respelt: int
-    """Cells whose code was written otherwise, such as 111.0."""
+    respelt: Counter[Respelling]
+    """Cells whose code was written otherwise, by what it took to read them."""
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
     cohort_names: list[str]
     late: NDArray[np.bool_] | None
     """Rows dated on or after the day of the split; None without such a day."""
     units: NDArray[np.int32] | None
-    """Number of the unit; None where there are no units."""
+    """Number of the unit, one for all spellings of its id; None where there are no units."""
     identities: Digests | None
     """Identities of the records, where their use follows from them."""
     unit_identities: Digests | None
     """Identities of the records' units, where all records of a unit go to the same split."""
     notes: tuple[str, ...]
     """What was read in one of several ways, in sentences without a value of a record."""
-    language: str | None = None
-    """Of the first texts, as the stemmer names it, where it can be told."""
+    look: NarrativeLook
 
     def dropped(self) -> dict[str, int]:
         counts = np.bincount(self.state, minlength=len(_REASONS) + 1)
@@ -133,7 +112,7 @@ def survey(
     chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
     empty: list[NDArray[np.bool_]] = []
     identities: list[Digests] = []
-    rows, language = 0, None
+    rows, looking = 0, Looking()
     for batch in records.texts(config.columns, marks):
         trimmed = {
             name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
@@ -149,10 +128,7 @@ def survey(
             whole = [batch.column(name) for name in sorted(batch.schema.names)]
             identifying = whole if config.id_column is None else [trimmed[config.id_column]]
             identities.append(digests([column.to_pylist() for column in identifying]))
-        if not rows:
-            language = language_of(
-                text for name in config.text_columns for text in trimmed[name][:_TRIED].to_pylist()
-            )
+        looking.take([trimmed[name] for name in config.text_columns])
         rows += batch.num_rows
         progress(rows)
     columns = {name: _Column.of(parts) for name, parts in chunks.items()}
@@ -163,14 +139,23 @@ def survey(
     )
     if unknown and config.unknown_codes != "drop":
         spellings = Spellings(code_names)
-        hint, matching = spellings.described(unknown), all(map(spellings.match, unknown))
+        hint = spellings.described(unknown)
+        ways = [
+            name
+            for name, holds in (
+                ("data.ingest.unknown_codes=match", spellings.match_padded),
+                ("data.ingest.finer_codes=cut", spellings.coarser),
+            )
+            if all(map(holds, unknown))
+        ]
+        several = [spellings.is_several(code) for code in unknown]
+        ways += ["data.ingest.several_codes=first"] if all(several) else []
         raise InputError(
             f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have "
             "a code that is "
             f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
-            "Give the right list or "
-            "column, or set "
-            f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
+            "Give the right list or column, or set data.ingest.unknown_codes=drop"
+            f"{''.join(f' or {way}' for way in ways)}"
         )
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(
@@ -178,7 +163,11 @@ def survey(
             "or set "
             "data.ingest.empty_text=drop"
         )
-    units = None if config.unit_column is None else columns[config.unit_column]
+    units, notes = None, []
+    if config.unit_column is not None:
+        units, notes = _units(
+            columns[config.unit_column], f"{label}, column {config.unit_column!r}"
+        )
     # The last reason written is the one that counts, so the gravest comes last.
     state = np.full(rows, USABLE, dtype=np.int8)
     if units is not None:
@@ -186,14 +175,10 @@ def survey(
     state[lacking] = NO_CONTENT
     state[coded < 0] = UNKNOWN_CODE
     state[columns[config.label_column].blank] = NO_CODE
-    notes = (
-        [f"{respelt:,} codes were read in another spelling, such as 111 for 111.0"]
-        if respelt
-        else []
-    )
-    if listed is None:
-        counts = np.bincount(coded[coded >= 0], minlength=len(code_names))
-        notes += twins(dict(zip(code_names, counts.tolist(), strict=True)))
+    notes += _respelt_notes(respelt)
+    counts = np.bincount(coded[coded >= 0], minlength=len(code_names)).tolist()
+    by_code = {name: count for name, count in zip(code_names, counts, strict=True) if count}
+    notes += twins(by_code) if listed is None else _level_notes(by_code, listed)
     cohorts, cohort_names, late = np.zeros(rows, dtype=np.int32), [ALL], None
     if config.dates_from is not None:
         cohorts, cohort_names, late, more = _dates(columns[config.dates_from], config, state, label)
@@ -216,7 +201,7 @@ def survey(
         if units is not None and by_unit
         else None,
         notes=tuple(notes),
-        language=language,
+        look=looking.result(),
     )
     usable = coded[state == USABLE]
     if not len(usable):
@@ -233,22 +218,42 @@ def survey(
     return overview
 
 
+def _units(column: _Column, label: str) -> tuple[_Column, list[str]]:
+    """Returns the units by the form that all spellings of an id share, and notes on the ids."""
+    # guard: test_an_id_in_another_spelling
+    forms = [unit_form(cell) if cell else "" for cell in column.values]
+    place = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+    units = _Column(
+        list(place), np.array([place[form] for form in forms], dtype=np.int32)[column.index]
+    )
+    # guard: test_a_record_of_two_people
+    several = several_ids([form for form in place if form])
+    shared = units.spread(form in several for form in place)
+    if shared.any():
+        raise InputError(
+            f"{label}: {shared.sum():,} ids are made of several ({_named(shared)}), so that one of "
+            "these would be protected less than the claim says. Give each record one id, or leave "
+            "the cell blank: such records are dropped and counted"
+        )
+    given = [(cell, form) for cell, form in zip(column.values, forms, strict=True) if cell]
+    return units, unit_notes([cell for cell, _ in given], [form for _, form in given])
+
+
 def _codes(
     column: _Column, config: IngestConfig, listed: Sequence[Code] | None, label: str
-) -> tuple[NDArray[np.int32], list[str], Counter[str], int]:
+) -> tuple[NDArray[np.int32], list[str], Counter[str], Counter[Respelling]]:
     place = {code.code: number for number, code in enumerate(listed or ())}
-    spellings = Spellings(place) if config.unknown_codes == "match" else None
+    reading = _Reading(config, place if listed is not None else None)
     counts = np.bincount(column.index, minlength=len(column.values)).tolist()
     codes = np.full(len(column.values), -1, dtype=np.int32)
     unknown: Counter[str] = Counter()
-    respelt = 0
+    respelt: Counter[Respelling] = Counter()
     for number, cell in enumerate(column.values):
         if not cell:
             continue
-        code = normalise_code(cell, place if listed is not None else ())
-        if spellings is not None and code not in place:
-            code = spellings.match(code) or code
-        respelt += counts[number] * (code != cell)
+        code, how = reading.read(cell)
+        if how is not None:
+            respelt[how] += counts[number]
         if listed is not None and code not in place:
             unknown[code] += counts[number]
             continue
@@ -262,26 +267,79 @@ def _codes(
     return codes[column.index], list(place), unknown, respelt
 
 
+class _Reading:
+    """Reads the code that a cell means, against a list if there is one."""
+
+    def __init__(self, config: IngestConfig, listed: Mapping[str, int] | None) -> None:
+        self._config, self._listed = config, listed
+        looser = config.unknown_codes == "match" or config.finer_codes == "cut"
+        self._spellings = Spellings(listed) if listed is not None and looser else None
+
+    def read(self, cell: str) -> tuple[str, Respelling | None]:
+        code = normalise_code(cell, self._listed or ())
+        how: Respelling | None = None if code == cell else "added"
+        if self._listed is not None and code in self._listed:
+            return self._with_zeros(code, how)
+        if self._config.several_codes == "first":
+            first, *others = parts_of(code) or [code]
+            if others:
+                code, how = normalise_code(first, self._listed or ()), "first"
+        if self._spellings is None or self._listed is None or code in self._listed:
+            return code, how
+        if self._config.unknown_codes == "match" and (match := self._spellings.match_padded(code)):
+            return match, how if how == "first" else "matched"
+        if self._config.finer_codes == "cut" and (coarser := self._spellings.coarser(code)):
+            return coarser, "cut"
+        return code, how
+
+    def _with_zeros(self, code: str, how: Respelling | None) -> tuple[str, Respelling | None]:
+        if self._config.lost_zeros == "restore":
+            restored = with_zero(code, self._listed or ())
+            return (restored, "restored") if restored else (code, how)
+        return code, how
+
+
+def _respelt_notes(respelt: Counter[Respelling]) -> list[str]:
+    return [f"{count:,} {_RESPELT[how]}" for how, count in respelt.items()]
+
+
+def _level_notes(counts: Mapping[str, int], listed: Sequence[Code]) -> list[str]:
+    upper, zero = above_finer(counts, {code.code for code in listed})
+    if not upper:
+        return []
+    lost = (
+        f"; of {zero:,} the list has the code with a zero behind, which spreadsheets take off: "
+        "--set data.ingest.lost_zeros=restore reads them so"
+        if zero
+        else ""
+    )
+    return [f"{upper:,} records have a code that has others below it on the list{lost}"]
+
+
 def _dates(
     column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str
 ) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
     label = f"{label}, column {config.dates_from!r}"
-    days = [_day(cell, config.date_format) for cell in column.values]
+    days = [day_of(cell, config.date_format) for cell in column.values]
     slashed = (
-        [match for cell in column.values if (match := _US.fullmatch(cell))]
+        [match for cell in column.values if (match := SLASHED.fullmatch(cell))]
         if config.date_format is None
         else []
     )
     month_first = any(int(match[2]) > 12 >= int(match[1]) for match in slashed)
     bad = column.spread(day is None for day in days) & (state == USABLE)
     if bad.any():
-        fitting = _fitting(
-            [cell for cell, day in zip(column.values, days, strict=True) if day is None],
-            month_first=month_first,
-        )
+        counts = np.bincount(column.index[bad], minlength=len(column.values)).tolist()
+        unread = [
+            (cell, count)
+            for cell, day, count in zip(column.values, days, counts, strict=True)
+            if day is None and count
+        ]
+        cause = causes(unread, config.date_format)
+        formats = fitting([cell for cell, _ in unread], month_first=month_first)
         raise InputError(
             f"{label}: {bad.sum()} dates are missing or do not read as "
-            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{fitting}). "
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{formats}){cause}. "
             "Correct them, set "
             "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
             "data.ingest.cohort=none"
@@ -294,7 +352,7 @@ def _dates(
             "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
         )
     names = [
-        None if day is None else _cohort(day, config.cohort) if config.dated_cohorts else ALL
+        None if day is None else cohort_of(day, config.cohort) if config.dated_cohorts else ALL
         for day in days
     ]
     place = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
@@ -316,49 +374,22 @@ def _dates(
     late = column.spread(
         bool(config.train_before and day and day >= config.train_before) for day in days
     )
-    note = (
-        f"every one of {both:,} dates with / reads both ways, and was read month first; where "
-        "days come first set "
-        "data.ingest.date_format=%d/%m/%Y"
-    )
-    return cohorts, list(place), late, [note] if both else []
-
-
-def _fitting(unread: Sequence[str], *, month_first: bool) -> str:
-    cells = [
-        re.split(r"[T ]", cell)[0] if ":" in cell else cell
-        for cell in filter(None, unread[:_TRIED])
-    ]
-    if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
-        return (
-            "; they are a spreadsheet's numbers of days: give that column the format of a "
-            "date and save it again"
+    notes = []
+    future = column.spread(day is not None and day > date.today() for day in days)
+    if coming := int((future & (state == USABLE)).sum()):
+        pivot = (
+            "; %y reads the years 00 to 68 as 2000 to 2068, so give them four digits"
+            if "%y" in (config.date_format or "")
+            else ""
         )
-    formats = [form for form in _FORMATS if cells and all(_day(cell, form) for cell in cells)]
-    if not formats or ("%d/%m/%Y" in formats and month_first):
-        return ""
-    return f"; every one of the others reads as {' or '.join(formats)}"
-
-
-def _day(cell: str, date_format: str | None) -> date | None:
-    try:
-        if date_format is not None:
-            day = datetime.strptime(cell, date_format).date()
-        elif match := _ISO.fullmatch(cell):
-            day = date(int(match[1]), int(match[2]), int(match[3]))
-        elif match := _US.fullmatch(cell):
-            day = date(int(match[3]), int(match[1]), int(match[2]))
-        else:
-            return None
-    except ValueError:
-        return None
-    return day if day.year in _YEARS else None
-
-
-def _cohort(day: date, cohort: Cohort) -> str:
-    if cohort == "month":
-        return f"{day.year}-{day.month:02}"
-    return f"{day.year}-Q{(day.month + 2) // 3}" if cohort == "quarter" else str(day.year)
+        notes.append(f"{coming:,} dates lie in the future{pivot}")
+    if both:
+        notes.append(
+            f"every one of {both:,} dates with / reads both ways, and was read month first; where "
+            "days come first set "
+            "data.ingest.date_format=%d/%m/%Y"
+        )
+    return cohorts, list(place), late, notes
 
 
 def _require_ids(column: _Column, label: str) -> None:
@@ -377,17 +408,3 @@ def _named(rows: NDArray[np.bool_]) -> str:
     numbers = np.flatnonzero(rows) + 1
     more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers[:10]))}{more}"
-
-
-def language_of(texts: Iterable[str]) -> str | None:
-    """Returns the language as Snowball names it; None where the words are few, or of no language
-    known here.
-    """
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
-    scores = sorted(
-        ((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()),
-        reverse=True,
-    )
-    (most, name), (second, _) = scores[:2]
-    sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
-    return name if sure else None

@@ -22,22 +22,20 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from storage.errors import InputError
+from storage.tables.encodings import decodes
+from storage.tables.layouts import CUT, Cut, published_layout
 from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
 from storage.tables.source import (
     HEAD,
     MOST_COLUMNS,
-    MOST_EXPANSION,
-    SMALL,
     UNPACK_FAULTS,
     Source,
-    read_safely,
     recognise,
     to_arrow,
 )
 
 LONGEST_RECORD = 1 << 24
 """Bytes of a record, at most."""
-_CHUNK = 1 << 22
 _LOOKED_AT, _TITLES = 200, 50
 """Rows that the separator must fit, and those among which the header is looked for."""
 _WIDE = {
@@ -45,10 +43,8 @@ _WIDE = {
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 _OPEN = "a quote is open to the end of the file"
+_ENDS = "\r\n"
 _SEPARATORS = (",", ";", "\t", "|", "^", "~")
-_UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
-_LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x81-\x84\x86-\x90\x98\x9a\x9d-\x9f]([a-z ,.;]|$)")
-"""What cp1252 hardly has behind a letter, and is a letter in cp850 or Mac Roman."""
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 
 csv.field_size_limit(LONGEST_RECORD)  # Python's default refuses 131,073 characters
@@ -100,13 +96,13 @@ def open_source(
         for name, marks in _WIDE.items():
             if head.startswith(marks):
                 raise InputError(
-                    f"{source.label} is {name}. Save it as UTF-8, or give --read "
+                    f"{source.label} is {name}. Save it as UTF-8, or give {source.read_option} "
                     f"encoding={name.lower()}"
                 )
         for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
             if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
                 raise InputError(
-                    f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding={name}"
+                    f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} encoding={name}"
                 )
         if b"\0" in head:
             raise InputError(
@@ -114,12 +110,14 @@ def open_source(
             )
         encoding = (
             "utf-8"
-            if _decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole)
+            if decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole)
             else "cp1252"
         )
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
+    if read == AS_IT_LOOKS or not (read.names or read.separator or read.widths):
+        read = read.model_copy(update=published_layout(text))
     layout = max(
         _layouts(text, read, required, whole=whole), key=lambda each: each.rank
     )  # the first of the best
@@ -139,15 +137,23 @@ def open_source(
     ]
     if numbered and all(len(row) == len(header) + 1 for row in below):
         header = ["", *header]  # R's row names, which have no header
+    written = tuple(header)
+    if not read.names and len(set(names := [_name_of(cell) for cell in header])) == len(names):
+        header = names
+    quotes = layout.quotes
+    if quotes == "none" and read.quotes is None and not read.widths and _are_quoted(below):
+        quotes = "outer"
     blank_end = bool(below) and all(
         len(row) == len(header) + 1 and not row[-1].strip() for row in below
     )
     return replace(
         source,
         columns=tuple(header),
+        written=written,
+        widths=read.widths,
         encoding=encoding,
         delimiter=layout.delimiter,
-        quotes=layout.quotes,
+        quotes=quotes,
         header_line=None if read.names else layout.header_line,
         first_line=layout.first_line,
         blank_end=blank_end,
@@ -158,17 +164,22 @@ def open_source(
 def _layouts(
     text: str, read: ReadOptions, required: Sequence[str], *, whole: bool
 ) -> Iterator[_Layout]:
+    if read.widths:
+        text = "\n".join(map(Cut(read.widths).line, text.splitlines()))
     declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
     own = read.separator or (declared and declared[1])
     kinds: tuple[Quotes, ...] = (
         ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
     )
+    if read.widths:
+        own, kinds = CUT, ("none",)
     for quotes in kinds:
         for delimiter in [own] if own else _SEPARATORS:
             unlikely = (quotes == "backslash" and '\\"' not in text) or (
                 quotes == "none" and delimiter not in "\t|^~"
             )
-            if (read.quotes is None and unlikely) or (delimiter not in text and delimiter != ","):
+            looked = read.quotes is None and not read.widths
+            if (looked and unlikely) or (delimiter not in text and delimiter != ","):
                 continue
             skip = (read.skip or 0) + bool(declared)
             rows, broken = _first_rows(text, delimiter, quotes, skip, whole=whole)
@@ -229,19 +240,35 @@ def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
         "double": {},
         "backslash": {"escapechar": "\\", "doublequote": False},
         "none": {"quoting": csv.QUOTE_NONE},
+        "outer": {"quoting": csv.QUOTE_NONE},
     }[quotes]
     return {"delimiter": delimiter} | more
 
 
 def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:
     for n, row in enumerate(rows[:_TITLES]):
-        if required and set(required) <= set(row):
+        if required and set(required) <= {_name_of(cell) for cell in row}:
             return n, True
     filled = [sum(bool(cell.strip()) for cell in row) for row in rows[: _TITLES + 1]]
     titles = next((n for n, number in enumerate(filled) if number > 1), 0)
     return titles * (
         2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles
     ), False
+
+
+def _name_of(cell: str) -> str:
+    """Returns a column's name without outer blanks and quotes, which some programs pad it with."""
+    name = cell.strip()
+    return name[1:-1].strip() if _is_quoted(name) and name[1:-1].strip() else name
+
+
+def _is_quoted(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+def _are_quoted(rows: Sequence[Sequence[str]]) -> bool:
+    """Checks whether most rows have cells in quotes, so that a stray quote made them text."""
+    return 2 * sum(any(map(_is_quoted, row)) for row in rows) > len(rows)
 
 
 _PATIENCE = 10.0
@@ -257,7 +284,8 @@ class _Bytes:
         """Of each block, whether it was as long as one may be, so that a record that it does not
         end is longer.
         """
-        if codecs.lookup(source.encoding).name == "utf-8":
+        self._cut = Cut(source.widths).line if source.widths else None
+        if codecs.lookup(source.encoding).name == "utf-8" and self._cut is None:
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
             self._unread = head[
@@ -273,13 +301,20 @@ class _Bytes:
             return b""
         content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
-            most = size if self._text is None else max(size // 4, 1)
-            part = self._raw.read(most) if self._text is None else self._text.read(most)
-            self.full.append(len(part) == most)
-            content = part if isinstance(part, bytes) else part.encode()
+            content = self._next(size)
         if not content:
             content, self._end = self._end, b""
         return content
+
+    def _next(self, size: int) -> bytes:
+        if self._text is not None and self._cut is not None:
+            line = self._text.readline(LONGEST_RECORD)
+            self.full.append(len(line) == LONGEST_RECORD)
+            return f"{self._cut(line.rstrip(_ENDS))}\n".encode() if line else b""
+        most = size if self._text is None else max(size // 4, 1)
+        part = self._raw.read(most) if self._text is None else self._text.read(most)
+        self.full.append(len(part) == most)
+        return part if isinstance(part, bytes) else part.encode()
 
 
 class _Handle:
@@ -304,6 +339,8 @@ class Seen:
     """Numbers of the rows, from 0, that repeat the header, as in files put together."""
     total: bool = False
     """The last row looks like a total."""
+    strays: list[int] = field(default_factory=list)
+    """Rows with a quote that does not pair, where quotes are taken off the ends of cells."""
 
 
 def csv_batches(
@@ -332,7 +369,7 @@ def csv_batches(
     read = pacsv.ReadOptions(use_threads=False, block_size=LONGEST_RECORD, column_names=names)
     parse = pacsv.ParseOptions(
         delimiter=source.delimiter,
-        quote_char=False if source.quotes == "none" else '"',
+        quote_char=False if source.quotes in ("none", "outer") else '"',
         double_quote=source.quotes == "double",
         escape_char="\\" if source.quotes == "backslash" else False,
         newlines_in_values=True,
@@ -380,6 +417,10 @@ def csv_batches(
                     number - first for number in seen.headers if first <= number < rows
                 ]:
                     batch = batch.filter(to_arrow(~np.isin(np.arange(batch.num_rows), repeated)))
+                if source.quotes == "outer":
+                    if columns is None:
+                        seen.strays += [first + row + 1 for row in _strays(batch)]
+                    batch = _without_quotes(batch)
                 arrays = [batch.column(place) for place in places]
                 yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
         except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
@@ -404,15 +445,48 @@ def csv_batches(
         raise _bad_row(source, rows + len(bad), _OPEN)
 
 
+def _matches(column: pa.Array, pattern: str) -> pa.Array:
+    return pc.call_function("match_substring_regex", [column], pc.MatchSubstringOptions(pattern))
+
+
+_IN_QUOTES = r'(?s)^".*"$'
+
+
+def _without_quotes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = []
+    for column in batch.columns:
+        inside = pc.call_function(
+            "utf8_slice_codeunits", [column], pc.SliceOptions(start=1, stop=-1)
+        )
+        inside = pc.call_function(
+            "replace_substring", [inside], pc.ReplaceSubstringOptions('""', '"')
+        )
+        quoted = _matches(column, _IN_QUOTES)
+        long = pc.call_function("greater", [pc.call_function("utf8_length", [column]), 1])
+        quoted = pc.call_function("and", [quoted, long])
+        columns.append(pc.call_function("if_else", [quoted, inside, column]))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _strays(batch: pa.RecordBatch) -> list[int]:
+    rows: set[int] = set()
+    for column in batch.columns:
+        odd = _matches(column, '^"')
+        for number in pc.call_function("indices_nonzero", [odd]).to_pylist():
+            cell = column[number].as_py()
+            if not _is_quoted(cell) or '"' in cell[1:-1].replace('""', ""):
+                rows.add(number)
+    return sorted(rows)
+
+
 def _headers(source: Source, batch: pa.RecordBatch) -> list[int]:
     if source.header_line is None:
         return []
-    name = source.columns[0]
+    name, *rest = source.written or source.columns
     alike = pc.call_function(
         "is_in", [batch.column(0)], pc.SetLookupOptions(to_arrow([name, f"\ufeff{name}"]))
     )
     numbers = pc.call_function("indices_nonzero", [alike]).to_pylist()
-    rest = source.columns[1:]
     return [
         n
         for n in numbers
@@ -424,9 +498,9 @@ def _bad_row(source: Source, row: int, fault: str) -> InputError:
     return InputError(
         f"{source.label}, row {row}: {fault} (rows are counted from 1 after the header). It was "
         "read as "
-        f"{source.reading}. Correct the quotes and delimiters there, name others (--read "
-        "separator=…, quotes=…), or "
-        "skip such rows (--read bad_rows=skip)"
+        f"{source.reading}. Correct the quotes and delimiters there, name others "
+        f"({source.read_option} separator=…, quotes=…), or "
+        f"skip such rows ({source.read_option} bad_rows=skip)"
     )
 
 
@@ -486,99 +560,3 @@ def _records_inside(row: Sequence[str], delimiter: str) -> int:
 
 def _look(cell: str) -> tuple[int, bool]:
     return len(cell.split()), any(character.isdigit() for character in cell)
-
-
-def require_one_encoding(source: Source, read: ReadOptions) -> Source:
-    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds
-    too far.
-
-    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the
-    other's characters.
-    """
-    if source.container == "workbook":
-        return source
-    encoding = read.encoding or "utf-8"
-    decoder, line, size, whole = codecs.getincrementaldecoder(encoding)(), 1, 0, True
-    limit = max(SMALL, MOST_EXPANSION * source.path.stat().st_size)
-    with source.open() as file:
-        while chunk := read_safely(source, lambda: file.read(_CHUNK)):
-            size += len(chunk)
-            if read.encoding is None and (place := chunk.find(b"\0")) >= 0:
-                line += chunk.count(b"\n", 0, place)
-                raise InputError(
-                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not "
-                    "text. Save it as UTF-8"
-                )
-            if size > limit:
-                raise InputError(
-                    f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it"
-                )
-            line += chunk.count(b"\n")
-            whole = whole and _decodes(decoder, chunk)
-    if whole and _decodes(decoder, b"", final=True):
-        return replace(source, encoding=encoding)
-    if read.encoding is not None:
-        raise InputError(
-            f"{source.label} does not decode as {encoding}. Name another --read encoding=…"
-        )
-    _require_cp1252(source)
-    return replace(source, encoding="cp1252")
-
-
-def _require_cp1252(source: Source) -> None:
-    valid = invalid = number = 0
-    whole, damaged, undefined, elsewhere = [], [], [], []
-    with source.open() as file:
-        while line := file.readline(LONGEST_RECORD):
-            number += 1
-            if line.isascii():
-                continue
-            text = line.decode(errors="replace")
-            bad = text.count("\ufffd")
-            invalid, valid = (
-                invalid + bad,
-                valid + len(text) - bad - len(text.encode("ascii", "ignore")),
-            )
-            (damaged if bad else whole).append(number)
-            if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
-                undefined.append(number)
-            if _LETTER_ELSEWHERE.search(line):
-                elsewhere.append(number)
-    if valid > invalid:
-        fault = (
-            f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which "
-            "cp1252 would misread"
-        )
-    elif whole:
-        fault = (
-            f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
-            f"{_lines_named(damaged)}"
-        )
-    elif undefined:
-        fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
-    elif 2 * len(elsewhere) > len(damaged):
-        fault = (
-            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 "
-            "or mac_roman may be right"
-        )
-    else:
-        return
-    raise InputError(
-        f"{source.label}{fault}. Save all of it as UTF-8, or name its --read encoding=…"
-    )
-
-
-def _lines_named(lines: Sequence[int]) -> str:
-    shown = ", ".join(map(str, lines[:5]))
-    return (
-        f"line{'s' * (len(lines) > 1)} "
-        f"{shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
-    )
-
-
-def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:
-    try:
-        decoder.decode(chunk, final)
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -4,11 +4,12 @@ as CSV.
 Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it
 does not fit. Of a workbook it writes a sheet as CSV, and exits with 1 where that needs more memory,
 2 where it cannot be read, 3 where several sheets have rows, whose names it writes to standard
-error.
+error as JSON.
 """
 
 import csv
 import datetime
+import json
 import os
 import resource
 import sys
@@ -43,7 +44,7 @@ def write_csv(path: str, wanted: str) -> int:
         names = [name for name in book.sheet_names if not wanted or name == wanted]
         sheets = [sheet for name in names if (sheet := book.get_sheet_by_name(name)).height]
         if len(sheets) > 1 or not names:
-            sys.stderr.write(", ".join(map(repr, book.sheet_names)))
+            sys.stderr.write(json.dumps(book.sheet_names))
             return SHEETS
         sys.stdout.reconfigure(encoding="utf-8", newline="")  # pyrefly: ignore[missing-attribute]
         out = csv.writer(sys.stdout, lineterminator="\n")

@@ -25,7 +25,45 @@ _LONGEST_KEYS = 1 << 24
 def json_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yields these values of each record; `ABSENT` where it has no such key."""
     for _, record in _records(source, [0]):
-        yield tuple(record.get(name, ABSENT) for name in columns)
+        yield tuple(_value(record, name) for name in columns)
+
+
+def _value(record: dict[str, Any], name: str) -> Any:
+    """Returns the value of a key, or of a path of keys and places with points between them."""
+    if name in record or "." not in name:
+        return record.get(name, ABSENT)
+    value: Any = record
+    for step in name.split("."):
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return ABSENT
+    return value
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) < 2 and not any(isinstance(inner, list | dict) for inner in value)
+    return not isinstance(value, dict)
+
+
+def path_to(record: dict[str, Any], name: str) -> str | None:
+    """Returns the path of keys to a value inside a record whose last key is `name`."""
+    waiting: list[tuple[str, Any]] = [("", record)]
+    while waiting and len(waiting) < _MOST_PATHS:
+        path, value = waiting.pop(0)
+        inner = value.items() if isinstance(value, dict) else enumerate(value[:1])
+        for step, below in inner:
+            if step == name and not isinstance(below, dict):
+                return f"{path}{step}"
+            if isinstance(below, dict | list):
+                waiting.append((f"{path}{step}.", below))
+    return None
+
+
+_MOST_PATHS = 1000
 
 
 def scan_json(
@@ -39,15 +77,22 @@ def scan_json(
     """
     kinds: dict[str, set[type]] = {}
     characters = rows = 0
+    paths = [name for name in required if "." in name]
+    nested: dict[str, str | None] = {}
     for place, record in _records(source, skipped):
         rows += 1
-        for name, value in record.items():
+        if rows == 1 and any(isinstance(value, dict | list) for value in record.values()):
+            nested = {name: path_to(record, name) for name in required}
+        inside = {name: _value(record, name) for name in paths if name not in record}
+        inside = {name: value for name, value in inside.items() if value != ABSENT}
+        for name, value in (record | inside).items():
             if name not in kinds:
                 kinds[name], characters = set(), characters + len(name)
             kinds[name].add(type(value))
-            if name in required and isinstance(value, list | dict):
+            if name in required and not _is_text(value):
                 raise InputError(
-                    f"{source.label}, {place}, key {name!r}: a list or an object. Give text"
+                    f"{source.label}, {place}, key {name!r}: an object, or a list of several. Give "
+                    "text, or the path of keys to it, such as data.text or labels.0"
                 )
         if len(kinds) > MOST_COLUMNS or characters > _LONGEST_KEYS:
             raise InputError(
@@ -57,7 +102,7 @@ def scan_json(
     if not kinds:
         raise InputError(f"{source.label} has no records. Give a file of records")
     schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
-    return replace(source, columns=tuple(kinds)), schema, rows
+    return replace(source, columns=tuple(kinds), nested=nested), schema, rows
 
 
 def _arrow_type(kinds: set[type]) -> pa.DataType:

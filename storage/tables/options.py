@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Quotes = Literal["double", "backslash", "none"]
+Quotes = Literal["double", "backslash", "none", "outer"]
 
 MARKS: Final = (
     *(
@@ -77,6 +77,12 @@ class ReadOptions(BaseModel):
         title="Names of columns",
         description="Of a file without a header, in order, all of them.",
     )
+    widths: tuple[int, ...] = Field(
+        default=(),
+        title="Widths of columns",
+        description="Characters of each column of a file of fixed widths, in order; the last column "
+        "takes the rest of the line. Needs the names of the columns, unless a header names them.",
+    )
     missing: tuple[str, ...] = Field(
         default=MARKS,
         title="Marks of missing values",
@@ -116,6 +122,13 @@ class ReadOptions(BaseModel):
             raise ValueError(
                 "encoding is unknown. Give one such as utf-8, cp1252, cp850, mac_roman or utf-16"
             )
+        return value
+
+    @field_validator("widths")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(width < 1 for width in value) or len(value) == 1:
+            raise ValueError("widths are of two columns or more, each of one character or more")
         return value
 
     @field_validator("names")

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from storage.artifacts import file_digest
 from storage.errors import InputError
 from storage.tables import guarded
-from storage.tables.csv_rows import Seen, csv_batches, open_source, require_one_encoding
+from storage.tables.csv_rows import Seen, csv_batches, open_source
+from storage.tables.encodings import require_one_encoding
 from storage.tables.json_rows import ABSENT, json_rows, scan_json
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.source import SMALL, Kind, Source, require_columns, to_arrow
@@ -89,10 +90,14 @@ class Table:
     options: ReadOptions = AS_IT_LOOKS
     total: bool = False
     """The last row looks like a total."""
+    strays: tuple[int, ...] = ()
+    """Rows with a quote that does not pair."""
     in_memory: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False, compare=False)
     """All rows of a small CSV, which is read once."""
     more: tuple[Table, ...] = ()
-    """Further files with the same columns, read after this one."""
+    """Further files that have the required columns, too, read after this one."""
+    apart: int = 0
+    """Columns that this file or the first has and the other lacks, where it is a further one."""
 
     @property
     def kind(self) -> Kind:
@@ -113,6 +118,22 @@ class Table:
             + (
                 f", {len(part.source.repeated)} repeated headers left out"
                 if part.source.repeated
+                else ""
+            )
+            + (
+                f", with a quote that does not pair in {_rows_named(part.strays)}"
+                if part.strays
+                else ""
+            )
+            + (
+                f". {part.source.encoded_twice:,} letters look like UTF-8 that was read as cp1252 "
+                "and saved again: fetch the file as it was before"
+                if part.source.encoded_twice
+                else ""
+            )
+            + (
+                f". {part.apart:,} columns are only in it or only in the first file"
+                if part.apart
                 else ""
             )
             + (". Its last row looks like a total: is it a record?" if part.total else "")
@@ -216,16 +237,13 @@ def open_table(
         raise InputError(f"{option}: a file is named twice. Name each once")
     first, *others = (_open_file(file, required, option, column_options, read) for file in paths)
     for table in others:
-        if (
-            sorted(table.columns) != sorted(first.columns)
-            or table.kind != first.kind
-            or (table.kind == "parquet" and table.schema.select(first.columns) != first.schema)
-        ):
+        if table.kind != first.kind:
             raise InputError(
-                f"{table.source.label} has other columns than {first.source.path.name} "
-                f"({len(table.columns)} and "
-                f"{len(first.columns)}), or another format. Give files of one layout"
+                f"{table.source.label} has another format than {first.source.path.name}. Give "
+                "files of one format"
             )
+    names = set(first.columns)
+    others = [replace(table, apart=len(names ^ set(table.columns))) for table in others]
     return replace(
         first,
         source=replace(first.source, beside=len(others)),
@@ -279,8 +297,22 @@ def _open_file(
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
         source = replace(source, repeated=tuple(seen.headers))
     return Table(
-        source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, batches_read
+        source,
+        source.columns,
+        rows,
+        sha256,
+        schema,
+        seen.bad,
+        read,
+        seen.total,
+        tuple(seen.strays),
+        batches_read,
     )
+
+
+def _rows_named(rows: Sequence[int]) -> str:
+    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:5]))}{more}"
 
 
 def survey(
@@ -345,6 +377,8 @@ def _weight(value: Any) -> int:
 
 
 def _as_text(value: Any) -> str:
+    if isinstance(value, list):  # as tools for labelling write one label
+        return _as_text(value[0]) if value else ""
     if isinstance(value, str):
         return "" if value == ABSENT else value.replace("\0", " ")
     if value is None:

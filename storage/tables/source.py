@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar, cast
 
@@ -83,6 +83,28 @@ _OTHER_FORMATS: Final = {
     rb"\s*<[?A-Za-z][^,;|]{0,80}>": (
         "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV"
     ),
+    rb"[\x69-\x73][\x01\x02]\x01\x00": "a Stata file. Export it as CSV or Parquet",
+    rb"[\x03\x04\x05\x30\x31\x32\x43\x63\x83\x8b\xcb\xf5\xfb].[\x01-\x0c][\x01-\x1f](?=.{0,28}\0)": (
+        "a dBase file. Export it as CSV"
+    ),
+    rb"[XAB]\n\0\0\0[\x02\x03]|RD[XAB][23]\n": (
+        "an R file. Write the data frame as CSV or Parquet"
+    ),
+    rb".{8}DUCK": "a DuckDB database. Export the table as Parquet or CSV",
+    rb"Obj\x01": "an Avro file. Write it as Parquet",
+    rb"\x80[\x02-\x05][\x95}\]c(KX]": (
+        "a pickle, which is never opened: it could run a program. Write it as Parquet"
+    ),
+    rb"\x93NUMPY": "a NumPy array. Write the table as Parquet or CSV",
+    rb"\x89HDF": "an HDF5 file. Write the table as Parquet or CSV",
+    rb"MATLAB 5|MATLAB 7": "a MATLAB file. Write the table as CSV",
+    rb"\xff\xff\xff\xff.{2}\0\0": "an Arrow stream. Write it as Parquet",
+    rb"\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*": "a picture. Ask for the data as CSV or XLSX",
+    rb"C1 {1,}ASCII SPSS|.{0,60}ASCII SPSS PORT FILE": "an SPSS file. Export it as CSV or Parquet",
+    rb"\x04\x22\x4d\x18": "packed with LZ4. Unpack it, or pack it with gzip",
+    rb"(?:\.\./|/).{0,200}annex/objects": (
+        "a pointer of git-annex, not the file. Fetch it with git annex get"
+    ),
     rb".{257}ustar": "a tar archive. Unpack it and give the table's path",
 }
 _XLS = b"\xd0\xcf\x11\xe0"
@@ -114,11 +136,24 @@ def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
     )
 
 
+_LISTS = ("code list", "--codelist")
+"""Options that name a code list."""
+
+
+class SeveralSheets(InputError):
+    """A workbook has rows in several sheets, of which none was named."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
 @dataclass(frozen=True)
 class Source:
     path: Path
     kind: Kind
     columns: tuple[str, ...]
+    """Names without outer blanks and quotes."""
     bytes: int
     """Unpacked, where that is known."""
     rows: int = 1
@@ -142,6 +177,14 @@ class Source:
     skips_bad_rows: bool = False
     repeated: tuple[int, ...] = ()
     """Numbers of the rows, from 0, that repeat the header."""
+    written: tuple[str, ...] = ()
+    """Names of the columns as the header has them, where it is text."""
+    nested: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    """Of JSON whose first record has values inside values: the path to each required key, if any."""
+    widths: tuple[int, ...] = ()
+    """Characters of each column, where the file has fixed widths."""
+    encoded_twice: int = 0
+    """Letters that look like UTF-8 that was read as cp1252 and saved as UTF-8 again."""
     beside: int = 0
     """Number of further files."""
 
@@ -149,6 +192,11 @@ class Source:
     def name(self) -> str:
         more = f" and {self.beside} more" if self.beside else ""
         return f"{self.path}{more}" if self.member is None else f"{self.path} ({self.member}){more}"
+
+    @property
+    def read_option(self) -> str:
+        """Returns the option by which this file's reading is changed."""
+        return "--read-codelist" if self.option in _LISTS else "--read"
 
     @property
     def label(self) -> str:
@@ -168,11 +216,14 @@ class Source:
                 "double": "doubled quotes",
                 "backslash": "quotes behind \\",
                 "none": "quotes as text",
+                "outer": "quotes off the ends of cells",
             }
             shown = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(
                 self.delimiter, self.delimiter
             )
             layout = f"{packed}{self.encoding}, separator {shown}, {quotes[self.quotes]}"
+            if self.widths:
+                layout = f"{packed}{self.encoding}, {len(self.widths)} columns of fixed widths"
         header = f"header in line {self.header_line + 1}" if self.header_line else "header first"
         return f"{layout}, {'no header' if self.header_line is None else header}"
 
@@ -200,6 +251,16 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     """Returns what a file is by its first bytes, and these, unpacked; the columns of text stay
     open.
     """
+    if path.is_dir():
+        files = [file for file in path.iterdir() if file.is_file() and file.name[:1] != "."]
+        raise InputError(
+            f"{option}: {path} is a folder. Give a file; where several are one table, repeat --data "
+            f"for its {len(files):,} files"
+        )
+    if str(path) == "-":
+        raise InputError(
+            f"{option}: - is standard input, which can be read only once. Save it to a file first"
+        )
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
@@ -274,14 +335,22 @@ def require_columns(
                 "shown, since it may be "
                 "a record; if it is one, put column names above it)."
             )
+        if source.nested:
+            inside = [path for path in source.nested.values() if path]
+            hints = [
+                "Its keys are nested: name a value by its path of keys, such as "
+                f"{inside[0] if inside else 'data.text'}, or export records that are flat (JSON-MIN or "
+                "CSV of Label Studio)"
+            ]
         if len(source.columns) == 1 and source.kind == "csv":
             hints.append(
-                "None of , ; tab | ^ ~ separates its rows; a file of fixed widths has to be "
-                "saved as CSV."
+                "None of , ; tab | ^ ~ separates its rows; of fixed widths give them: "
+                f"{source.read_option} 'widths=[5,8,60]' and its names=[…]."
             )
         if not near and source.kind == "csv":
             hints.append(
-                f"It was read as {source.reading}: --read separator=…, skip=… and names=… change "
+                f"It was read as {source.reading}: {source.read_option} separator=…, skip=… and "
+                "names=… change "
                 "that"
             )
         by = f" ({column_options[name]})" if column_options and name in column_options else ""
@@ -432,10 +501,16 @@ def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
         finally:
             child.stdout.close()  # ends the program where not all is read
             report, status = child.stderr.read().decode(errors="replace"), child.wait()
+    if status == guarded.SHEETS:
+        names = json.loads(report)
+        raise SeveralSheets(
+            f"{source.option}: {source.path}: its sheets with rows are "
+            f"{', '.join(map(repr, names))}. Name one with {source.read_option} sheet=…",
+            names,
+        )
     fault = {
         0: "",
         1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
-        guarded.SHEETS: f"its sheets with rows are {report}. Name one with --read sheet=…",
     }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
     if fault:
         raise InputError(f"{source.option}: {source.path}: {fault}")

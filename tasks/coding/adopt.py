@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from storage.bundle.folder import STATEMENT, THRESHOLDS
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
+from storage.narrative_look import NarrativeLook, look_at
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
@@ -59,6 +60,8 @@ class AdoptionReport:
     """Test vectors that were checked. None for a bundle without a graph, without torch."""
     thresholds: Mapping[str, Any] | None
     """Content of the partner's thresholds."""
+    notes: tuple[str, ...] = ()
+    """What of the partner's narratives the model does not read."""
 
     @property
     def threshold_lines(self) -> list[str]:
@@ -147,6 +150,7 @@ def adopt(
             filled.sound,
             filled.answers,
             filled.thresholds,
+            filled.notes,
         )
         write_atomically(staging / REPORT, report.page().encode())
         try:
@@ -175,6 +179,7 @@ def _fill(
     progress.report("check", 1, 1)
     shutil.copyfile(key, folder / KEY)
     fitted: Mapping[str, Any] | None = None
+    notes: list[str] = []
     if own.data is not None and own.label is not None:
         coder, records = open_bundle(placed), own.narratives
         fitted = thresholds_on_table(
@@ -189,6 +194,8 @@ def _fill(
             allow_unlisted=own.allow_unlisted,
             read=own.read,
         ) | {"release": coder.release, "bundle_digest": coder.digest}
+        notes = coder.reads.notes(_look(own))
+        _require_use(fitted, notes)
         write_atomically(
             folder / THRESHOLDS, json.dumps(fitted, indent=2).encode() + b"\n", source=own.data
         )
@@ -204,7 +211,29 @@ def _fill(
         ),
     )
     adopted.save()
-    return AdoptionReport(adopted, sound, answers, fitted)
+    return AdoptionReport(adopted, sound, answers, fitted, tuple(notes))
+
+
+def _look(own: OwnRecords) -> NarrativeLook:
+    columns = own.narratives.columns
+    table = survey(own.data or Path(), text_columns=columns, option="--data", read=own.read)
+    return look_at(table, columns)
+
+
+_LEAST_RIGHT = 0.1
+"""Share of the partner's records below which the model is not for them."""
+
+
+def _require_use(fitted: Mapping[str, Any], notes: Sequence[str]) -> None:
+    """Refuses a model that gives nearly all of the partner's records another code than people."""
+    right = float(fitted["reached"]["accuracy_of_all"])
+    if right < _LEAST_RIGHT:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise InputError(
+            f"--data: the model gives {right:.1%} of these records the code that people gave{why}, "
+            f"less than {_LEAST_RIGHT:.0%}: it is for other records, or the columns are. Check "
+            "--text and --label; without --data it is adopted as it is"
+        )
 
 
 def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:

@@ -69,9 +69,12 @@ class BundleSummary:
         return len(left), sum(rows for _, rows in left)
 
 
-def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the
-    text columns.
+def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+    """Writes `FILE.summary.html` next to a coded table and returns it.
+
+    Args:
+        columns: of the texts, which the page's commands name.
+        notes: what of the narratives the models did not read.
     """
     table = survey(coded, text_columns=[])
     prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]
@@ -108,6 +111,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
         review=review if reviews else None,
         bundles=summaries,
         commands=_commands(coded, columns),
+        notes=notes,
     )
     write_atomically(page, shown.encode(), source=coded)
     return page

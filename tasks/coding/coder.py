@@ -17,10 +17,19 @@ import numpy as np
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.conformal import Sets
-from mechanisms.model.scorer import GRAPH, INT8, Graph, Scorer, Scores, softmax
+from mechanisms.model.scorer import GRAPH, INT8, MOST_CHARACTERS, Graph, Scorer, Scores, softmax
 from storage.artifacts import file_digest
-from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle_digest
+from storage.bundle.folder import (
+    CODELIST,
+    MATERIALS,
+    PROOF,
+    STATEMENT,
+    THRESHOLDS,
+    bundle_digest,
+)
+from storage.egress.allow_list import LEXICON
 from storage.errors import InputError, StorageError
+from storage.narrative_look import NarrativeLook, language_note, long_note
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
 from storage.tables.reader import read_small
@@ -85,6 +94,51 @@ class Coding:
         return content
 
 
+_ENGLISH = "all-MiniLM"
+"""Begins the names of encoders that read English alone."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a released model reads of a narrative; None: its files do not say."""
+
+    tokens: int | None
+    encoder: str | None
+    """Language of the encoder, as Snowball names it."""
+    stems: str | None
+    """Language of the words that it reads next to the encoder."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Reads:
+        tokens = next(iter(folder.glob("**/tokenizer_config.json")), None)
+        longest = _field(tokens, "model_max_length") or _field(tokens, "max_length")
+        bom = folder / MATERIALS
+        known = bom.is_file() and _ENGLISH in bom.read_text(encoding="utf-8")
+        return cls(
+            tokens=longest if isinstance(longest, int) and longest < MOST_CHARACTERS else None,
+            encoder="english" if known else None,
+            stems=_field(folder / LEXICON, "language"),
+        )
+
+    def notes(self, look: NarrativeLook) -> list[str]:
+        """Says what of the narratives it does not read."""
+        return [
+            note
+            for note in (
+                long_note(look, self.tokens),
+                language_note(look, self.encoder, self.stems),
+            )
+            if note
+        ]
+
+
+def _field(file: Path | None, name: str) -> Any:
+    try:
+        return None if file is None else json.loads(file.read_text(encoding="utf-8")).get(name)
+    except (OSError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class Coder:
     """Holds a released model with its classification and thresholds."""
@@ -126,6 +180,11 @@ class Coder:
         if isinstance(self.model, export.Released) and self.model.device == export.CPU:
             return self.model
         return _opened(self.folder, export.load)
+
+    @cached_property
+    def reads(self) -> Reads:
+        """What the model reads of a narrative, by the files of its bundle."""
+        return Reads.of(self.folder)
 
     def scores(self, texts: Sequence[str]) -> Scores:
         """Returns the probability of every code, float32 [n, codes], calibrated if there is a

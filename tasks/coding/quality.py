@@ -7,8 +7,9 @@ so that agreement is estimated for the whole table and not for the sample.
 """
 
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 
 from storage.durable import replace_atomically
 from storage.errors import InputError
+from storage.ingest.cell_digests import normal_form
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
-from storage.tables.reader import pieces, survey
+from storage.tables.reader import Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, scores_of, stratify
 
@@ -172,8 +174,12 @@ def read_double_coded(
     columns = [ROW, WEIGHT, f"{prefix}{HUMAN}"]
     returned = survey(sample, text_columns=columns, option="--sample", read=read)
     given: dict[int, tuple[float, str]] = {}
-    for number, row in enumerate(returned.text_rows(columns), start=1):
-        place, weight, cell = map(_plain, row)
+    texts: dict[int, Sequence[str]] = {}
+    beside = [
+        name for name in returned.columns if name not in columns and table.columns.count(name) == 1
+    ]
+    for number, row in enumerate(returned.text_rows([*columns, *beside]), start=1):
+        place, weight, cell, *others = map(_plain, row)
         rank, value = _number(place), _number(weight)
         # a weight is one over a probability that is one over the rows at least
         if (
@@ -188,6 +194,13 @@ def read_double_coded(
                 "row is there twice. Give the sample as it was taken, with its codes."
             )
         given[int(rank) - 1] = (value, cell)
+        texts[int(rank) - 1] = others
+    _require_own_rows(table, texts, beside, f"--sample: {sample}")
+    _require_own_codes(
+        [cell for _, cell in given.values()],
+        [codes[place] for place in given],
+        f"--sample: {sample}, column {columns[-1]!r}",
+    )
     read_codes, people = human_codes(
         [cell for _, cell in given.values()],
         set(listed or codes) - {""},
@@ -213,6 +226,68 @@ def read_double_coded(
         people=people,
         by=tuple(by),
     )
+
+
+def _require_own_rows(
+    table: Table, texts: Mapping[int, Sequence[str]], columns: Sequence[str], place: str
+) -> None:
+    """Refuses a sample whose cells are those of other rows of the coded table than it names."""
+    other = 0
+    if columns:
+        for number, row in enumerate(table.text_rows(columns)):
+            own = texts.get(number)
+            other += own is not None and not all(map(_is_same, own, row))
+    if other:
+        raise InputError(
+            f"{place}: in {other:,} of {len(texts):,} rows the text is not that of the coded "
+            f"table's row that {ROW} names: a column was sorted alone, or the sample is of another "
+            "table. Give the sample as it was taken, with its codes."
+        )
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Checks whether two cells have the same letters, as far as table programs keep them."""
+    if len(first) >= _CELL or len(second) >= _CELL:
+        first, second = first[: _CELL // 2], second[: _CELL // 2]
+    if normal_form(first) == normal_form(second):
+        return True
+    plain = [re.sub(r"[^a-z0-9]", "", cell.casefold()) for cell in (first, second)]
+    accents = not (first.isascii() and second.isascii())  # which become ? in a file of another code
+    return accents and bool(plain[0]) and plain[0] == plain[1]
+
+
+_CELL = 32_000
+"""Characters of a cell from which on table programs cut it."""
+
+
+def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -> None:
+    """Refuses codes in their alphabetical order that the model's codes of the rows do not have."""
+    given = [(code, other) for code, other in zip(human, model, strict=True) if code.strip()]
+    codes, others = [code for code, _ in given], [other for _, other in given]
+    arrangements = math.lgamma(len(codes) + 1) - sum(
+        math.lgamma(count + 1) for count in Counter(codes).values()
+    )
+    if arrangements < _BY_CHANCE:
+        return
+    for order in (_numbers_first, str):
+        for falls in (False, True):
+            if codes == sorted(codes, key=order, reverse=falls) and others != sorted(
+                others, key=order, reverse=falls
+            ):
+                raise InputError(
+                    f"{place}: the codes are in order, and those of the model for the same rows are "
+                    "not: the column was sorted alone. Give the sample as it was taken, with its "
+                    "codes."
+                )
+
+
+_BY_CHANCE = math.log(1e9)
+"""Logarithm of the number of arrangements of the codes from which on their order is no chance."""
+
+
+def _numbers_first(code: str) -> tuple[int, float, str]:
+    number = _number(code)
+    return (0, number, "") if number else (1, 0.0, code.casefold())
 
 
 def _plain(cell: str) -> str:

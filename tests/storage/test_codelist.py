@@ -76,7 +76,7 @@ def test_order_titles_and_encodings(tmp_path: Path, encoding: str) -> None:
         (b"code,code,title\n1,1,a\n", "column 'code' is missing or repeated"),
         (b"code,title\n", "a header and no records"),
         (b"code,title\n1,a\n", "it contains 1 codes"),
-        (b"code,title\n1,a\n ,b\n", "row 2 has no code"),
+        (b"code,title\n1,a\n ,b\n", "it contains 1 codes; 1 rows have no code"),
         (b"code,title,parent\n1,a,2\n1,b,3\n", "row 2 gives a code another parent"),
         (
             (

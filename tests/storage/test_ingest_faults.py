@@ -105,7 +105,7 @@ FILE_FAULTS = {
     "header only, no line feed": (text_of([]).rstrip(), "a header and no records"),
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
     "UTF-16": (text_of().encode("utf-16"), "UTF-16. Save it as UTF-8"),
-    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL byte"),
+    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is a picture"),
     "a page": (
         "<html><body>Not found</body></html>\n<p>x</p>\n",
         "is an HTML page, so the download failed",
@@ -306,8 +306,8 @@ def test_check_reads_the_code_list(tmp_path: Path) -> None:
 
 def test_no_such_file(tmp_path: Path) -> None:
     """A path that is no file is refused, a folder included."""
-    for path in (tmp_path / "absent.csv", tmp_path):
-        with pytest.raises(InputError, match="no file"):
+    for path, said in ((tmp_path / "absent.csv", "no file"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=said):
             check_source(path, IngestConfig(), None)
 
 

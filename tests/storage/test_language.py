@@ -4,7 +4,7 @@ named.
 
 import pytest
 
-from storage.ingest.survey import language_of
+from storage.narrative_look import language_of
 
 ENGLISH = (
     "Employee fell from a ladder and broke a wrist",

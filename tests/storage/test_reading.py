@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from workbooks import workbook
 
 from storage.errors import InputError
 from storage.tables import reader
@@ -127,49 +130,6 @@ def test_a_zip_of_any_text(tmp_path: Path, name: str) -> None:
         for entry in (name, "__MACOSX/._in.csv", ".DS_Store", "readme.pdf"):
             archive.writestr(entry, written("\t"))
     assert read(tmp_path / "in.zip", packed.getvalue()) == ROWS
-
-
-def workbook(*sheets: Sequence[Sequence[str | float]]) -> bytes:
-    main, rel = (
-        "http://schemas.openxmlformats.org/",
-        "http://schemas.openxmlformats.org/officeDocument/2006/relationships",
-    )
-    packed, ids = io.BytesIO(), range(1, len(sheets) + 1)
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr("[Content_Types].xml", f'<Types xmlns="{main}package/2006/content-types"/>')
-        file.writestr(
-            "_rels/.rels",
-            f'<Relationships xmlns="{main}package/2006/relationships"><Relationship Id="r" '
-            f'Type="{rel}/officeDocument" '
-            'Target="xl/workbook.xml"/></Relationships>',
-        )
-        names = "".join(f'<sheet name="S{n}" sheetId="{n}" r:id="r{n}"/>' for n in ids)
-        book = (
-            f'<workbook xmlns="{main}spreadsheetml/2006/main" '
-            f'xmlns:r="{rel}"><sheets>{names}</sheets></workbook>'
-        )
-        file.writestr("xl/workbook.xml", book)
-        links = "".join(
-            f'<Relationship Id="r{n}" Type="{rel}/worksheet" Target="worksheets/s{n}.xml"/>'
-            for n in ids
-        )
-        file.writestr(
-            "xl/_rels/workbook.xml.rels",
-            f'<Relationships xmlns="{main}package/2006/relationships">{links}</Relationships>',
-        )
-        for n, rows in zip(ids, sheets, strict=True):
-            lines = ""
-            for row in rows:
-                cells = (
-                    f'<c t="inlineStr"><is><t xml:space="preserve">{cell}</t></is></c>'
-                    if isinstance(cell, str)
-                    else f"<c><v>{cell}</v></c>"
-                    for cell in row
-                )
-                lines += f"<row>{''.join(cells)}</row>"
-            sheet = f'<worksheet xmlns="{main}spreadsheetml/2006/main"><sheetData>{lines}</sheetData></worksheet>'
-            file.writestr(f"xl/worksheets/s{n}.xml", sheet)
-    return packed.getvalue()
 
 
 def test_a_workbook(tmp_path: Path) -> None:
@@ -298,7 +258,7 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:
-    """One header check, a count a file; the columns' order may differ, their names may not."""
+    """One header check, a count a file; the columns' order may differ, and each file has the named ones."""
     (tmp_path / "a.csv").write_text(written(rows=ROWS[:5]))
     (tmp_path / "b.csv").write_text(written(";", [row[::-1] for row in ROWS[5:]], HEADER[::-1]))
     (tmp_path / "c.csv").write_text(written(header=("id", "text", "codes")))
@@ -309,8 +269,8 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
     ]
     assert [line.split(",")[0] for line in table.reading] == ["a.csv: 5 rows", "b.csv: 7 rows"]
     assert not table.changed()
-    with pytest.raises(InputError, match=r"c\.csv has no column 'code'|other columns than a\.csv"):
-        open_table([tmp_path / "a.csv", tmp_path / "c.csv"], ["text"])
+    with pytest.raises(InputError, match=r"c\.csv has no column 'code'"):
+        open_table([tmp_path / "a.csv", tmp_path / "c.csv"], ["text", "code"])
     with pytest.raises(InputError, match="named twice"):
         open_table([tmp_path / "a.csv", tmp_path / "a.csv"], ["text"])
     (tmp_path / "b.csv").write_text(written(rows=ROWS[5:]))
@@ -386,7 +346,7 @@ def test_a_second_reading_leaves_out_the_same_rows(
     [
         (
             b"text" + b" " * 30 + b"code\n" + b"fell; cut" + b" " * 25 + b"1\n" * 9,
-            "a file of fixed widths",
+            "fixed widths",
         ),
         (
             "text,code\ncafé brûlé,1\n".encode("cp850") * 9,
@@ -491,3 +451,96 @@ def test_accepted_is_what_csv_reads(
     path = tmp_path_factory.mktemp("any") / "in.csv"
     path.write_bytes(f"id{separator}text\n1{separator}a\n{content}".encode())
     _as_csv_reads(path)
+
+
+@pytest.mark.parametrize("separator", ["\t", "|", "^", "~"])
+def test_one_stray_quote_leaves_no_other(tmp_path: Path, separator: str) -> None:
+    """As in NFIRS' files: cells that begin and end with a quote lose them, and the stray row is
+    named; quotes inside stay.
+    """
+    rows = [(f'"{n}"', f'"fell on a ""step"" {n}"', f'"{code}"') for n, _, code in ROWS]
+    stray = ('"12"', '"struck by a 5" bar""', '"111"')
+    header = [f'"{name}"' for name in HEADER]
+    path = tmp_path / "in.txt"
+    told = read(path, "\n".join(separator.join(row) for row in [header, *rows, stray]))
+    assert told[0] == ("0", 'fell on a "step" 0', "0111")
+    assert told[-1] == ("12", 'struck by a 5" bar"', "111")
+    table = open_table(path, HEADER)
+    assert (table.strays, table.source.quotes) == ((13,), "outer")
+    assert read(path, path.read_bytes(), quotes="outer") == told
+
+
+@pytest.mark.parametrize("pad", [" {} ", '" {} "', '"{}"', "\u00a0{}"])
+def test_names_of_columns_that_are_padded(tmp_path: Path, pad: str) -> None:
+    header = "|".join(pad.format(name) for name in HEADER)
+    text = "\n".join([header, *("|".join(row) for row in ROWS), header])
+    assert read(tmp_path / "in.txt", text) == ROWS, "a repeated header is none of the records"
+
+
+def test_files_with_a_column_more(tmp_path: Path) -> None:
+    """As agencies add each year, in any order: the named columns are read, and the others counted."""
+    first, second = tmp_path / "2023.csv", tmp_path / "2024.csv"
+    first.write_text("text,code\na,1\n")
+    second.write_text("year,code,text\n2024,2,b\n")
+    table = open_table([first, second], ["text", "code"])
+    assert list(table.text_rows(["text", "code"])) == [("a", "1"), ("b", "2")]
+    assert [part.apart for part in table.files] == [0, 1]
+    second.write_text("year,text\n2024,b\n")
+    with pytest.raises(InputError, match="no column 'code'"):
+        open_table([first, second], ["text", "code"])
+
+
+def test_parquet_files_of_several_types(tmp_path: Path) -> None:
+    """A code that is a number in one year and a text in the other is read as text."""
+    for name, codes in (("a", [111, 132]), ("b", ["111", "S72"])):
+        pq.write_table(pa.table({"text": ["x", "y"], "code": codes}), tmp_path / f"{name}.parquet")
+    table = open_table([tmp_path / "a.parquet", tmp_path / "b.parquet"], ["text", "code"])
+    assert [code for (code,) in table.text_rows(["code"])] == ["111", "132", "111", "S72"]
+
+
+NESTED = [
+    {"id": n, "data": {"text": text}, "annotations": [{"result": [{"value": {"choices": [code]}}]}]}
+    for n, (_, text, code) in enumerate(ROWS)
+]
+
+
+def test_nested_json_by_paths_of_keys(tmp_path: Path) -> None:
+    """As Label Studio writes it; the refusal names the path to a key of the wanted name."""
+    content = json.dumps(NESTED)
+    paths = ["data.text", "annotations.0.result.0.value.choices"]
+    assert read(tmp_path / "in.json", content, paths) == [(text, code) for _, text, code in ROWS]
+    with pytest.raises(InputError, match=r"keys are nested: .* such as data\.text"):
+        open_table(tmp_path / "in.json", ["text"])
+    several = json.dumps([{"text": "a", "labels": ["1", "2"]}])
+    with pytest.raises(InputError, match=r"list of several.*labels\.0"):
+        read(tmp_path / "in.json", several, ["text", "labels"])
+    assert read(tmp_path / "in.json", several, ["text", "labels.0"]) == [("a", "1")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"r\x02\x01\0\x02\0" + bytes(100), "is a Stata file"),
+        (b"\x03\x7c\x01\x0f" + bytes(60), "is a dBase file"),
+        (gzip.compress(b"X\n\0\0\0\x03\0\x04"), "is an R file"),
+        (gzip.compress(b"RDX3\nX\n\0\0"), "is an R file"),
+        (bytes(8) + b"DUCK" + bytes(90), "is a DuckDB database"),
+        (b"Obj\x01\x04\x14avro.codec", "is an Avro file"),
+        (b"\x80\x04\x95\x10\0\0\0", "is a pickle, which is never opened"),
+        (b"\x93NUMPY\x01\0", "is a NumPy array"),
+        (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+    ],
+)
+def test_other_programs_files_are_named(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "in.dat", content)
+
+
+def test_a_folder_and_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "year").mkdir()
+    for n in (2023, 2024):
+        (tmp_path / "year" / f"{n}.csv").write_text(written())
+    with pytest.raises(InputError, match=r"is a folder.* for its 2 files"):
+        open_table(tmp_path / "year", HEADER)
+    with pytest.raises(InputError, match="standard input"):
+        open_table(Path("-"), HEADER)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,62 @@ def test_codes_that_no_list_has_are_refused(tmp_path: Path) -> None:
         InputError, match="30 of 30 codes are not among the model's codes of the file"
     ):
         agreement(coded, sample)
+
+
+def filled(coded: Path, sample: Path) -> list[dict[str, str]]:
+    """A sample with the codes of people, who agree with the model."""
+    codes = [row["code"] for row in rows_of(coded)]
+    draw(coded, sample, columns=COLUMNS, share=0.05, seed=1)
+    coded_again(sample, wrong=dict.fromkeys(codes, 0.0), codes=codes)
+    return rows_of(sample)
+
+
+def saved(sample: Path, rows: list[dict[str, str]]) -> Path:
+    return write_csv(sample, list(rows[0]), [list(row.values()) for row in rows])
+
+
+@pytest.mark.parametrize("column", ["Text", "qa_row", "human_code"])
+def test_a_column_that_was_sorted_alone(coded: Path, tmp_path: Path, column: str) -> None:
+    """Refused: people's codes, texts or row numbers beside those of other rows."""
+    rows = filled(coded, tmp_path / "s.csv")
+    assert agreement(coded, tmp_path / "s.csv").share == 1.0
+    for falls in (False, True):
+        alone = sorted((row[column] for row in rows), reverse=falls)
+        sheet = [row | {column: value} for row, value in zip(rows, alone, strict=True)]
+        with pytest.raises(InputError, match="column was sorted alone"):
+            agreement(coded, saved(tmp_path / "s.csv", sheet))
+
+
+def test_a_sheet_sorted_whole_and_a_sample_of_another_table(coded: Path, tmp_path: Path) -> None:
+    rows = filled(coded, tmp_path / "s.csv")
+    by_code = sorted(rows, key=lambda row: (row["human_code"], row["Text"]))
+    assert agreement(coded, saved(tmp_path / "s.csv", by_code)).share == 1.0
+    other = [[f"another {n}", row["code"]] for n, row in enumerate(rows_of(coded))]
+    write_csv(tmp_path / "other.csv", ["Text", "code"], other)
+    with pytest.raises(InputError, match=f"in {len(rows)} of {len(rows)} rows the text is not"):
+        agreement(tmp_path / "other.csv", tmp_path / "s.csv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: f"'{text}",
+        str.upper,
+        lambda text: f"  {text}\u00a0 ",
+        lambda text: text.replace(" ", "\r\n"),
+        lambda text: text.replace("é", "?"),
+    ],
+    ids=["apostrophe", "case", "blanks", "line ends", "accents lost"],
+)
+def test_texts_that_a_table_program_wrote_otherwise(
+    tmp_path: Path, change: Callable[[str], str]
+) -> None:
+    """They are the same texts: the sample is taken."""
+    coded = write_csv(
+        tmp_path / "coded.csv",
+        ["Text", "code"],
+        [[f"café number {n}", ("111", "132")[n % 2]] for n in range(400)],
+    )
+    rows = filled(coded, tmp_path / "s.csv")
+    sheet = [row | {"Text": change(row["Text"])} for row in rows]
+    assert agreement(coded, saved(tmp_path / "s.csv", sheet)).share == 1.0

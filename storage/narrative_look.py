@@ -1,0 +1,140 @@
+"""Looks at narratives before they are trained on or coded: their language, and how many are longer
+than what an encoder reads. No narrative is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from storage.tables.reader import Table
+
+_WORDS: Final = {
+    "english": "the of and to was were with from his her he she while when a an on in at by for",
+    "french": "le la les des une dans et est sur avec du en au il par sa son a été un de qui à",
+    "german": "der die das und mit ein eine wurde auf beim sich dem den im von ist er",
+    "spanish": "el la los las una del con por se su al en y un mientras cuando que",
+    "italian": "il lo di che della nel una con per si al da un è gli la mentre",
+    "portuguese": "o a os um uma do da com na no foi ao e de em quando que seu",
+    "dutch": "de het een van met zijn werd op aan toen en in is bij door hij",
+    "swedish": "och en ett att på med av till från den som när han hon sig var",
+    "danish": "og en et at på med af til fra den som da han hun sig var blev",
+    "finnish": "ja oli on kun hän että sekä kanssa mutta joka myös ei",
+}
+_FEWEST, _SHARE, _AHEAD = 100, 0.08, 1.4
+_LOOKED_AT = 1000
+"""Narratives by which the language is told."""
+_SHORT = 300
+"""Bytes up to which no narrative has more words than any encoder reads."""
+_PIECES = r"\p{Han}|\p{Hiragana}|\p{Katakana}|[\p{L}\p{N}\p{M}_]+|[^\s\p{L}\p{N}\p{M}_]"
+"""Words and signs; a tokenizer makes one token or more of each."""
+_MARKS: Final = 2
+"""Tokens that an encoder adds to a text."""
+
+
+@dataclass(frozen=True)
+class NarrativeLook:
+    """Counts narratives that an encoder cuts, and names their language."""
+
+    narratives: int
+    """That are not blank."""
+    lengths: NDArray[np.int64]
+    """Narratives by words and signs, up to `LONGEST`; at the end all that have more."""
+    language: str | None
+    """As Snowball names it, where it can be told."""
+
+    def longer_than(self, tokens: int) -> int:
+        """Returns how many have certainly more tokens than this: a word has one or more."""
+        return int(self.lengths[min(tokens - _MARKS, LONGEST) + 1 :].sum())
+
+
+LONGEST: Final = 1 << 13
+
+
+class Looking:
+    """Takes the narratives of a table batch by batch."""
+
+    def __init__(self) -> None:
+        self._lengths = np.zeros(LONGEST + 2, dtype=np.int64)
+        self._narratives = 0
+        self._first: list[str] = []
+
+    def take(self, columns: Sequence[pa.Array]) -> None:
+        """Takes a batch of text columns without outer blanks."""
+        sizes = [np.from_dlpack(pc.call_function("binary_length", [column])) for column in columns]
+        size = np.sum(sizes, axis=0)
+        self._narratives += int((size > 0).sum())
+        long = np.flatnonzero(size > _SHORT)
+        if len(long):
+            places = pa.array(long.tolist(), pa.int64())
+            pieces = sum(_pieces(column.take(places)) for column in columns)
+            self._lengths += np.bincount(np.minimum(pieces, LONGEST + 1), minlength=LONGEST + 2)
+        if len(self._first) < _LOOKED_AT:
+            for column in columns:
+                self._first += column[: _LOOKED_AT - len(self._first)].to_pylist()
+
+    def result(self) -> NarrativeLook:
+        return NarrativeLook(self._narratives, self._lengths, language_of(self._first))
+
+
+def _pieces(column: pa.Array) -> NDArray[np.int64]:
+    counts = pc.call_function("count_substring_regex", [column], pc.MatchSubstringOptions(_PIECES))
+    return np.from_dlpack(counts).astype(np.int64)
+
+
+def look_at(table: Table, columns: Sequence[str]) -> NarrativeLook:
+    """Looks at all narratives of a table."""
+    looking = Looking()
+    for batch in table.texts(columns, table.marks()):
+        looking.take(
+            [pc.call_function("utf8_trim_whitespace", [column]) for column in batch.columns]
+        )
+    return looking.result()
+
+
+def long_note(look: NarrativeLook, tokens: int | None) -> str:
+    """Says how many narratives an encoder cuts; empty where it is none or not known."""
+    if tokens is None or not (longer := look.longer_than(tokens)):
+        return ""
+    return (
+        f"{longer:,} of {look.narratives:,} narratives are longer than the {tokens} tokens that the "
+        "encoder reads, and are cut there"
+    )
+
+
+def language_note(look: NarrativeLook, encoder: str | None, stems: str | None) -> str:
+    """Says that the narratives are in a language that a model does not read; empty where they are
+    not, or where it cannot be told.
+
+    Args:
+        encoder: language that the encoder reads, as Snowball names it; None: not known.
+        stems: language of the words that the model reads next to it; None: it reads none.
+    """
+    read = look.language
+    if read is None or not ((encoder and encoder != read) or (stems and stems != read)):
+        return ""
+    what = f"the encoder reads {encoder.capitalize()}" if encoder else "the encoder is your own"
+    words = f", and its stems are {stems}" if stems else ""
+    return f"the texts look {read}; {what}{words}"
+
+
+def language_of(texts: Iterable[str]) -> str | None:
+    """Returns the language as Snowball names it; None where the words are few, or of no language
+    known here.
+    """
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
+    scores = sorted(
+        ((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()),
+        reverse=True,
+    )
+    (most, name), (second, _) = scores[:2]
+    sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
+    return name if sure else None

@@ -1,0 +1,226 @@
+"""Determines the encoding of a text by all of its bytes, and names what else fits where the look of
+its words is against it.
+"""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from storage.errors import InputError
+from storage.tables.options import ReadOptions
+from storage.tables.source import MOST_EXPANSION, SMALL, Source, read_safely
+
+_CHUNK = 1 << 22
+_LONGEST_LINE = 1 << 24
+_UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+_LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x81-\x84\x86-\x90\x98\x9a\x9d-\x9f]([a-z ,.;]|$)")
+"""What cp1252 hardly has behind a letter, and is a letter in cp850 or Mac Roman."""
+_SIGN_INSIDE = re.compile(
+    rb"[A-Za-z\xc0-\xff][\xa3\xa5\xaa\xaf\xb3\xb5\xb6\xb9-\xbf][a-z\xe0-\xff]"
+)
+"""A sign of cp1252 inside a word, which is a letter of cp1250 or ISO 8859-2."""
+_FOREIGN_WORD = re.compile(rb"(?<![A-Za-z\x80-\xff])[\x80-\xff]{3,}(?![A-Za-z\x80-\xff])")
+_ACCENTED_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
+_OTHER_SCRIPTS: Final = (
+    "cp1251",
+    "koi8-r",
+    "cp866",
+    "cp1253",
+    "cp1255",
+    "cp1256",
+    "shift_jis",
+    "gb18030",
+    "euc_kr",
+    "big5",
+)
+_FITS = 0.9
+_TWICE = (
+    b"\xc3\x83\xc2",
+    b"\xc3\x83\xe2",
+    b"\xc3\x82\xc2",
+    b"\xc3\xa2\xe2\x82\xac",
+    b"\xc3\x90\xc2",
+)
+"""What the first bytes of a letter in UTF-8 become where they are read as cp1252 and saved as
+UTF-8 again.
+"""
+
+
+def require_one_encoding(source: Source, read: ReadOptions) -> Source:
+    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds
+    too far.
+
+    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the
+    other's characters.
+    """
+    if source.container == "workbook":
+        return source
+    encoding = read.encoding or "utf-8"
+    decoder, line, size, whole = codecs.getincrementaldecoder(encoding)(), 1, 0, True
+    twice = 0
+    limit = max(SMALL, MOST_EXPANSION * source.path.stat().st_size)
+    with source.open() as file:
+        while chunk := read_safely(source, lambda: file.read(_CHUNK)):
+            twice += sum(map(chunk.count, _TWICE))
+            size += len(chunk)
+            if read.encoding is None and (place := chunk.find(b"\0")) >= 0:
+                line += chunk.count(b"\n", 0, place)
+                raise InputError(
+                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not "
+                    "text. Save it as UTF-8"
+                )
+            if size > limit:
+                raise InputError(
+                    f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it"
+                )
+            line += chunk.count(b"\n")
+            whole = whole and decodes(decoder, chunk)
+    if whole and decodes(decoder, b"", final=True):
+        return replace(source, encoding=encoding, encoded_twice=twice)
+    if read.encoding is not None:
+        raise InputError(
+            f"{source.label} does not decode as {encoding}. Name another {source.read_option} "
+            "encoding=…"
+        )
+    _require_cp1252(source)
+    return replace(source, encoding="cp1252")
+
+
+@dataclass
+class _Accents:
+    """Counts what speaks against cp1252 in lines that are not ASCII."""
+
+    lines: int = 0
+    """Lines with a sign inside a word."""
+    letters: Counter[int] = field(default_factory=Counter)
+    foreign: bytearray = field(default_factory=bytearray)
+    """Words that have no letter of ASCII, at most `_SEEN` bytes of them."""
+    words: int = 0
+    foreign_words: int = 0
+
+    def look(self, line: bytes) -> None:
+        self.lines += _SIGN_INSIDE.search(line) is not None
+        self.letters.update(sign for sign in line if sign > 0x7F)
+        self.words += len(_ACCENTED_WORD.findall(line))
+        for word in _FOREIGN_WORD.findall(line):
+            self.foreign_words += 1
+            if len(self.foreign) < _SEEN:
+                self.foreign += word + b" "
+
+    @property
+    def other_script(self) -> list[str]:
+        """Returns the encodings of other scripts in which most accented words are words."""
+        if 2 * self.foreign_words <= self.words:
+            return []
+        fits = {name: _share_of_words(bytes(self.foreign), name) for name in _OTHER_SCRIPTS}
+        return [
+            name for name in sorted(fits, key=fits.__getitem__, reverse=True) if fits[name] > _FITS
+        ]
+
+    def central_european(self, lines: int) -> bool:
+        """Checks whether the letters are those of cp1250: a sign inside words, or letters that no
+        language of Western Europe has together.
+        """
+        has = self.letters.__getitem__
+        czech = bool(has(0x9A) or has(0x9E)) and bool(has(0xF8) or has(0xEC) or has(0xE8))
+        czech = czech or bool(has(0xF8) and has(0xEC))
+        hungarian = bool(has(0xF5) and has(0xF6) and not has(0xE3) and not has(0xE4))
+        romanian = bool(has(0xE3) and (has(0xFE) or has(0xBA)))
+        polish = bool(has(0xB3) and (has(0xB9) or has(0xBF) or has(0x9C)))
+        return 2 * self.lines > lines or czech or hungarian or romanian or polish
+
+    @property
+    def turkish(self) -> bool:
+        has = self.letters.__getitem__
+        return bool(has(0xFD) and (has(0xFE) or has(0xF0)) and not has(0xE1) and not has(0xE6))
+
+
+_SEEN = 1 << 14
+
+
+def _share_of_words(sample: bytes, encoding: str) -> float:
+    """Returns the share of words that an encoding makes lower case, or of a script without case."""
+    try:
+        words = sample.decode(encoding).split()
+    except UnicodeDecodeError:
+        return 0.0
+    good = sum(
+        word.isalpha() and (word[1:] == word[1:].lower() or word.isupper()) for word in words
+    )
+    return good / max(len(words), 1)
+
+
+def _require_cp1252(source: Source) -> None:
+    valid = invalid = number = 0
+    accents = _Accents()
+    whole, damaged, undefined, elsewhere = [], [], [], []
+    with source.open() as file:
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            if line.isascii():
+                continue
+            accents.look(line)
+            text = line.decode(errors="replace")
+            bad = text.count("\ufffd")
+            invalid, valid = (
+                invalid + bad,
+                valid + len(text) - bad - len(text.encode("ascii", "ignore")),
+            )
+            (damaged if bad else whole).append(number)
+            if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
+                undefined.append(number)
+            if _LETTER_ELSEWHERE.search(line):
+                elsewhere.append(number)
+    if valid > invalid:
+        fault = (
+            f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which "
+            "cp1252 would misread"
+        )
+    elif whole:
+        fault = (
+            f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
+            f"{_lines_named(damaged)}"
+        )
+    elif scripts := accents.other_script:
+        fault = (
+            f" has words of accented letters alone in {_lines_named(damaged)}, if read as cp1252: "
+            f"{' or '.join(scripts[:3])} may be right"
+        )
+    elif undefined:
+        fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
+    elif 2 * len(elsewhere) > len(damaged):
+        fault = (
+            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 "
+            "or mac_roman may be right"
+        )
+    elif accents.turkish:
+        fault = f" has letters as of Iceland in {_lines_named(damaged)}: cp1254 may be right"
+    elif accents.central_european(len(damaged)):
+        fault = (
+            f" has letters together that no language of Western Europe has, in "
+            f"{_lines_named(damaged)}, if read as cp1252: cp1250 or iso8859-2 may be right"
+        )
+    else:
+        return
+    raise InputError(
+        f"{source.label}{fault}. Save all of it as UTF-8, or name its {source.read_option} encoding=…"
+    )
+
+
+def _lines_named(lines: Sequence[int]) -> str:
+    shown = ", ".join(map(str, lines[:5]))
+    return (
+        f"line{'s' * (len(lines) > 1)} "
+        f"{shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
+    )
+
+
+def decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""What is said of narratives before they are read by a model: their language, and how many it cuts."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.narrative_look import NarrativeLook, language_note, long_note, look_at
+from storage.tables.reader import open_table
+
+FRENCH = "le salarié est tombé de l'échelle et a été blessé à la main par une machine"
+
+
+def look(path: Path, texts: list[str]) -> NarrativeLook:
+    path.write_text("text\n" + "\n".join(f'"{text}"' for text in texts), encoding="utf-8")
+    return look_at(open_table(path, ["text"]), ["text"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("word " * 126, False),
+        ("word " * 127, True),
+        ("aaa, " * 70, True),
+        ("\u5de5" * 126, False),
+        ("\u5de5" * 127, True),
+        ("worddd" * 100, False),
+    ],
+)
+def test_narratives_that_an_encoder_cuts(tmp_path: Path, text: str, *, cut: bool) -> None:
+    """By words and signs, each a token or more, and two tokens around them."""
+    seen = look(tmp_path / "in.csv", [text, "short", ""])
+    assert (seen.narratives, seen.longer_than(128)) == (2, int(cut))
+    assert bool(long_note(seen, 128)) == cut
+    assert not long_note(seen, None)
+    assert seen.longer_than(512) == 0
+
+
+def test_a_language_that_a_model_does_not_read(tmp_path: Path) -> None:
+    seen = look(tmp_path / "in.csv", [FRENCH] * 20)
+    assert "french" in language_note(seen, "english", "english")
+    assert "french" in language_note(seen, None, "english"), "its stems are English"
+    assert not language_note(seen, "french", None)
+    assert not language_note(look(tmp_path / "few.csv", [FRENCH]), "english", None)
