@@ -76,6 +76,10 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
 
+    def check(self, task: Task) -> None:
+        """Raises MechanismError where a sum does not hold so many records at this clip."""
+        self._require_room(task.records)
+
     def event(self, noise: float, task: Task) -> ComposedEvent:
         """Returns T steps that cost what one Gaussian of this noise multiplier costs: sqrt(T) times
         it each.
@@ -92,7 +96,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         """Start at the prior and descend. Resumes step by step."""
         event, classifier = plan.event, run.classifier()
         assert isinstance(event, ComposedEvent)
-        exact_sums.require_room(len(records.labels), self.l2_clip_norm)
+        self._require_room(len(records.labels))
         head, descent_event, device = linear_head(classifier), descent_of(event), classifier.device
         (segment,) = descent_event.segments
         about = torch.zeros(head.in_features) if classifier.centre is None else classifier.centre
@@ -106,13 +110,16 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                 def clipped_sum(
                     theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor
                 ) -> int:
+                    total, part = exact_sums.Total(out), torch.zeros_like(out)
                     for scores in on_card or _parts(some, given, centre):
                         for residuals, values, losses in exact_sums.residuals(scores, theta):
                             exact_sums.clipped_outer_sum(
-                                residuals, values, norm=segment.l2_clip_norm, out=out
+                                residuals, values, norm=segment.l2_clip_norm, out=part
                             )
                             tally[0] += losses.sum()
                             tally[2] += len(losses)
+                        total.add(part)
+                    total.settle(out)
                     return exact_sums.SUM_BITS
 
                 return clipped_sum
@@ -142,6 +149,10 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         return Fitted(
             ClassifierModel(classifier), event, {"steps": len(losses), **last, "losses": losses}
         )
+
+    def _require_room(self, records: int) -> None:
+        exact_sums.require_room(_PART, self.l2_clip_norm)
+        exact_sums.require_room(records, self.l2_clip_norm, bits=62)
 
 
 def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[Scores]:

@@ -16,6 +16,7 @@ from mechanisms import prior_descent
 from mechanisms.descent import exact_sums
 from mechanisms.descent.exact_sums import Scores
 from mechanisms.descent.noisy_descent import rate_for_noise
+from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Plan, Records, Run, Task
 from mechanisms.model import prior
 from mechanisms.model.classifier import Classifier
@@ -245,6 +246,14 @@ def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_hundredth() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="weight_noise"):
         PriorDescent(weight_noise=0.0)
+
+
+def test_records_beyond_what_a_sum_holds_are_refused_before_they_are_read() -> None:
+    """Twenty million are none too many; a clip that no part of the records fits is."""
+    PriorDescent().check(Task(records=20_000_000, classes=3))
+    for config, records in ((PriorDescent(), 1 << 33), (PriorDescent(l2_clip_norm=1e4), 100)):
+        with pytest.raises(MechanismError, match="more than exact sums hold"):
+            config.check(Task(records=records, classes=3))
 
 
 def test_rates_follow_from_the_noise() -> None:

@@ -96,7 +96,36 @@ def test_no_outer_product_exceeds_the_clip() -> None:
             assert squared <= (clip * 2**SUM_BITS) ** 2
 
 
+def test_a_total_is_exact_beyond_what_float64_holds() -> None:
+    """Parts whose sum float64 would round: each counts to the last unit. Beyond what noise is added
+    to, two totals are cut, and come no further apart.
+    """
+    g = torch.Generator().manual_seed(0)
+    parts = [torch.randint(-(1 << 50), 1 << 50, (4, 3), generator=g) for _ in range(40)]
+    parts += [-part for part in parts[1:]] + [torch.full((4, 3), (1 << 50) + 1)]
+    total, out = exact_sums.Total(torch.zeros(4, 3)), torch.ones(4, 3, dtype=torch.float64)
+    for part in parts:
+        total.add(part.double())
+    total.settle(out)
+    assert torch.equal(out, (parts[0] + (1 << 50) + 1 + 1).clamp(max=(1 << 51) + 1).double())
+
+    settled = []
+    for moved in (0, 5):
+        total, out = exact_sums.Total(torch.zeros(2)), torch.zeros(2, dtype=torch.float64)
+        for _ in range(3):
+            total.add(torch.tensor([2.0**50, -(2.0**50)], dtype=torch.float64))
+        total.add(torch.tensor([moved, moved], dtype=torch.float64))
+        total.settle(out)
+        settled.append(out)
+    assert settled[0].tolist() == [2.0**51, -(2.0**51)]
+    assert float((settled[1] - settled[0]).abs().max()) <= 5
+
+
 def test_too_many_records_are_refused() -> None:
+    """By what a float sum holds, and by what a total holds: some four thousand million."""
     exact_sums.require_room(1_000_000, 1.0)
     with pytest.raises(MechanismError, match="more than exact sums hold"):
         exact_sums.require_room(10_000_000, 1.0)
+    exact_sums.require_room(1_000_000_000, 1.0, bits=62)
+    with pytest.raises(MechanismError, match="more than exact sums hold"):
+        exact_sums.require_room(5_000_000_000, 1.0, bits=62)
