@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from sklearn.metrics import f1_score
 
 from autocoder import PrivateClassifier
-from mechanisms.model import encoder_files, lexicon, packaged, prior
+from mechanisms.model import encoder_files, lexicon, packaged, prior, word_vectors
 from mechanisms.model.config import ModelConfig
 
 
@@ -88,7 +89,11 @@ def _features(
 
     titles = embed(names, encoder)
     words = lexicon.of_titles(
-        names, embed, tokens=encoder_files.whole_words(of_words), texts=names, features=titles
+        names,
+        lambda further: word_vectors.of(of_words, further, embed),
+        texts=names,
+        features=titles,
+        unit=lexicon.unit_of(encoder, partial(embed, by=encoder)),
     )
     start = time.process_time()
     features = embed(texts, encoder)

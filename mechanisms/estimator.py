@@ -7,7 +7,7 @@ differ, as their noise is secret; scikit-learn's tag `non_deterministic` says so
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,12 +30,13 @@ from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier as classifiers
-from mechanisms.model import encoder_files, lexicon, packaged, prior
+from mechanisms.model import lexicon, packaged, prior, word_vectors
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.lexicon import Lexicon
+from mechanisms.model.word_vectors import WordVectors
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.swag import Normal
@@ -327,10 +328,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         encoder = packaged.for_words(self.encoder)
         return lexicon.of_titles(
             titles,
-            lambda words: _words_encoded(encoder, words),
-            tokens=encoder_files.whole_words(encoder),
+            lambda words: _word_vectors(encoder, frozenset(words)),
             texts=titles,
             features=_encoded(self.encoder, titles),
+            unit=lexicon.unit_of(self.encoder, partial(_encoded, self.encoder)),
         )
 
     def _require_titles(self, y: np.ndarray) -> None:
@@ -372,16 +373,8 @@ def _encoded(encoder: str, texts: list[str]) -> Tensor:
 
 
 @lru_cache(maxsize=2)
-def _tokens_encoded(encoder: str) -> tuple[dict[str, int], Tensor]:
-    tokens = sorted(encoder_files.whole_words(encoder))
-    return {token: place for place, token in enumerate(tokens)}, _encoded(encoder, tokens)
-
-
-def _words_encoded(encoder: str, words: list[str]) -> Tensor:
-    places, of_tokens = _tokens_encoded(encoder)
-    others = [word for word in words if word not in places]
-    rows = places | {word: place for place, word in enumerate(others, start=len(places))}
-    return torch.cat([of_tokens, _encoded(encoder, others)])[[rows[word] for word in words]]
+def _word_vectors(encoder: str, words: frozenset[str]) -> WordVectors:
+    return word_vectors.of(encoder, words, partial(_encoded, encoder))
 
 
 def _warn_of_wide_bounds(X: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

@@ -4,15 +4,19 @@ An encoder forgets rare words; a code list is made of them. A lexicon turns a te
 for each stem j of the list's titles,
 
     m_j(x) = max over words w of x of
-                 1                                   if j is the stem of w
-                 relu((cos(e_w, e_j) - t) / (1 - t)) otherwise             (`titles`)
+                 1                                             if j is the stem of w
+                 max_v relu((cos(e_w - c, e_v - c) - t) / (1 - t)) otherwise         (`titles`)
 
-with e an encoder's vector of a single word (`packaged.for_words`) and t the cosine that 0.65 % of
-pairs of a word and a stem exceed; or into the signed hashes of all its stems (`hashed`). The
-classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features.
-The scales a and b come from public text: there both blocks have the same root mean square norm, and
-together the one that the encoder's block had by itself. No record is read for vocabulary,
-similarities or scales, so that they cost no privacy.
+with v the words of the titles that have the stem j, e an encoder's vector of a single word
+(`packaged.for_words`), c the mean of e over all words of the titles that have a column, and t 0.4;
+or into the signed hashes of all its stems (`hashed`). Words are compared about c because an
+encoder's vectors share a direction, and with words rather than with stems because a stem such as
+`amput` is no word to an encoder.
+
+The classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled
+features. The scales a and b come from public text: there both blocks have the same root mean square
+norm, and together the one that the encoder's block had by itself, in the encoder's own unit
+(`unit_of`). No record is read for vocabulary, similarities or scales, so that they cost no privacy.
 
 The similarities are a table over a fixed public vocabulary, the whole words of the encoder's
 tokenizer and those of the titles, in steps of 1/255, and over the inflections of the stems by the
@@ -26,7 +30,7 @@ import heapq
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
@@ -34,24 +38,27 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import packaged
 from mechanisms.model.config import stemmer
 from mechanisms.model.scorer import MOST_CHARACTERS
+from mechanisms.model.word_vectors import Embed, WordVectors
 
 FILE = "lexicon.json"
 """Its name next to features, and in a bundle."""
 HASHED_COLUMNS = 768
-_ALIKE = 0.0065
-"""Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of
-an encoder whose words all are in one direction the cosines are large, and so is the one from which
-likeness counts.
+_UNLIKE = 0.4
+"""Cosine about the mean, at and below which two words are not alike. For MiniLM and the titles of
+OIICS 0.07 % of pairs exceed it.
 """
-_MOST_PAIRS = 1 << 22
 _ROWS = 4096
 _STEPS = 255
+_NORMS = {packaged.MINILM: 5.98839}
+"""Root mean square norms of features of `injury_titles`."""
 _ENDINGS = 64
 """On OSHA's reports they leave out 12 of 35,561 words that have a stem of OIICS's titles."""
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -152,63 +159,60 @@ def vocabulary_of(
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
 
 
-def unlike(word_vectors: Tensor, stem_vectors: Tensor) -> float:
-    """Returns the cosine at and below which a word and a stem are not alike, from vectors [words,
-    w] and [stems, w].
-    """
-    every = max(1, len(word_vectors) * len(stem_vectors) // _MOST_PAIRS)
-    some, stems = (
-        torch.nn.functional.normalize(part, dim=1) for part in (word_vectors[::every], stem_vectors)
-    )
-    return float(np.quantile((some @ stems.T).numpy(), 1 - _ALIKE))
-
-
 def similarities(
-    words: Sequence[str],
-    word_vectors: Tensor,
-    stems: Sequence[str],
-    stem_vectors: Tensor,
-    *,
-    threshold: float,
-    language: str,
+    known: WordVectors, stems: Sequence[str], title_words: Collection[str], *, language: str
 ) -> Table:
     """Returns the table of a lexicon: words that are like a stem, each with columns and likeness in
     255ths.
 
     Args:
-        word_vectors: the encoder's features of each word by itself, float32 [words, width].
-        stem_vectors: of each stem by itself, float32 [stems, width].
-        threshold: cosine at which likeness is 0 (`unlike`).
+        known: words and their vectors, those of the titles among them.
+        title_words: words of the titles whose stems are `stems`.
     """
     places = {stem: column for column, stem in enumerate(stems)}
-    left, right = (
-        torch.nn.functional.normalize(vectors, dim=1) for vectors in (word_vectors, stem_vectors)
-    )
+    of_words = [_stem(word, language) for word in known.words]
+    in_titles = [row for row, word in enumerate(known.words) if word in title_words]
+    in_titles.sort(key=lambda row: places[of_words[row]])
+    columns = [places[of_words[row]] for row in in_titles]
+    firsts = np.searchsorted(columns, np.arange(len(stems)))
     table: Table = {}
-    for start in range(0, len(words), _ROWS):
-        block = words[start : start + _ROWS]
-        cosines = (left[start : start + _ROWS] @ right.T).numpy()
-        likeness = np.rint(
-            np.clip((cosines - threshold) / max(1 - threshold, 1e-6), 0, 1) * _STEPS
-        ).astype(int)
-        own = np.array([places.get(_stem(word, language), -1) for word in block])
-        rows = np.flatnonzero(own >= 0)
-        likeness[rows, own[rows]] = _STEPS
-        for row in np.flatnonzero((likeness > 0).any(1)).tolist():
-            columns = np.flatnonzero(likeness[row])
-            table[block[row]] = tuple(
-                zip(columns.tolist(), likeness[row, columns].tolist(), strict=True)
-            )
+    for rows, cosines in cosines_about_mean(known.vectors, in_titles):
+        nearest = np.maximum.reduceat(cosines, firsts, axis=1)
+        likeness = np.rint(np.clip((nearest - _UNLIKE) / (1 - _UNLIKE), 0, 1) * _STEPS).astype(int)
+        for word, stem, alike in zip(known.words[rows], of_words[rows], likeness, strict=True):
+            if stem in places:
+                alike[places[stem]] = _STEPS
+            if (at := np.flatnonzero(alike)).size:
+                table[word] = tuple(zip(at.tolist(), alike[at].tolist(), strict=True))
     return table
+
+
+def cosines_about_mean(
+    vectors: Tensor, some: Sequence[int]
+) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yields rows of vectors [n, width], and their cosines to some of them [rows, some], all taken
+    about the mean of these.
+
+    Of vectors in 8 bits the cosines have the same bits on every processor: differences from the
+    mean, times the number of vectors in it, and their products are integers that float64 holds.
+    """
+    every = vectors.double().numpy()
+    from_mean = len(some) * every - every[some].sum(0)
+    lengths = np.sqrt(np.einsum("ij,ij->i", from_mean, from_mean))
+    for start in range(0, len(every), _ROWS):
+        rows = slice(start, start + _ROWS)
+        products = from_mean[rows] @ from_mean[some].T
+        scales = lengths[rows, None] * lengths[some]
+        yield rows, np.divide(products, scales, out=np.zeros_like(products), where=scales > 0)
 
 
 def of_titles(
     titles: Sequence[str],
-    embed: Callable[[list[str]], Tensor],
+    vectors_of: Callable[[set[str]], WordVectors],
     *,
-    tokens: Iterable[str],
     texts: Sequence[str],
     features: Tensor,
+    unit: float = 1.0,
     leave_out: Iterable[str] = (),
     language: str = "english",
 ) -> Lexicon:
@@ -216,22 +220,27 @@ def of_titles(
     those of the titles.
 
     Args:
-        embed: the encoder's features of words, float32 [words, width].
-        tokens: whole words of the encoder's tokenizer.
+        vectors_of: words of a public vocabulary and these, with their vectors
+            (`word_vectors.of`).
         texts: public ones that set the scales, with their features [texts, width].
+        unit: of the features (`unit_of`).
         leave_out: texts whose words are no columns.
     """
     stems = vocabulary_of(titles, leave_out=leave_out, language=language)
     table: Table = {}
     if stems:
-        vocabulary = sorted({*tokens, *(word for title in titles for word in words_of(title))})
-        of_words, of_stems = embed(vocabulary), embed(list(stems))
-        threshold = unlike(of_words, of_stems)
-        table = similarities(
-            vocabulary, of_words, stems, of_stems, threshold=threshold, language=language
-        )
+        columns = frozenset(stems)
+        every = {word for title in titles for word in words_of(title)}
+        title_words = {word for word in every if _stem(word, language) in columns}
+        table = similarities(vectors_of(every), stems, title_words, language=language)
     return build(
-        "titles", vocabulary=stems, table=table, texts=texts, features=features, language=language
+        "titles",
+        vocabulary=stems,
+        table=table,
+        texts=texts,
+        features=features,
+        unit=unit,
+        language=language,
     )
 
 
@@ -269,6 +278,7 @@ def build(
     *,
     texts: Sequence[str],
     features: Tensor,
+    unit: float = 1.0,
     vocabulary: tuple[str, ...] = (),
     table: Table | None = None,
     language: str = "english",
@@ -277,6 +287,7 @@ def build(
     features [texts, w].
 
     Args:
+        unit: of the features (`unit_of`).
         vocabulary: stems of the titles. table: as `similarities` makes it; None: each word is like
             its own stem only.
     """
@@ -304,10 +315,24 @@ def build(
             "model.lexical: no public text has a word of the vocabulary. Set it to `hashed` or "
             "`none`."
         )
-    share = math.sqrt(1 / 2)
+    share = math.sqrt(1 / 2) / unit
     return plain.model_copy(
         update={"encoder_scale": share, "word_scale": share * _root_mean_square(features) / words}
     )
+
+
+def unit_of(encoder: str, embed: Embed) -> float:
+    """Returns the norm of an encoder's features of public titles, in those of the encoder for which
+    the settings of the mechanisms were chosen.
+
+    The clip, the noise of a weight and the scale of the prior are set for features of one size, and
+    encoders differ in it: mpnet's are half as long as MiniLM's. So features are read in this unit.
+
+    Args:
+        embed: by this encoder; it is not called for a packaged one.
+    """
+    known = _NORMS.get(encoder)
+    return (known or _root_mean_square(embed(injury_titles()))) / _NORMS[packaged.MINILM]
 
 
 def words_of(text: str) -> list[str]:

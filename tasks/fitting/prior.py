@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from mechanisms.model import checkpoint, classifier, encoder_files, packaged, prior
+from mechanisms.model import checkpoint, classifier, encoder_files, packaged, prior, word_vectors
 from mechanisms.model import lexicon as words
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexicon
+from mechanisms.model.word_vectors import WordVectors
 from storage import demo_data
 from storage.artifacts import digest, files_digest
 from storage.codelist import (
@@ -157,20 +158,29 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     if model.lexical == "none":
         return None
     language = model.lexical_language
+
+    def embed(public: list[str], label: str, by: ModelConfig = model) -> torch.Tensor:
+        return embeddings(context, _step(label, by, [public]))[0][0]
+
+    unit = words.unit_of(model.encoder, partial(embed, label="titles"))
     if model.lexical == "hashed":
         embedded, _ = embeddings(context, narratives(model))
         return words.build(
-            "hashed", texts=invented_narratives(), features=embedded[0], language=language
+            "hashed",
+            texts=invented_narratives(),
+            features=embedded[0],
+            unit=unit,
+            language=language,
         )
 
     of_words = model.model_copy(update={"encoder": packaged.for_words(model.encoder)})
 
-    def embed(public: list[str]) -> torch.Tensor:
-        return embeddings(context, _step("words", of_words, [public]))[0][0]
+    def vectors_of(public: set[str]) -> WordVectors:
+        return word_vectors.of(of_words.encoder, public, partial(embed, label="words", by=of_words))
 
     if model.lexical_titles == "injuries":
         public = texts = words.injury_titles()
-        features = embeddings(context, _step("titles", model, [texts]))[0][0]
+        features = embed(texts, "titles")
     else:
         codes = load_codes(dataset)
         embedded, with_title = embeddings(context, titles(model, codes))
@@ -179,10 +189,10 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
         features = embedded[kind][with_title]
     return words.of_titles(
         public,
-        embed,
-        tokens=encoder_files.whole_words(of_words.encoder),
+        vectors_of,
         texts=texts,
         features=features,
+        unit=unit,
         leave_out=[model.prior_sentence],
         language=language,
     )
