@@ -5,27 +5,35 @@ Dask cluster.
     "4"                    four processes of this machine, which end with it
     "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
 
-A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends
-functions by pickle among holders of the cluster's certificates, so that anyone who holds them can
-run code there, as on any worker; nothing that is stored is read that way. A worker that dies loses
-the parts that it was at, and others take them up. A scheduler that restarts is asked again for what
-is missing.
+A part is a short text: paths, digests and numbers, never a record. A worker stores what it computes
+and answers nothing: this process waits for the status of a part, and reads why one failed from the
+scheduler's events, which are plain text.
+
+Dask sends functions by pickle among holders of the cluster's certificates, so that anyone who holds
+them can run code on its scheduler and its workers. Nobody can here: this process has the records,
+the ledger and a login, and unpickles nothing that comes from a cluster. A worker that dies loses the
+parts that it was at, and others take them up. A scheduler that restarts is asked again for what is
+missing.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
+import pickle
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, StorageError
 from tasks.running.failures import SAFE, StageError, private_errors
@@ -90,57 +98,57 @@ def check(engine: str) -> None:
 
 
 def map_parts(
-    body: Callable[[str], str],
+    body: Callable[[str], object],
     parts: Sequence[str],
     *,
     engine: str,
     done: Callable[[int], None] = lambda number: None,
     at_once: int = 1,
-) -> list[str]:
-    """Returns the answers of `body` to the parts, in their order.
+) -> None:
+    """Runs `body` on every part. Its caller looks for what is stored, and believes no worker.
 
     Args:
         body: a function of a module. It stores what it computes and finds again what is stored,
             since a part may be given to a second worker.
         done: is called with the number of each part that is finished, as soon as it is.
         at_once: parts at once in this process; a cluster has one per worker.
+
+    Raises:
+        InputError, StorageError, StageError: as a worker described its failure; StorageError also
+            where workers died at a part or the engine was away for ten minutes.
     """
     if engine:
-        return _on_workers(body, parts, engine, done)
+        _on_workers(body, parts, engine, done)
+        return
 
-    def compute(number: int) -> str:
-        answer = body(parts[number])
+    def compute(number: int) -> None:
+        body(parts[number])
         done(number)
-        return answer
 
     with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="parts") as pool:
         waiting = [pool.submit(copy_context().run, compute, number) for number in range(len(parts))]
         try:
-            return [future.result() for future in waiting]
+            for future in waiting:
+                future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _on_workers(
-    body: Callable[[str], str], parts: Sequence[str], engine: str, done: Callable[[int], None]
-) -> list[str]:
-    from distributed import CancelledError, KilledWorker
+    body: Callable[[str], object], parts: Sequence[str], engine: str, done: Callable[[int], None]
+) -> None:
+    from distributed import CancelledError
     from distributed.comm import CommClosedError
 
-    answers: dict[int, str] = {}
+    missing = dict.fromkeys(range(len(parts)))
     heard = time.monotonic()
-    while len(answers) < len(parts):
-        missing = [number for number in range(len(parts)) if number not in answers]
+    while missing:
         try:
-            for number, answer in _answers(connect(engine), body, parts, missing):
-                answers[number], heard = answer, time.monotonic()
+            for number in _finished(connect(engine), body, parts, list(missing), engine):
+                heard = time.monotonic()
+                del missing[number]
                 done(number)
-        except KilledWorker:
-            raise StorageError(
-                f"engine {engine}: workers died at one part several times. Give them more "
-                "memory, and run again."
-            ) from None
         except (CancelledError, CommClosedError, TimeoutError, OSError) as error:
             disconnect(engine)
             if time.monotonic() - heard > _OUTAGE_SECONDS:
@@ -148,26 +156,33 @@ def _on_workers(
                     f"engine {engine}: no answer ({type(error).__name__}). Run again to resume."
                 ) from None
             time.sleep(_PAUSE_SECONDS)
-    return [answers[number] for number in range(len(parts))]
 
 
-def _answers(
-    client: Client, body: Callable[[str], str], parts: Sequence[str], missing: Sequence[int]
-) -> Iterator[tuple[int, str]]:
-    from distributed import as_completed
+def _finished(
+    client: Client,
+    body: Callable[[str], object],
+    parts: Sequence[str],
+    missing: Sequence[int],
+    engine: str,
+) -> Iterator[int]:
+    """Yields the numbers of parts as they end. Nothing that a worker sends is unpickled."""
+    from distributed import CancelledError, as_completed
 
+    topic = f"autocoder-{uuid.uuid4().hex}"
     futures = {
-        client.submit(_guarded, body, parts[number], pure=False): number for number in missing
+        client.submit(_guarded, body, parts[number], topic, pure=False): number
+        for number in missing
     }
     try:
-        finished, checked_at = as_completed(list(futures), loop=client.loop), time.monotonic()
-        while not finished.is_empty():
-            for future in finished.next_batch(block=False):
-                kind, text = future.result()
-                if kind:
-                    raise _ERRORS[kind](text)
-                yield futures[future], text
-            if not finished.has_ready():
+        ended, checked_at = as_completed(list(futures), loop=client.loop), time.monotonic()
+        while not ended.is_empty():
+            for future in ended.next_batch(block=False):
+                if future.status == "error":
+                    raise _failure(client, topic, engine)
+                if future.status != "finished":
+                    raise CancelledError(future.status)
+                yield futures[future]
+            if not ended.has_ready():
                 time.sleep(_LOOK_SECONDS)
             if time.monotonic() - checked_at > _WORKERS_SECONDS:
                 checked_at = time.monotonic()
@@ -183,35 +198,102 @@ _ERRORS: dict[str, type[Exception]] = {
     "storage": StorageError,
     "stage": StageError,
 }
+_MOST_SAID = 1_000
+"""Characters of a worker's message that are shown."""
 
 
-def _guarded(body: Callable[[str], str], part: str) -> tuple[str, str]:
-    """Returns the kind of an error, or "", and its text or the answer: no exception of a library
-    leaves a worker.
+def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
+    """Runs on a worker: the kind of an error and its text go to the scheduler's events as JSON, and
+    no exception of a library leaves the worker.
     """
+    from distributed import get_worker
+
     try:
         with private_errors("part"):
-            return "", body(part)
+            body(part)
+        return
     except InputError as error:
-        return "input", str(error)
+        said = "input", str(error)
     except StageError as error:
-        return "stage", str(error)
+        said = "stage", str(error)
     except SAFE as error:
-        return "storage", str(error)
+        said = "storage", str(error)
+    get_worker().log_event(topic, json.dumps(said))
+    raise StageError("a part failed; the events of its run say why") from None
+
+
+def _failure(client: Client, topic: str, engine: str) -> Exception:
+    """Reads why a part failed. A worker that died wrote nothing."""
+    for _, said in client.get_events(topic):
+        with suppress(ValueError, TypeError, KeyError):
+            kind, text = json.loads(said)
+            printable = "".join(c if c.isprintable() else " " for c in text[:_MOST_SAID])
+            return _ERRORS[kind](printable)
+    return StorageError(
+        f"engine {engine}: workers died at one part several times, or their program is another "
+        "version. Give them more memory, or upgrade them, and run again."
+    )
+
+
+class _Unread(Exception):
+    """Stands where Dask expected what another machine serialised."""
+
+
+def _unpickling(allowed: bool) -> None:
+    """Allows or forbids every unpickling of Dask in this process.
+
+    Values inside a message pass through `merge_and_deserialize`, all other pickles through the
+    module that `distributed.protocol.pickle` names; but for the warnings that a worker sends to
+    clients, to which no client of this process listens.
+    """
+    from distributed import Client
+    from distributed.protocol import core
+    from distributed.protocol import pickle as of_dask
+    from distributed.protocol.serialize import merge_and_deserialize
+
+    def unread(*_: Any, **__: Any) -> _Unread:
+        return _Unread()
+
+    Client._default_event_handlers = {}
+    read: Any = merge_and_deserialize if allowed else unread
+    reader: Any = pickle if allowed else SimpleNamespace(**vars(pickle) | {"loads": unread})
+    # guard: test_a_workers_answer_runs_no_code_here
+    core.merge_and_deserialize, of_dask.pickle = read, reader
+
+
+def _client(*arguments: Any, **options: Any) -> Client:
+    from distributed import Client
+
+    class StatusClient(Client):
+        """A client that learns of a failure nothing but that there was one."""
+
+        def _handle_key_in_memory(
+            self, key: Any = None, type: object = None, workers: Any = None
+        ) -> None:
+            super()._handle_key_in_memory(key=key, workers=workers)
+
+        def _handle_task_erred(
+            self, key: Any = None, exception: object = None, traceback: object = None
+        ) -> None:
+            super()._handle_task_erred(key=key, exception=_Unread(), traceback=None)
+
+    return StatusClient(*arguments, set_as_default=False, **options)
 
 
 @lru_cache(maxsize=1)
 def connect(engine: str) -> Client:
     import dask
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
     from distributed.security import Security
 
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     dask.config.set(SILENT)
+    _unpickling(allowed=not is_cluster(engine))
     if is_cluster(engine):
-        client = Client(engine, security=security_of(engine), timeout=5, set_as_default=False)
+        client = _client(engine, security=security_of(engine), timeout=5)
         atexit.register(client.close)
         return client
+    # The scheduler of processes that this one starts runs in this one, and reads what it asks for.
     processes = int(engine)
     dask.config.set(_STARTING)
     dask.config.set(
@@ -235,7 +317,7 @@ def connect(engine: str) -> Client:
         },  # else each takes port 8787, and the second one warns
         silence_logs=logging.CRITICAL,
     )
-    client = Client(cluster, set_as_default=False)
+    client = _client(cluster)
     atexit.register(cluster.close)
     atexit.register(client.close)
     return client

@@ -2,11 +2,21 @@
 
 import json
 import os
+import pickle
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from storage.errors import InputError, StorageError
+
+
+def stored(part: str) -> None:
+    """Runs one of the bodies below, and stores its answer as stages do."""
+    body, of, file = json.loads(part)
+    Path(file).write_text(globals()[body](of))
 
 
 def square(part: str) -> str:
@@ -52,3 +62,57 @@ def slow(part: str) -> str:
 
 def variable(name: str) -> str:
     return os.environ[name]
+
+
+class _Trap:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self._file, "w")
+
+
+def rogue_value(_: Callable[[str], object], file: str, topic: str) -> object:
+    return _Trap(file)
+
+
+def rogue_type(_: Callable[[str], object], file: str, topic: str) -> object:
+    """Answers with a value whose type is the trap: Dask tells its clients of the type at once."""
+    from distributed import worker_state_machine
+
+    hostile: Any = SimpleNamespace(dumps=lambda _: pickle.dumps(_Trap(file)))
+    worker_state_machine.pickle = hostile
+    return 1
+
+
+def rogue_error(_: Callable[[str], object], file: str, topic: str) -> NoReturn:
+    import distributed.worker
+    from distributed.protocol import to_serialize
+
+    real = distributed.worker.error_message
+    hostile: Any = lambda *given: real(*given) | {"exception": to_serialize(_Trap(file))}  # noqa: E731
+    distributed.worker.error_message = hostile
+    raise RuntimeError
+
+
+def rogue_warning(_: Callable[[str], object], file: str, topic: str) -> None:
+    from distributed import get_worker
+
+    get_worker().log_event("warn", {"message": pickle.dumps(_Trap(file))})
+    time.sleep(1)
+
+
+def rogue_events(_: Callable[[str], object], file: str, topic: str) -> NoReturn:
+    """Says why it failed in another form than this program's workers."""
+    from distributed import get_worker
+
+    for said in (
+        "no JSON",
+        "[]",
+        json.dumps(["unknown", "x"]),
+        json.dumps(["input", "\x1b[31mred"]),
+    ):
+        get_worker().log_event(topic, said)
+    raise RuntimeError

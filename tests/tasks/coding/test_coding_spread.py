@@ -80,9 +80,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     requests: list[str] = []
     real = engine.map_parts
 
-    def noted(body: Any, parts: list[str], **options: Any) -> list[str]:
+    def noted(body: Any, parts: list[str], **options: Any) -> None:
         requests.extend(parts)
-        return real(body, parts, **options)
+        real(body, parts, **options)
 
     monkeypatch.setattr(spreading, "map_parts", noted)
     return requests
@@ -171,13 +171,13 @@ def test_other_versions_and_other_folders_are_refused(
         monkeypatch.context() as patched,
         pytest.raises(StorageError, match="Give all workers the folder"),
     ):
-        patched.setattr(spreading, "map_parts", lambda *_, **__: [])
+        patched.setattr(spreading, "map_parts", lambda *_, **__: None)
         by_workers(coder, one, tiny_bundle)
     real = spreading.map_parts
 
-    def upgraded(*given: Any, **options: Any) -> list[str]:
+    def upgraded(*given: Any, **options: Any) -> None:
         patched.setattr(coding_job, "_code", lambda: "another")
-        return real(*given, **options)
+        real(*given, **options)
 
     with (
         monkeypatch.context() as patched,

@@ -4,18 +4,15 @@ meanwhile.
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import engine_bodies
 import pytest
-from stack import free_port
+from engine_cluster import Cluster
 
 from storage.errors import InputError, StorageError
 from tasks.running import engine
@@ -28,33 +25,52 @@ def _close() -> Iterator[None]:
     engine.disconnect("2")
 
 
+def answers(
+    body: Callable[[str], str],
+    parts: list[str],
+    folder: Path,
+    chosen: str,
+    ended: list[int] | None = None,
+) -> list[str]:
+    """What a body stored for each part, in the parts' order."""
+    stored = [folder / f"answer-{number}" for number in range(len(parts))]
+    asked = [
+        json.dumps([f"{body.__name__}", part, str(file)])
+        for part, file in zip(parts, stored, strict=True)
+    ]
+    done = (lambda number: None) if ended is None else ended.append
+    engine.map_parts(engine_bodies.stored, asked, engine=chosen, done=done)
+    return [file.read_text() for file in stored]
+
+
 @pytest.mark.parametrize("chosen", ["", "2"])
-def test_answers_come_in_the_parts_order(chosen: str) -> None:
+def test_every_part_is_computed_and_told_once(chosen: str, tmp_path: Path) -> None:
     ended: list[int] = []
     parts = [str(number) for number in range(20)]
-    answers = engine.map_parts(engine_bodies.square, parts, engine=chosen, done=ended.append)
-    assert answers == [str(number**2) for number in range(20)]
+    assert answers(engine_bodies.square, parts, tmp_path, chosen, ended) == [
+        str(number**2) for number in range(20)
+    ]
     assert sorted(ended) == list(range(20))
 
 
-def test_processes_share_the_parts() -> None:
+def test_processes_share_the_parts(tmp_path: Path) -> None:
     """None is this one."""
-    workers = set(engine.map_parts(engine_bodies.where, ["x"] * 8, engine="2"))
+    workers = set(answers(engine_bodies.where, ["x"] * 8, tmp_path, "2"))
     assert len(workers) == 2
     assert str(os.getpid()) not in workers
 
 
-def test_a_worker_keeps_its_memory_and_its_share_of_the_cores() -> None:
+def test_a_worker_keeps_its_memory_and_its_share_of_the_cores(tmp_path: Path) -> None:
     """Not what Dask sets, with which encoding takes a fifth longer."""
     wanted = engine.worker_variables(2)
-    found = engine.map_parts(engine_bodies.variable, [*wanted], engine="2")
+    found = answers(engine_bodies.variable, [*wanted], tmp_path, "2")
     assert found == [os.environ.get(name, value) for name, value in wanted.items()]
 
 
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     """The parts that it was at are resumed by others."""
     parts = [json.dumps([str(tmp_path), number]) for number in range(6)]
-    assert engine.map_parts(engine_bodies.die_once, parts, engine="2") == [
+    assert answers(engine_bodies.die_once, parts, tmp_path, "2") == [
         str(number) for number in range(6)
     ]
     assert (tmp_path / "died-1").exists(), "a worker was killed"
@@ -113,34 +129,6 @@ def test_certificates_are_closed_and_made_once(tmp_path: Path) -> None:
         engine.make_certificates(tmp_path / "cluster")
 
 
-class Cluster:
-    def __init__(self, folder: Path) -> None:
-        engine.make_certificates(folder / "cluster")
-        self.port, self.folder = free_port(), folder
-        self.address = f"tls://127.0.0.1:{self.port}"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, *arguments: str) -> None:
-        path = os.pathsep.join(sys.path)
-        env = os.environ | {engine.CERTIFICATES: str(self.folder / "cluster"), "PYTHONPATH": path}
-        command = [sys.executable, "-m", "flows.cli", *arguments]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, env=env, stdout=log, stderr=log, cwd=self.folder
-            )
-
-    def start_scheduler(self) -> None:
-        self.start("scheduler", "engine", "--port", str(self.port))
-
-    def start_worker(self) -> None:
-        self.start("worker", "engine", "--join", self.address, "--home", str(self.folder / "home"))
-
-    def end(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGKILL if name == "scheduler" else signal.SIGTERM)
-        process.wait(60)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
@@ -151,19 +139,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     try:
         yield made
     finally:
-        engine.disconnect(made.address)
-        for name in list(made.processes):
-            made.end(name)
-
-
-def _wait_for_a_worker(address: str) -> None:
-    while True:
-        try:
-            engine.check(address)
-            return
-        except InputError:
-            engine.disconnect(address)
-            time.sleep(0.5)
+        made.close()
 
 
 @pytest.mark.servers
@@ -171,12 +147,12 @@ def test_a_cluster_by_the_commands_survives_its_scheduler(cluster: Cluster, tmp_
     """Killed while parts are at work, and started again with a worker; every answer comes, in
     order.
     """
-    _wait_for_a_worker(cluster.address)
+    cluster.wait_for_a_worker()
     parts = [json.dumps([str(tmp_path), number]) for number in range(8)]
-    answers: list[Any] = []
+    ended: list[int] = []
     asking = threading.Thread(
-        target=lambda: answers.extend(
-            engine.map_parts(engine_bodies.slow, parts, engine=cluster.address)
+        target=partial(
+            engine.map_parts, engine_bodies.slow, parts, engine=cluster.address, done=ended.append
         )
     )
     asking.start()
@@ -187,15 +163,16 @@ def test_a_cluster_by_the_commands_survives_its_scheduler(cluster: Cluster, tmp_
     cluster.start_scheduler()
     cluster.start_worker()
     asking.join(120)
-    assert answers == [str(number) for number in range(8)]
+    assert sorted(ended) == list(range(8))
+    assert all((tmp_path / f"done-{number}").exists() for number in range(8))
 
 
 @pytest.mark.servers
 def test_who_has_other_certificates_is_let_in_nowhere(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _wait_for_a_worker(cluster.address)
-    assert engine.map_parts(engine_bodies.square, ["3"], engine=cluster.address) == ["9"]
+    cluster.wait_for_a_worker()
+    assert answers(engine_bodies.square, ["3"], tmp_path, cluster.address) == ["9"]
     engine.disconnect(cluster.address)
     engine.make_certificates(tmp_path / "strangers")
     monkeypatch.setenv(engine.CERTIFICATES, str(tmp_path / "strangers"))
