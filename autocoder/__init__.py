@@ -13,10 +13,13 @@ from deployments import VERSION as __version__
 
 if TYPE_CHECKING:
     from autocoder.bundles import open_bundle as open_bundle
+    from mechanisms.audit.bounds import Guesses as Guesses
+    from mechanisms.audit.bounds import one_run_bound as one_run_bound
     from mechanisms.comparison import compare as compare
     from mechanisms.dp_sgd import DpSgd as DpSgd
     from mechanisms.errors import MechanismError as MechanismError
     from mechanisms.estimator import PrivateClassifier as PrivateClassifier
+    from mechanisms.model.config import OptimiserPhase as OptimiserPhase
     from mechanisms.non_private import NonPrivate as NonPrivate
     from mechanisms.own_models import swag_ppm as swag_ppm
     from mechanisms.prior_descent import PriorDescent as PriorDescent
@@ -26,12 +29,15 @@ if TYPE_CHECKING:
 _MODULES = {
     "Claim": "mechanisms.privacy.events",
     "DpSgd": "mechanisms.dp_sgd",
+    "Guesses": "mechanisms.audit.bounds",
     "MechanismError": "mechanisms.errors",
     "NonPrivate": "mechanisms.non_private",
+    "OptimiserPhase": "mechanisms.model.config",
     "PriorDescent": "mechanisms.prior_descent",
     "PrivateClassifier": "mechanisms.estimator",
     "SwagPpm": "mechanisms.swag_ppm",
     "compare": "mechanisms.comparison",
+    "one_run_bound": "mechanisms.audit.bounds",
     "open_bundle": "autocoder.bundles",
     "swag_ppm": "mechanisms.own_models",
 }
