@@ -93,6 +93,11 @@ class Measurement(Evidence):
             if self.faults
             else self.verdict
         )
+        if self.verdict == NOT_CONTRADICTED:
+            outcome = (
+                "not contradicted: the attack found no evidence against the claim, and could have "
+                f"detected an ε of at least {upper_text(self.epsilon_reach, 3)}"
+            )
         if self.verdict == INCONCLUSIVE:
             outcome = f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
         return (
