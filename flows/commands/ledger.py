@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -269,6 +270,12 @@ def export(
     else:
         _write(out, text)
         say(f"{what}: {out}", err=True)
+    if what == "head" and place.workspace.private.is_dir():
+        from flows.commands.metrics import TIMES
+
+        # Its time is a metric: a head that nobody has exported for long proves little.
+        with suppress(OSError):  # a person may export without the right to write here
+            (place.workspace.private / TIMES["head_exported"][0]).touch()
 
 
 @app.command(cls=Command)

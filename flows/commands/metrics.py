@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,18 @@ from storage.errors import InputError, StorageError
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from tasks.parameters import LedgerParameters
+    from tasks.running.stage import Context
+
 _ACCOUNT = ("population", "cohort", "guarantee_kind")
+TIMES = {
+    "ledger_verified": ("ledger-head.json", "when ledger-verify last passed, seconds since 1970"),
+    "head_exported": ("head-exported", "when a head was last exported, seconds since 1970"),
+    "backed_up": ("backed-up", "when a backup last ended, seconds since 1970"),
+}
+"""Metrics that are times of files in the private workspace. `ledger export head` writes the second;
+whoever makes backups touches the third.
+"""
 
 
 def show(workspace: Path, serve: str | None) -> None:
@@ -31,9 +43,11 @@ def show(workspace: Path, serve: str | None) -> None:
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
     from prometheus_client.registry import Collector
 
+    figures = Figures(workspace)
+
     class Everything(Collector):
         def collect(self) -> Iterator[Metric]:
-            return families(workspace)
+            return figures.families()
 
         def describe(self) -> Iterator[Metric]:
             return iter(())  # registration must not read the ledger
@@ -56,29 +70,75 @@ def show(workspace: Path, serve: str | None) -> None:
     threading.Event().wait()
 
 
-def families(workspace: Path) -> Iterator[Metric]:
-    context, settings = options.select_ledger(workspace)
-    from tasks.releasing.budgets import ledger_overview
-    from tasks.running import worker_metrics
+class Figures:
+    """The figures of one workspace.
 
-    yield from worker_metrics.families(context.workspace.private)
-    up: dict[str, float] = {}
-    try:
-        yield from of_ledger(ledger_overview(context, settings))
-        up["ledger"] = 1
-    except StorageError:
-        up["ledger"] = 0
-    if "PREFECT_API_URL" in os.environ:
-        from flows.server.waiting_runs import overview
+    A scrape twice a minute must not fold the ledger and load every plan again, so that what was
+    read is kept until the ledger's head or a file of the plans changes.
+    """
 
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self._known: tuple[object, list[Metric]] | None = None
+
+    def families(self) -> Iterator[Metric]:
+        """Yields all families. A part that does not answer has `autocoder_up` 0."""
+        context, settings = options.select_ledger(self._workspace)
+        from tasks.running import worker_metrics
+
+        private = context.workspace.private
+        yield from worker_metrics.families(private)
+        yield from of_workspace(private)
+        up: dict[str, float] = {}
         try:
-            yield from of_server(overview())
-            up["server"] = 1
+            yield from self._ledger(context, settings)
+            up["ledger"] = 1
         except StorageError:
-            up["server"] = 0
+            up["ledger"] = 0
+        if "PREFECT_API_URL" in os.environ:
+            from flows.server.waiting_runs import overview
+
+            try:
+                yield from of_server(overview())
+                up["server"] = 1
+            except StorageError:
+                up["server"] = 0
+        yield _gauge(
+            "up", "1 where it answers", ["part"], (([part], value) for part, value in up.items())
+        )
+
+    def _ledger(self, context: Context, settings: LedgerParameters) -> list[Metric]:
+        from tasks.releasing.budgets import ledger_overview
+        from tasks.releasing.ledger_access import existing_ledger
+
+        ledger = existing_ledger(context, settings)
+        state = (
+            None if ledger is None else ledger.head(),
+            _stamps(context.workspace.private / "plans"),
+        )
+        if self._known is None or self._known[0] != state:
+            self._known = state, list(of_ledger(ledger_overview(context, settings)))
+        return self._known[1]
+
+
+def _stamps(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Returns the files below a folder with the times of their last change."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in files))
+
+
+def of_workspace(private: Path) -> Iterator[Metric]:
+    """Yields what the workspace's disk and files tell, and nothing before there is a workspace."""
+    if not private.is_dir():
+        return
+    disk = shutil.disk_usage(private)
     yield _gauge(
-        "up", "1 where it answers", ["part"], (([part], value) for part, value in up.items())
+        "disk_free_ratio", "free share of the workspace's disk", (), [([], disk.free / disk.total)]
     )
+    for name, (file, text) in TIMES.items():
+        if (private / file).is_file():
+            when = (private / file).stat().st_mtime
+            yield _gauge(f"{name}_timestamp_seconds", text, (), [([], when)])
 
 
 def of_ledger(overview: dict[str, Any]) -> Iterator[Metric]:
@@ -111,6 +171,14 @@ def of_server(overview: dict[str, Any]) -> Iterator[Metric]:
     yield _gauge("run_wait_seconds", "mean wait of runs of seven days, by pool", ["pool"], mean)
     longest = (([pool], waited["longest"]) for pool, waited in waits)
     yield _gauge("run_longest_wait_seconds", "the longest of them", ["pool"], longest)
+    polled = (([queue["pool"], queue["queue"]], queue["polled"]) for queue in overview["queues"])
+    yield _gauge(
+        "queue_polled_timestamp_seconds",
+        "when a worker last asked for runs of a queue, seconds since 1970",
+        ["pool", "queue"],
+        polled,
+    )
+    yield _gauge("runs_silent", "runs at work without a heartbeat", (), [([], overview["silent"])])
 
 
 def _gauge(

@@ -97,7 +97,7 @@ def _mark_releasing(overview: dict[str, Any]) -> None:
 
 
 def _needs_a_person(overview: dict[str, Any]) -> bool:
-    server = overview["server"] or {"runs": {}, "unserved": [], "silent": 0}
+    server = overview["server"] or {"runs": {}, "unserved": [], "unserved_queues": [], "silent": 0}
     return bool(
         overview["open_releases"]
         or any(plan["missing"] and not plan["refused"] for plan in overview["plans"])
@@ -105,6 +105,7 @@ def _needs_a_person(overview: dict[str, Any]) -> bool:
         or server["runs"].get("Crashed")
         or server["silent"]
         or server["unserved"]
+        or server["unserved_queues"]
     )
 
 
@@ -127,6 +128,12 @@ def _show(overview: dict[str, Any]) -> None:
         console.print(f"workers   {workers or 'no work pool; apply them with `autocoder deploy`'}")
         for pool in lacking:
             _remedy(console, f"prefect worker start --pool {pool}")
+        for lost in server["unserved_queues"]:
+            console.print(f"queue     {lost['queue']} of {lost['pool']} has lost its worker")
+            _remedy(
+                console,
+                f"prefect worker start --pool {lost['pool']} --work-queue {lost['queue']}",
+            )
         for run in server["stopped"][:_SHOWN]:
             reason = f": {run['reason']}" if run["reason"] else ""
             console.print(

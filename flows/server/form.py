@@ -100,7 +100,7 @@ class RecordsForm(BaseModel):
     )
     codelist: _Name = Field(
         title="Code list",
-        description="File of the published code list (code, title); `none` where there is none.",
+        description="File of the published code list (code, title), or the word none if there is no list.",
     )
     text_columns: tuple[_Name, ...] = Field(
         min_length=1, title="Text columns", description="Columns of the text."
@@ -113,10 +113,10 @@ class RecordsForm(BaseModel):
     advanced: str = Field(
         default="",
         title="Advanced (YAML)",
-        description="All else, as in a profile: `data: {classification: SOC, ingest: "
-        "{date_column: Day}}`; "
-        "`profile: NAME` starts from a profile, `run: {device: cuda}` says where "
-        "(docs/reference/parameters.md lists the rest).",
+        description="Any other setting, as in a profile, such as "
+        "data: {classification: SOC, ingest: {date_column: Day}}. "
+        "profile: NAME starts from a profile, and run: {device: cuda} says where to run. "
+        "The page Parameters of the documentation lists every setting.",
     )
 
     @model_validator(mode="after")

@@ -4,6 +4,8 @@ run's page.
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +25,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
 from prefect.exceptions import MissingContextError, PrefectException, TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.settings import (
@@ -35,7 +38,8 @@ from prefect.utilities.annotations import quote
 
 from flows.server.client import server
 from storage.errors import Unavailable
-from tasks.running.progress import Listener
+from tasks.running.failures import SAFE
+from tasks.running.progress import Listener, sentence_of
 from tasks.running.run import Run
 
 P = ParamSpec("P")
@@ -50,6 +54,26 @@ NOTHING_STORED: dict[str, Any] = {
 print.
 """
 _SECONDS_BETWEEN_UPDATES = 3.0
+
+
+class OneLineRefusals(logging.Filter):
+    """Writes an error whose text is made to be shown as that text, once, without tracebacks.
+
+    Prefect logs the exception of a task and again that of its flow, each with its traceback.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, SAFE):
+            if record.name.endswith("task_runs"):
+                return False  # its flow says it
+            record.msg, record.args = str(error), ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+for _name in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_name).addFilter(OneLineRefusals())
 
 
 class PrefectRun(Run):
@@ -135,8 +159,13 @@ def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 
 def named_by_plan() -> str:
-    """Returns the name of a run that takes a plan: that of its file."""
-    return Path(str(flow_run.get_parameters()["plan"])).stem
+    """Returns the name of a run that takes a plan: population, method, and the plan's file."""
+    file = Path(str(flow_run.get_parameters()["plan"])).expanduser()
+    try:
+        plan = json.loads(file.read_text(encoding="utf-8"))["plan"]
+        return f"{plan['population']}, {plan['event']['mechanism']} ({file.stem})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return file.stem  # the run itself says what is wrong with the file
 
 
 def in_flow_run(
@@ -164,6 +193,10 @@ class ProgressBars(Listener):
         self._artifact: UUID | None = None
         self._last = 0.0
         self._run = copy_context()
+        self._names: dict[str, str] = {}
+
+    def named(self, label: str, name: str) -> None:
+        self._names[label] = name
 
     def started(self, label: str) -> None:
         """Waits: most stages end before a bar is worth a request."""
@@ -181,15 +214,30 @@ class ProgressBars(Listener):
     def finished(
         self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
     ) -> None:
-        """Completes the bar and logs the stage. No figure goes along: the number of records must
-        not reach Prefect.
+        """Removes the bar and logs the stage. No figure goes along: the number of records must not
+        reach Prefect.
         """
-        self._run.copy().run(
-            _log, "%s: %s", label, "found finished" if reused else f"{seconds:.3g} s"
-        )
+        told = sentence_of(self._names.get(label, label), label)
+        time_taken = "found finished" if reused else f"{seconds:.3g} s"
+        self._run.copy().run(_log, "%s (%s).", told, time_taken)
+        self._remove()
+
+    def failed(self, label: str) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        """A finished stage needs no bar: the page keeps what the run made."""
         if self._artifact is not None:
-            self._show(f"{label}: done", 100.0)
-            self._artifact = None
+            artifact, self._artifact = self._artifact, None
+            self._run.copy().run(self._delete, artifact)
+
+    def _delete(self, artifact: UUID) -> None:
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            _unless_refused(),
+            get_client(sync_client=True) as client,
+        ):
+            client.delete_artifact(artifact)
 
     def _show(self, description: str, percent: float) -> None:
         self._run.copy().run(self._move, description, percent)

@@ -25,6 +25,8 @@ from storage.errors import InputError
 
 _PAGE = 200
 """Runs per page of the server, its default limit."""
+UNSERVED = timedelta(minutes=5)
+"""A queue that no worker asked for runs for so long, and that one asked before, lost its worker."""
 SILENT = timedelta(minutes=10)
 """A run at work without a heartbeat for so long has died; three of Prefect's own are missing."""
 
@@ -124,6 +126,7 @@ def overview() -> dict[str, Any]:
         silent = {run.id: _silence(client, run, now) for run in runs}
         online = {}
         served = set()
+        queues: list[dict[str, Any]] = []
         for pool in client.read_work_pools():
             workers = client.read_workers_for_work_pool(pool.name)
             states = [
@@ -131,6 +134,11 @@ def overview() -> dict[str, Any]:
             ]
             online[pool.name] = states.count("ONLINE")
             served |= {pool.name} if workers else set()
+            queues += [
+                {"pool": pool.name, "queue": queue.name, "polled": queue.last_polled.timestamp()}
+                for queue in client.read_work_queues(work_pool_name=pool.name)
+                if queue.last_polled is not None
+            ]
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
     stopped = [_stopped(run, flows.get(run.flow_id, ""), silent[run.id]) for run in runs]
     unended = [run for run in runs if _goes_on(run)]
@@ -138,6 +146,13 @@ def overview() -> dict[str, Any]:
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),
         "workers": online,
+        "queues": queues,
+        "unserved_queues": [
+            {"pool": queue["pool"], "queue": queue["queue"]}
+            for queue in queues
+            if online[queue["pool"]]
+            and now.timestamp() - queue["polled"] > UNSERVED.total_seconds()
+        ],
         "unserved": sorted(
             pool for pool, count in online.items() if not count and pool in served | late
         ),

@@ -172,7 +172,7 @@ def whole_entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
 # ------------------------------------------------------------------------------------------------
 
 
-def _select(connection: Connection) -> sa.Select[Any]:
+def _select(connection: Connection) -> Any:
     """Selects the bytes of a row as they are stored; NULL where a column of SQLite has no text."""
     return sa.select(_T.sequence, *(_stored_bytes(connection, of) for of in (_T.hash, _T.body)))
 
@@ -184,7 +184,8 @@ def _stored_bytes(connection: Connection, column: sa.Column[Any]) -> sa.ColumnEl
 
 
 def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[Entry | Damage]:
-    with connection.execute(query, execution_options={"yield_per": 1000}) as rows:
+    found: Any = connection.execute(query, execution_options={"yield_per": 1000})
+    with found as rows:
         for sequence, stored_hash, stored_body in rows:
             yield _entry(sequence, stored_hash, stored_body)
 

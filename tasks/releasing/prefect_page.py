@@ -92,9 +92,13 @@ def publish_artifacts(
         deployment=parameters.release.deployment if parameters.release.enabled else None,
     )
     context.run.publish_markdown(
-        key="release",
+        key="next-step" if released is None else "release",
         markdown=text,
-        description="What was released, on what claim.",
+        description=(
+            "Nothing is released yet: the plan, and what to do with it."
+            if released is None
+            else "What was released, on what claim."
+        ),
     )
     publish_budget(context, parameters.release)
 

@@ -135,6 +135,35 @@ that it has.
 """
 
 
+_SENTENCES = {
+    "ingest": "Records read and split",
+    "features": "Records encoded",
+    "tokens": "Records encoded",
+    "titles": "Published titles encoded",
+    "plan": "Release planned",
+    "predictions": "Held-out records predicted",
+    "scores": "Predictions scored",
+    "branch-fit": "Model trained: {label}",
+    "fine-tune": "Model trained: {label}",
+    "swag": "Posterior collected: {label}",
+    "risks": "Risks of the records measured",
+    "risk-weights": "Records weighted by their risk",
+    "reweight": "Records weighted again",
+    "sensitivity": "Sensitivity measured: {label}",
+    "evaluate": "Posterior scored",
+    "audit-pool": "Records and canaries prepared for the attacks",
+    "audit-trials": "Training repeated for the attacks: {label}",
+    "audit-gradients": "Gradients attacked: {label}",
+    "audit": "Audit finished: {label}",
+    "release": "Model sampled, bundled and recorded",
+}
+
+
+def sentence_of(name: str, label: str) -> str:
+    """Returns what a finished stage did, without a figure: for logs that others read."""
+    return _SENTENCES.get(name, "{label} finished").format(label=label)
+
+
 def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
     known = {key: value for key, value in figures.items() if _is_scalar(value)}
     if known.get("epsilon") is not None and known.get("delta") is not None:

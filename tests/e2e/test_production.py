@@ -6,6 +6,7 @@ import os
 import signal
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -53,18 +54,20 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
                 connection.execute(statement)
 
 
-def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
-    """It is in the database long before its hour, so that no one has to be there to schedule it
-    then.
+def test_the_nightly_check_is_laid_up_ahead_and_the_example_is_paused(stack: Stack) -> None:
+    """The check of the ledger is in the database long before its hour, so that no one has to be
+    there to schedule it then; the quarterly training, an example, is not.
     """
-    wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-formal")["id"]]}}}
-    (first, *_) = stack.wait("its schedule", lambda: stack.post("/flow_runs/filter", wanted).json())
+
+    def scheduled(name: str) -> list[dict[str, Any]]:
+        wanted = {"deployments": {"id": {"any_": [stack.deployment(name)["id"]]}}}
+        return stack.post("/flow_runs/filter", wanted).json()
+
+    (first, *_) = stack.wait("its schedule", lambda: scheduled("ledger-verify/ledger-verify"))
     assert first["state_type"] == "SCHEDULED"
     hour = datetime.fromisoformat(first["expected_start_time"].replace("Z", "+00:00"))
-    assert (hour.day, hour.hour) == (5, 6)
-    assert hour.month in (1, 4, 7, 10)
-    form = first["parameters"]["parameters"]
-    assert (form["advanced"], form["target_epsilon"]) == ("profile: osha-formal", 5)
+    assert (hour.hour, hour.minute) == (2, 17)
+    assert scheduled("retrain/osha-formal") == []
 
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:

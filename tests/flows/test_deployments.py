@@ -369,7 +369,8 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
     """One draw at a time, from a queue that a worker with the signing key can serve alone."""
     release = DEPLOYMENTS["release"]
     assert release["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert release["work_pool"] == {"name": "cpu", "work_queue_name": "release"}
+    pool = release["work_pool"]
+    assert (pool["name"], pool["work_queue_name"]) == ("cpu", "release")
     in_queue = [
         name
         for name, d in DEPLOYMENTS.items()
@@ -440,8 +441,10 @@ def test_a_server_refuses_a_form_without_records(server: str) -> None:
 
 def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
     """The quarterly training run has the values of its form and an epsilon, since no one is there
-    to give one.
+    to give one. It is an example and paused.
     """
+    (example,) = DEPLOYMENTS["osha-formal"]["schedules"]
+    assert example["active"] is False
     planned = {
         name: schedule["parameters"]["parameters"]
         for name, entry in DEPLOYMENTS.items()

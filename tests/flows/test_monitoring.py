@@ -21,7 +21,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from stack import free_port
 
-from flows.commands.metrics import of_ledger, of_server
+from flows.commands.metrics import TIMES, Figures, of_ledger, of_server, of_workspace
+from storage.ledger import Ledger, Policy
+from storage.paths import Workspace
+from tasks.releasing import budgets
 from tasks.running import worker_metrics
 
 MONITORING = Path(__file__).resolve().parents[2] / "deployments" / "monitoring"
@@ -50,6 +53,9 @@ class Everything(Collector):
             listener.failed("head")
             listener.started("risks")
             yield from worker_metrics.families(Path(private))
+            for file, _ in TIMES.values():
+                (Path(private) / file).touch()
+            yield from of_workspace(Path(private))
         account = {
             "population": "p",
             "cohort": "2015",
@@ -63,6 +69,8 @@ class Everything(Collector):
                 "runs": {"FAILED": 1, "CRASHED": 0},
                 "workers": {"cpu": 1},
                 "waits": {"cpu": {"begun": 2, "seconds": 3, "longest": 2}},
+                "queues": [{"pool": "cpu", "queue": "release", "polled": 1.0}],
+                "silent": 0,
             }
         )
         up = GaugeMetricFamily("autocoder_up", "as in flows.commands.metrics", labels=["part"])
@@ -96,7 +104,7 @@ def names(expression: str) -> set[str]:
     """
     bare = re.sub(r"\{[^}]*\}|by \([^)]*\)|\[\w+\]|offset \w+", " ", expression)
     words = set(re.findall(r"\b([a-z_]+)\b(?!\s*\()", bare))
-    return words - {"and", "or", "unless", "by"}
+    return words - {"and", "or", "unless", "by", "on"}
 
 
 def test_every_metric_and_label_that_is_asked_for_is_told() -> None:
@@ -143,6 +151,48 @@ def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
         if "exp_alerts" in case
     }
     assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_the_ledger_is_folded_again_only_when_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between scrapes the exporter keeps what it read: a new row or another file among the plans
+    makes it read once more.
+    """
+    workspace = Workspace(tmp_path).create()
+    ledger = Ledger.open(workspace.ledger_url)
+    folds = 0
+
+    def counted(*given: Any) -> dict[str, Any]:
+        nonlocal folds
+        folds += 1
+        return overview(*given)
+
+    overview = budgets.ledger_overview
+    monkeypatch.setattr(budgets, "ledger_overview", counted)
+    figures = Figures(workspace.home)
+    for expected, change in (
+        (1, lambda: None),
+        (1, lambda: None),
+        (2, lambda: change_policy(ledger)),
+        (2, lambda: None),
+        (3, lambda: plant_plan(workspace)),
+        (3, lambda: None),
+    ):
+        change()
+        (up,) = [family for family in figures.families() if family.name == "autocoder_up"]
+        assert up.samples[0].value == 1
+        assert folds == expected
+
+
+def change_policy(ledger: Ledger) -> None:
+    policy = Policy.parse({"name": "p", "default": {"formal": {"epsilon": 3, "delta": "0.0001"}}})
+    ledger.change_policy(policy, requester="lead", reason="test")
+
+
+def plant_plan(workspace: Workspace) -> None:
+    (workspace.private / "plans").mkdir()
+    (workspace.private / "plans" / "p.json").write_text("{}")
 
 
 @pytest.mark.servers

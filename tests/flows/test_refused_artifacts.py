@@ -2,12 +2,16 @@
 page's text.
 """
 
+import logging
+
 import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
 from flows.server import prefect_run
+from storage.errors import InputError
+from tasks.running.progress import sentence_of
 
 tries: list[int] = []
 
@@ -49,3 +53,46 @@ def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setattr(prefect_run, name, lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         show()
+
+
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_no_bar_stays_when_its_stage_ends(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Well or not; the log says what was done, without a figure."""
+    logged: list[str] = []
+    deleted: list[object] = []
+    monkeypatch.setattr(prefect_run, "_SECONDS_BETWEEN_UPDATES", 0.0)
+    monkeypatch.setattr(prefect_run, "create_progress_artifact", lambda **_: "the bar")
+    monkeypatch.setattr(
+        prefect_run.ProgressBars, "_delete", lambda self, artifact: deleted.append(artifact)
+    )
+    monkeypatch.setattr(prefect_run, "_log", lambda *words: logged.append(words[0] % words[1:]))
+    bar = prefect_run.ProgressBars()
+    bar.named("records", "ingest")
+    bar.started("records")
+    bar.report("records", 1, 2)
+    if end == "failed":
+        bar.failed("records")
+    else:
+        bar.finished("records", {"records": 8731}, reused=False, seconds=12.0)
+        assert len(logged) == 1
+        assert sentence_of("ingest", "records") in logged[0]
+        assert "8731" not in logged[0]
+        assert "8,731" not in logged[0]
+    assert deleted == ["the bar"]
+
+
+def test_a_refusal_is_one_line_of_the_log() -> None:
+    """Its text without traceback, once, although Prefect logs it for the task and for the flow; of
+    another error everything stays.
+    """
+    told = []
+    for error in (InputError("--data: no file"), KeyError("other")):
+        for name in ("prefect.task_runs", "prefect.flow_runs"):
+            record = logging.LogRecord(
+                name, logging.ERROR, __file__, 1, "Encountered %r", (error,), None
+            )
+            record.exc_info = (type(error), error, None)
+            if logging.getLogger(name).filter(record):
+                told.append((record.getMessage(), record.exc_info is None))
+    assert told[0] == ("--data: no file", True)
+    assert [traceback for _, traceback in told[1:]] == [False, False]

@@ -475,9 +475,12 @@ def test_a_silent_run_wants_a_person(
         assert f"prefect flow-run cancel {run.id}" in entry["remedy"]
         assert "autocoder" not in entry["remedy"]
         nothing = {"open_releases": [], "plans": []}
-        assert _needs_a_person(nothing | {"server": found | {"runs": {}, "unserved": []}})
+        assert _needs_a_person(
+            nothing | {"server": found | {"runs": {}, "unserved": [], "unserved_queues": []}}
+        )
         assert not _needs_a_person(
-            nothing | {"server": found | {"runs": {}, "unserved": [], "silent": 0}}
+            nothing
+            | {"server": found | {"runs": {}, "unserved": [], "unserved_queues": [], "silent": 0}}
         )
     finally:
         client.delete_flow_run(run.id)

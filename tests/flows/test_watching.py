@@ -111,7 +111,8 @@ def test_a_second_run_is_advised_only_when_none_works(
     assert "autocoder train" not in shown(None)
     del listener
     assert "autocoder train" in shown(None)
-    server = {"runs": {}, "unserved": [], "workers": {}, "stopped": [], "waiting": []}
+    names = ("unserved", "unserved_queues", "stopped", "waiting")
+    server: dict[str, Any] = {"runs": {}, "workers": {}} | {name: [] for name in names}
     assert "autocoder train" not in shown(server | {"unended": ["retrain"]})
     assert "autocoder train" in shown(server | {"unended": ["release"]})
 
