@@ -38,6 +38,7 @@ from service.messages import (
     Problem,
     Version,
     fault_of,
+    place_of,
 )
 from storage.bundle.folder import STATEMENT
 from storage.errors import InputError
@@ -186,9 +187,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         try:
             settings_of_reading = ReadOptions.model_validate_json(read)
         except ValidationError as error:
-            faults = "; ".join(
-                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-            )
+            faults = "; ".join(f"{place_of(fault)}: {fault['msg']}" for fault in error.errors())
             raise HTTPException(422, f"read: {faults}") from None
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:

@@ -213,4 +213,14 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
         }
         if kind in words:
             return f"narratives{item}: {words[kind]}"
-    return f"{'.'.join(map(str, place))}: {error['msg']}"
+    return f"{place_of(error)}: {error['msg']}"
+
+
+def place_of(error: Mapping[str, Any]) -> str:
+    """Returns where a request is wrong; the name of a field that the service does not know is the
+    client's text, and is not quoted.
+    """
+    place = error["loc"]
+    if error["type"] == "extra_forbidden":
+        place = (*place[:-1], "a field with another name")
+    return ".".join(map(str, place))

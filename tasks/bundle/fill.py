@@ -109,11 +109,8 @@ def fill(
     documents.add(bundle.PAGE, statement_page(claimed))
     released, score = export.load(folder), export.Released.logits
     if candidate.model.trainable == "head":
-        features, encoder = (
-            context.workspace.private / "public-features",
-            public_features.encoder_digest(released),
-        )
-        score = partial(public_features.logits, folder=features, encoder=encoder)
+        encoder = public_features.encoder_digest(released)
+        score = partial(public_features.logits, encoder=encoder)
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
     thresholds = calibration.thresholds_on_generated(
@@ -301,7 +298,9 @@ def _expected(
     documents: Mapping[str, str],
     graphs: Mapping[str, str],
 ) -> gate.Expected:
-    own = own_texts(codes, context.store.figures(candidate.dataset), candidate.model.encoder)
+    facts = context.store.figures(candidate.dataset)
+    unit = context.store.recipe(candidate.dataset)["config"]["ingest"].get("unit_column")
+    own = own_texts(codes, facts, candidate.model.encoder, unit=unit)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
     files |= graphs
     untrained = context.workspace.private / "untrained" / candidate.fitted.sha256[:32]

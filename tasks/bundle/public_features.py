@@ -1,9 +1,8 @@
-"""Stores the features of public texts by the digest of the encoder: every release reads them.
+"""Computes the features of public texts by a frozen encoder once for all bundles of a process.
 
-They depend on no record: neither the texts nor a frozen encoder do. An encoder that trains is
-another one after each fit, so that its features are not stored. Those of the generated narratives
-by the packaged encoder come with the program (`scripts/generated_features.py`); others are stored
-in the workspace.
+They depend on no record: neither the texts nor a frozen encoder do. Those of the generated
+narratives by the packaged encoder come with the program (`scripts/generated_features.py`). None is
+read from the workspace, where whoever writes it could decide what test vectors and thresholds say.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mechanisms.model import checkpoint
@@ -27,18 +25,15 @@ from storage.egress.gate import tokenizer_digest
 PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
-def logits(
-    released: Released, texts: Sequence[str], *, folder: Path, encoder: str | None = None
-) -> Tensor:
-    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a
-    mean.
+def logits(released: Released, texts: Sequence[str], *, encoder: str | None = None) -> Tensor:
+    """Returns `released.logits(texts)`, from features that were computed before where the model is a
+    linear head on a mean.
     """
     model = released.model
     if not isinstance(model, MeanPooled):
         return released.logits(texts)
-    return logits_from(
-        released, _features(released, texts, folder, encoder or encoder_digest(released)), texts
-    )
+    features = _features(released, texts, encoder or encoder_digest(released))
+    return logits_from(released, features, texts)
 
 
 def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> Tensor:
@@ -52,21 +47,21 @@ def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> T
         return model.scores(features, words)
 
 
-def _features(released: Released, texts: Sequence[str], folder: Path, encoder: str) -> Tensor:
-    file = folder / f"{_key(released, texts, encoder)[:32]}.safetensors"
-    try:
-        return checkpoint.load(file)[0]["features"]
-    except (OSError, SafetensorError, KeyError):  # absent or damaged
-        pass
+def _features(released: Released, texts: Sequence[str], encoder: str) -> Tensor:
+    public = key_of_packaged(texts, encoder)
     stored, described = checkpoint.load(PACKAGED)
-    if (
-        described["public"] == key_of_packaged(texts, encoder)
-        and released.max_length >= described["tokens"]
-    ):
+    if described["public"] == public and released.max_length >= described["tokens"]:
         return stored["features"]
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(file, {"features": compute(released, texts)}, {"texts": len(texts)})
-    return checkpoint.load(file)[0]["features"]
+    key = (public, released.max_length)
+    if key not in _COMPUTED:
+        if len(_COMPUTED) == _MOST_COMPUTED:
+            del _COMPUTED[next(iter(_COMPUTED))]
+        _COMPUTED[key] = compute(released, texts)
+    return _COMPUTED[key]
+
+
+_COMPUTED: dict[tuple[str, int], Tensor] = {}
+_MOST_COMPUTED = 8
 
 
 def compute(released: Released, texts: Sequence[str]) -> Tensor:
@@ -97,15 +92,3 @@ def key_of_packaged(texts: Sequence[str], encoder: str) -> str:
     reads.
     """
     return digest({"encoder": encoder, "texts": list(texts)})
-
-
-def _key(released: Released, texts: Sequence[str], encoder: str) -> str:
-    return digest(
-        {
-            "encoder": encoder,
-            "max_length": released.max_length,
-            "texts": list(texts),
-            "torch": torch.__version__,
-            "processor": torch.backends.cpu.get_cpu_capability(),
-        }
-    )

@@ -27,12 +27,15 @@ _PUBLIC_NAME = 12
 """Letters and digits of a classification's name and version from which on they are listed."""
 
 
-def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> tuple[str, ...]:
+def own_texts(
+    codes: Sequence[Code], facts: Mapping[str, Any], encoder: str, *, unit: str | None = None
+) -> tuple[str, ...]:
     """Lists every text of a bundle that is neither published nor a name or number in a narrow form.
 
     Args:
         facts: figures of the ingest: classification, version and cohorts.
         encoder: its name or folder.
+        unit: header of the column whose units are protected, which the statement names.
     """
     # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
@@ -48,6 +51,9 @@ def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> 
     texts += [
         f"cohort: {cohort}" for cohort in facts.get("cohorts", ()) if not _NAME.fullmatch(cohort)
     ]
+    # guard: test_what_is_handed_in_is_listed_whole
+    if unit and not _NAME.fullmatch(unit):
+        texts.append(f"column of the protected unit: {unit}")
     if not _ENCODER.fullmatch(name_of(encoder)):
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from mechanisms.model.export import Released
 
 _GENERATED, _GENERATED_SEED = 800, 20260102
+TEMPERATURES = (0.01, 100.0)
+"""Outside of these, scores are all 0 or 1, or no numbers; a fit's is from 0.05 to 20."""
 _INJURIES = "OIICS"
 """Classification of the generated narratives, which are useless for other tasks."""
 
@@ -210,8 +211,10 @@ def read_thresholds(path: Path) -> dict[str, Any]:
                 f"{path}: its schema is not {SCHEMA}. This version cannot read it."
             )
         temperature, entries = float(content["temperature"]), list(content["thresholds"])
-        if not (0 < temperature < math.inf):
-            raise MechanismError(f"{path}: the temperature must be above 0.")
+        least, most = TEMPERATURES
+        # guard: test_thresholds_that_make_every_score_nan
+        if not least <= temperature <= most:
+            raise MechanismError(f"{path}: the temperature must be from {least} to {most}.")
         for entry in entries:
             value = entry["threshold"]
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):

@@ -120,7 +120,8 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         """
         encoder, store = candidate.model.encoder, context.store
         codes = load_codes(store.open(candidate.dataset))
-        texts = own_texts(codes, store.figures(candidate.dataset), encoder)
+        unit = store.recipe(candidate.dataset)["config"]["ingest"].get("unit_column")
+        texts = own_texts(codes, store.figures(candidate.dataset), encoder, unit=unit)
         contents: dict[str, Any] = {"encoder": encoder_digest(encoder), "texts": texts}
         if context.copies is None:  # a release takes them by the plan
             contents["public"] = _public_stages(context, candidate)

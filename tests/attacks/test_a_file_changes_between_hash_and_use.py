@@ -20,17 +20,20 @@ from kills import killed_at
 from planned_chain import nothing_charged
 from releases import release_key
 from safetensors.torch import load_file, save_file
+from sealed_bundle import Sealed
 
-from mechanisms.model import checkpoint
-from storage.artifacts import ArtifactRef, CopiedStore, Store
+from mechanisms.model import checkpoint, export
+from storage.artifacts import ArtifactRef, CopiedStore, Store, digest
 from storage.bundle.check import check
 from storage.bundle.trust import Trust
+from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.branches import formal
 from tasks.branches.plan import plan_formal
+from tasks.bundle import golden, public_features
 from tasks.fitting.prior import lexicon_of
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import publish
@@ -39,8 +42,9 @@ from tasks.running.stage import Context, run_step
 
 DECLARES = """
 what was signed is what is released
-| a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's figures;
-an encoder's weights; embedded public words; another sample before, while and after the release takes its own
+| a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's
+figures; an encoder's weights; embedded public words and the features of public texts; another sample before, while
+and after the release takes its own
 | anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in the hub's cache
 
 nothing is sampled twice
@@ -197,6 +201,36 @@ def test_a_cached_stage_that_nobody_signed(plan_at: Planner, tmp_path: Path) -> 
     assert (Path(done.bundle) / "lexicon.json").read_bytes() == (
         tmp_path / "lexicon.json"
     ).read_bytes()
+
+
+def test_features_of_public_texts_in_the_workspace(sealed: Sealed, tmp_path: Path) -> None:
+    """A file where features were kept, under the name that they had: the order of the codes in the
+    test vectors is still the model's, and no file is kept there.
+    """
+    made = sealed.copy(tmp_path)
+    released = export.load(made)
+    answers = golden.texts(load_codes(sealed.candidate.dataset.path))
+    named = {
+        "encoder": public_features.encoder_digest(released),
+        "max_length": released.max_length,
+        "texts": list(answers),
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+    }
+    kept = sealed.context.workspace.private / "public-features"
+    kept.mkdir(exist_ok=True)
+    _, width = load_file(made / "2_Dense" / "model.safetensors")["linear.weight"].shape
+    forged = torch.eye(len(answers), width) * 1000
+    file = kept / f"{digest(named)[:32]}.safetensors"
+    checkpoint.save(file, {"features": forged}, {"texts": len(answers)})
+    (tmp_path / "again").mkdir()
+    try:
+        sealed.refill(tmp_path / "again")
+        written = (tmp_path / "again" / "golden.jsonl").read_bytes()
+        assert written == (sealed.folder / "golden.jsonl").read_bytes()
+        assert list(kept.iterdir()) == [file]
+    finally:
+        shutil.rmtree(kept)
 
 
 def test_an_encoder_that_carries_a_narrative(

@@ -188,13 +188,13 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
 
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
-    """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the
-    plan lists it. What no reader sees is written out.
+    """As a title, as a code, cut over titles, as the name of a classification, a cohort or the column
+    of the protected unit: the plan lists it. What no reader sees is written out.
     """
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
-    def listed(codes: list[Code], **facts: Any) -> str:
-        shown = "\n".join(own_texts(codes, facts, encoder))
+    def listed(codes: list[Code], *, unit: str | None = None, **facts: Any) -> str:
+        shown = "\n".join(own_texts(codes, facts, encoder, unit=unit))
         return re.sub(
             r"\\(?:(\\)|u(.{4})|U(.{8}))",
             lambda one: one[1] or chr(int(one[2] or one[3], 16)),
@@ -209,6 +209,7 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     assert text[half:].rstrip() in cut
     assert text in listed([], classification=text)
     assert text in listed([], cohorts=[text])
+    assert text in listed([], unit=text)
 
 
 def test_the_gate_refuses_it_and_quotes_nothing(

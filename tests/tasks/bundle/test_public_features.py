@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import generated_features
 import pytest
@@ -45,32 +44,29 @@ def released() -> Released:
 
 
 def test_they_give_the_models_own_scores_and_are_computed_once(
-    released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another head reads the same file; the encoder runs once."""
+    """Another head takes the same features; the encoder runs once."""
     model = released.model
     assert isinstance(model, MeanPooled)
     runs: list[int] = []
     encode = Released.logits
     monkeypatch.setattr(Released, "logits", lambda *these: runs.append(1) or encode(*these))
-    first = public_features.logits(released, TEXTS, folder=tmp_path)
+    first = public_features.logits(released, TEXTS)
     computed = len(runs)
-    assert torch.equal(public_features.logits(released, TEXTS, folder=tmp_path), first)
+    assert torch.equal(public_features.logits(released, TEXTS), first)
     with torch.no_grad():
         model.head.weight.neg_()
-    other = public_features.logits(released, TEXTS, folder=tmp_path)
+    other = public_features.logits(released, TEXTS)
     assert len(runs) == computed == 1
     assert not torch.equal(other, first)
     torch.testing.assert_close(other, released.logits(TEXTS))
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("change", ["encoder", "texts", "length"])
-def test_another_encoder_or_text_has_features_apart(
-    released: Released, tmp_path: Path, change: str
-) -> None:
-    """Whatever they depend on is in their name."""
-    public_features.logits(released, TEXTS, folder=tmp_path)
+def test_another_encoder_or_text_has_features_apart(released: Released, change: str) -> None:
+    """Whatever they depend on is in their key."""
+    public_features.logits(released, TEXTS)
     model, texts = released.model, TEXTS
     assert isinstance(model, MeanPooled)
     if change == "encoder":
@@ -80,20 +76,13 @@ def test_another_encoder_or_text_has_features_apart(
         texts = TEXTS[::-1]
     else:
         released = replace(released, max_length=3)
-    changed = public_features.logits(released, texts, folder=tmp_path)
+    changed = public_features.logits(released, texts)
     torch.testing.assert_close(changed, released.logits(texts))
-    assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_damaged_file_is_computed_again(released: Released, tmp_path: Path) -> None:
-    """As an absent one."""
-    first = public_features.logits(released, TEXTS, folder=tmp_path)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-5])
-    assert torch.equal(public_features.logits(released, TEXTS, folder=tmp_path), first)
-
-
-def test_those_of_the_packaged_encoder_come_with_the_program(tmp_path: Path) -> None:
+def test_those_of_the_packaged_encoder_come_with_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The file is of today's generator, encoder and tokenizer; 40 of its 800 rows are computed here
     again.
     """
@@ -111,26 +100,27 @@ def test_those_of_the_packaged_encoder_come_with_the_program(tmp_path: Path) -> 
     )
     model = released.model
     assert isinstance(model, MeanPooled)
-    scores = public_features.logits(released, texts, folder=tmp_path)
+    monkeypatch.delattr(public_features, "compute")
+    scores = public_features.logits(released, texts)
     torch.testing.assert_close(scores, model.scores(shipped["features"], None))
-    assert not list(tmp_path.iterdir()), "they were computed here"
 
 
-def test_a_model_that_cuts_narratives_does_not_read_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cuts_narratives_does_not_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of cut texts are others."""
     released = replace(
         generated_features.packaged(),
         max_length=checkpoint.load(public_features.PACKAGED)[1]["tokens"],
     )
-    monkeypatch.setattr(
-        public_features, "compute", lambda released, texts: torch.zeros(len(texts), 384)
-    )
+    computed: list[int] = []
+
+    def compute(released: Released, texts: list[str]) -> torch.Tensor:
+        computed.append(released.max_length)
+        return torch.zeros(len(texts), 384)
+
+    monkeypatch.setattr(public_features, "compute", compute)
     texts = thresholds.generated_narratives()
-    public_features.logits(released, texts, folder=tmp_path)
-    assert not list(tmp_path.iterdir())
-    public_features.logits(
-        replace(released, max_length=released.max_length - 1), texts, folder=tmp_path
-    )
-    assert len(list(tmp_path.iterdir())) == 1
+    public_features.logits(released, texts)
+    assert not computed
+    shorter = released.max_length - 1
+    public_features.logits(replace(released, max_length=shorter), texts)
+    assert computed == [shorter]
