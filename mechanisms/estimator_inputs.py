@@ -151,7 +151,13 @@ def require_labels(y: Any, records: int, classes: Any) -> None:
         )
     if classes is not None:
         allowed = set(np.asarray(classes).tolist())
-        outside = sum(label not in allowed for label in np.asarray(y).ravel().tolist())
+        given = np.asarray(y).ravel().tolist()
+        outside = sum(label not in allowed for label in given)
+        if outside and all(str(label) in set(map(str, allowed)) for label in given):
+            raise MechanismError(
+                "y and classes are of different types, such as the number 1 and the text '1'. Give "
+                "both as text, or both as numbers."
+            )
         if outside:
             raise MechanismError(
                 f"y: {outside} of {len(flat)} records have a label outside classes. Add it to "

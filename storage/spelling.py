@@ -18,8 +18,8 @@ _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
         0
     ].strip(),
     "in another case": str.casefold,
-    "with or without points, commas, hyphens and blanks": lambda code: re.sub(
-        r"[.,\-\u2013/\s]", "", code
+    "with or without points, commas, hyphens, blanks and daggers": lambda code: re.sub(
+        r"[.,\-\u2013/\s\u2020\u2021*+!]", "", code
     ),
     "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
 }

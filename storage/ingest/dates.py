@@ -28,6 +28,8 @@ _FORMATS = (
     ),
     *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
 )
+NO_DAYS: Final = frozenset(date(year, 1, 1) for year in (1900, 1901, 1970))
+"""Days that programs write where there is no date."""
 _TRIED = 1000
 _WIDTHS: Final = {"Y": 4, "y": 2, "m": 2, "d": 2, "j": 3, "H": 2, "M": 2, "S": 2}
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
 from storage.errors import InputError
 from storage.ingest.config import IngestConfig
-from storage.ingest.dates import SLASHED, causes, cohort_of, day_of, fitting
+from storage.ingest.dates import NO_DAYS, SLASHED, causes, cohort_of, day_of, fitting
 from storage.ingest.sampling import Digests, digests
 from storage.ingest.units import several_ids, unit_form, unit_notes
 from storage.narrative_look import Looking, NarrativeLook
@@ -383,6 +383,12 @@ def _dates(
             else ""
         )
         notes.append(f"{coming:,} dates lie in the future{pivot}")
+    nothing = column.spread(day in NO_DAYS for day in days) & (state == USABLE)
+    if nothing.any():
+        notes.append(
+            f"{nothing.sum():,} dates are the first day of 1900, 1901 or 1970, which programs write "
+            "where there is none"
+        )
     if both:
         notes.append(
             f"every one of {both:,} dates with / reads both ways, and was read month first; where "

@@ -44,7 +44,7 @@ _WIDE = {
 }
 _OPEN = "a quote is open to the end of the file"
 _ENDS = "\r\n"
-_SEPARATORS = (",", ";", "\t", "|", "^", "~")
+_SEPARATORS = (",", ";", "\t", "|", "^", "~", "$")
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 
 csv.field_size_limit(LONGEST_RECORD)  # Python's default refuses 131,073 characters
@@ -176,7 +176,7 @@ def _layouts(
     for quotes in kinds:
         for delimiter in [own] if own else _SEPARATORS:
             unlikely = (quotes == "backslash" and '\\"' not in text) or (
-                quotes == "none" and delimiter not in "\t|^~"
+                quotes == "none" and delimiter not in "\t|^~$"
             )
             looked = read.quotes is None and not read.widths
             if (looked and unlikely) or (delimiter not in text and delimiter != ","):

@@ -11,7 +11,7 @@ from typing import Final
 
 from storage.errors import InputError
 from storage.tables.options import ReadOptions
-from storage.tables.source import MOST_EXPANSION, SMALL, Source, read_safely
+from storage.tables.source import AS_CSV, MOST_EXPANSION, SMALL, Source, read_safely
 
 _CHUNK = 1 << 22
 _LONGEST_LINE = 1 << 24
@@ -56,7 +56,7 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
     Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the
     other's characters.
     """
-    if source.container == "workbook":
+    if source.container in AS_CSV:
         return source
     encoding = read.encoding or "utf-8"
     decoder, line, size, whole = codecs.getincrementaldecoder(encoding)(), 1, 0, True

@@ -1,5 +1,5 @@
 """Reads what may unfold in memory, in a program of limited memory: Parquet to its end, a workbook
-as CSV.
+or a file of Stata, SPSS or SAS as CSV.
 
 Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it
 does not fit. Of a workbook it writes a sheet as CSV, and exits with 1 where that needs more memory,
@@ -58,6 +58,39 @@ def write_csv(path: str, wanted: str) -> int:
     return 0
 
 
+def write_statistics(path: str, program: str) -> int:
+    """Writes the data of a file of Stata, SPSS or SAS to standard output: values, not their labels,
+    and nothing for those that its users defined as missing.
+    """
+    import pyreadstat
+
+    reader = {
+        "Stata": pyreadstat.read_dta,
+        "SPSS": pyreadstat.read_sav,
+        "SPSS portable": pyreadstat.read_por,
+        "SAS transport": pyreadstat.read_xport,
+        "SAS": pyreadstat.read_sas7bdat,
+    }[program]
+    try:
+        columns, _ = reader(path, output_format="dict")
+    except pyreadstat.ReadstatError:
+        return 2
+    try:
+        sys.stdout.reconfigure(encoding="utf-8", newline="")  # pyrefly: ignore[missing-attribute]
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(columns)
+        rows = zip(*columns.values(), strict=True)
+        out.writerows(["" if _is_missing(cell) else text_of(cell) for cell in row] for row in rows)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has what it wants
+        os._exit(0)
+    return 0
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or cell != cell
+
+
 def text_of(cell: Any) -> str:
     """Returns a cell as a person sees it: whole numbers without a point, days without a time."""
     if isinstance(cell, bool):
@@ -77,11 +110,14 @@ def main(kind: str, memory: int, *settings: str) -> int:
     # guard: test_parquet_that_takes_all_memory
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
-        return write_csv(*settings) if kind == "workbook" else check_parquet(*map(int, settings))
+        if kind == "parquet":
+            return check_parquet(*map(int, settings))
+        path, wanted = settings
+        return write_csv(path, wanted) if kind == "workbook" else write_statistics(path, wanted)
     except MemoryError:
         return 1
     except Exception:  # whatever is wrong with it otherwise, its reader says
-        return 2 if kind == "workbook" else 0
+        return 0 if kind == "parquet" else 2
 
 
 if __name__ == "__main__":

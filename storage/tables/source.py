@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar, cast
 
@@ -33,7 +34,7 @@ from storage.tables.options import Quotes, ReadOptions
 
 T = TypeVar("T")
 Kind = Literal["csv", "parquet", "jsonl", "npz"]
-Container = Literal["plain", "zip", "gzip", "bzip2", "xz", "workbook"]
+Container = Literal["plain", "zip", "gzip", "bzip2", "xz", "workbook", "statistics"]
 
 JSON_LINES: Final = {".jsonl", ".ndjson"}
 MOST_COLUMNS = 100_000
@@ -42,6 +43,9 @@ MOST_EXPANSION, SMALL = 200, 64 << 20
 HEAD = 1 << 18
 """First bytes, by which a file is recognised."""
 _BOOK_MEMORY = 4 << 30
+AS_CSV: Final = ("workbook", "statistics")
+"""Containers that a program of limited memory writes as CSV in UTF-8."""
+_MAGIC = 1 << 10
 _PACKED: Final[dict[bytes, Container]] = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive; the second is empty. A CSV may begin with `PK`, such as a column of
@@ -63,15 +67,11 @@ UNPACK_FAULTS = (
 _OTHER_FORMATS: Final = {
     b"%PDF": "a PDF. Ask for the data as CSV or XLSX",
     rb"\{\\rtf": "a text document. Save the table as CSV",
-    rb"\$FL": "an SPSS file. Export it as CSV or Parquet",
-    b"<stata_dta>": "a Stata file. Export it as CSV or Parquet",
     rb"\(\xb5/\xfd": "packed with Zstandard. Unpack it, or pack it with gzip",
     b"7z\xbc\xaf": "a 7z archive. Unpack it",
     b"Rar!": "a RAR archive. Unpack it",
     b"SQLite format 3": "a SQLite database. Export the table as CSV",
     b"\0\1\0\0Standard ": "an Access database. Export the table as CSV",
-    rb"HEADER RECORD\*{7}": "a SAS transport file. Export it as CSV or Parquet",
-    b"\0" * 12 + b"\xc2\xea\x81\x60": "a SAS file. Export it as CSV or Parquet",
     b"ARROW1": "a Feather file. Write it as Parquet",
     b"FEA1": "a Feather file. Write it as Parquet",
     b"ORC": "an ORC file. Write it as Parquet",
@@ -83,7 +83,6 @@ _OTHER_FORMATS: Final = {
     rb"\s*<[?A-Za-z][^,;|]{0,80}>": (
         "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV"
     ),
-    rb"[\x69-\x73][\x01\x02]\x01\x00": "a Stata file. Export it as CSV or Parquet",
     rb"[\x03\x04\x05\x30\x31\x32\x43\x63\x83\x8b\xcb\xf5\xfb].[\x01-\x0c][\x01-\x1f](?=.{0,28}\0)": (
         "a dBase file. Export it as CSV"
     ),
@@ -95,18 +94,26 @@ _OTHER_FORMATS: Final = {
     rb"\x80[\x02-\x05][\x95}\]c(KX]": (
         "a pickle, which is never opened: it could run a program. Write it as Parquet"
     ),
+    rb"MZ.\0": "a program or an archive that unpacks itself. Unpack it and give the table's path",
     rb"\x93NUMPY": "a NumPy array. Write the table as Parquet or CSV",
     rb"\x89HDF": "an HDF5 file. Write the table as Parquet or CSV",
     rb"MATLAB 5|MATLAB 7": "a MATLAB file. Write the table as CSV",
     rb"\xff\xff\xff\xff.{2}\0\0": "an Arrow stream. Write it as Parquet",
     rb"\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*": "a picture. Ask for the data as CSV or XLSX",
-    rb"C1 {1,}ASCII SPSS|.{0,60}ASCII SPSS PORT FILE": "an SPSS file. Export it as CSV or Parquet",
     rb"\x04\x22\x4d\x18": "packed with LZ4. Unpack it, or pack it with gzip",
     rb"(?:\.\./|/).{0,200}annex/objects": (
         "a pointer of git-annex, not the file. Fetch it with git annex get"
     ),
     rb".{257}ustar": "a tar archive. Unpack it and give the table's path",
 }
+_STATISTICS: Final = {
+    b"<stata_dta>|[\x69-\x73][\x01\x02]\x01\x00": "Stata",
+    rb"\$FL[23]": "SPSS",
+    rb".{0,60}ASCII SPSS PORT FILE": "SPSS portable",
+    rb"HEADER RECORD\*{7}": "SAS transport",
+    b"\0{12}\xc2\xea\x81\x60": "SAS",
+}
+"""Files that pyreadstat reads, where it is installed."""
 _XLS = b"\xd0\xcf\x11\xe0"
 _PARQUET = b"PAR1"
 """First bytes of a Parquet file; a CSV may begin so, too, but continues as text."""
@@ -209,7 +216,9 @@ class Source:
             return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(
                 self.kind, self.kind
             )
-        if self.container == "workbook":
+        if self.container == "statistics":
+            layout = f"file of {self.member}, values and not their labels"
+        elif self.container == "workbook":
             layout = f"workbook, sheet {self.member}" if self.member else "workbook"
         else:
             quotes = {
@@ -230,8 +239,8 @@ class Source:
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Opens the bytes of the text, unpacked as they are read."""
-        if self.container == "workbook":
-            with _open_sheet(self) as file:
+        if self.container in AS_CSV:
+            with _open_guarded(self) as file:
                 yield file
         elif self.container == "zip":
             with (
@@ -282,14 +291,30 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     elif magic.startswith(_ZIP):
         source = _archive(source, read)
         name = Path(source.member or path.name)
+    if source.container == "plain":
+        source = _statistics(source)
     head = read_safely(source, lambda: _head(source))
     for first, what in _OTHER_FORMATS.items():
         if re.match(first, head, re.DOTALL):
             raise InputError(f"{source.label} is {what}")
-    if source.container != "workbook" and (kind := _json_kind(head, name.suffix.lower())):
+    if source.container not in AS_CSV and (kind := _json_kind(head, name.suffix.lower())):
         rows = 1 if kind == "array" else max(round(head.count(b"\n") * size / len(head)), 1)
         source = replace(source, kind="jsonl", array=kind == "array", rows=rows)
     return source, head
+
+
+def _statistics(source: Source) -> Source:
+    with source.path.open("rb") as file:
+        head = file.read(_MAGIC)
+    for first, program in _STATISTICS.items():
+        if re.match(first, head, re.DOTALL):
+            if find_spec("pyreadstat") is None:
+                raise InputError(
+                    f"{source.label} is a file of {program}. Export it as CSV or Parquet, or "
+                    "install the extra that reads it: pip install '.[stats]'"
+                )
+            return replace(source, container="statistics", member=program)
+    return source
 
 
 def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:
@@ -344,7 +369,7 @@ def require_columns(
             ]
         if len(source.columns) == 1 and source.kind == "csv":
             hints.append(
-                "None of , ; tab | ^ ~ separates its rows; of fixed widths give them: "
+                "None of , ; tab | ^ ~ $ separates its rows; of fixed widths give them: "
                 f"{source.read_option} 'widths=[5,8,60]' and its names=[…]."
             )
         if not near and source.kind == "csv":
@@ -482,12 +507,12 @@ def _archive(source: Source, read: ReadOptions) -> Source:
 
 
 @contextmanager
-def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
+def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
     program = [
         sys.executable,
         "-I",
         guarded.__file__,
-        "workbook",
+        source.container,
         str(_BOOK_MEMORY),
         str(source.path.resolve()),
     ]
@@ -508,10 +533,11 @@ def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
             f"{', '.join(map(repr, names))}. Name one with {source.read_option} sheet=…",
             names,
         )
+    what = "the workbook" if source.container == "workbook" else f"the file of {source.member}"
     fault = {
         0: "",
-        1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
-    }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
+        1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save it as CSV",
+    }.get(status, f"{what} is damaged, locked by a password, or none. Save it as CSV")
     if fault:
         raise InputError(f"{source.option}: {source.path}: {fault}")
 

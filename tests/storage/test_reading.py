@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from workbooks import workbook
 
 from storage.errors import InputError
-from storage.tables import reader
+from storage.tables import reader, source
 from storage.tables.csv_rows import dialect
 from storage.tables.options import ReadOptions
 from storage.tables.reader import Marks, open_table
@@ -453,7 +453,7 @@ def test_accepted_is_what_csv_reads(
     _as_csv_reads(path)
 
 
-@pytest.mark.parametrize("separator", ["\t", "|", "^", "~"])
+@pytest.mark.parametrize("separator", ["\t", "|", "^", "~", "$"])
 def test_one_stray_quote_leaves_no_other(tmp_path: Path, separator: str) -> None:
     """As in NFIRS' files: cells that begin and end with a quote lose them, and the stray row is
     named; quotes inside stay.
@@ -520,7 +520,6 @@ def test_nested_json_by_paths_of_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"r\x02\x01\0\x02\0" + bytes(100), "is a Stata file"),
         (b"\x03\x7c\x01\x0f" + bytes(60), "is a dBase file"),
         (gzip.compress(b"X\n\0\0\0\x03\0\x04"), "is an R file"),
         (gzip.compress(b"RDX3\nX\n\0\0"), "is an R file"),
@@ -544,3 +543,38 @@ def test_a_folder_and_standard_input(tmp_path: Path) -> None:
         open_table(tmp_path / "year", HEADER)
     with pytest.raises(InputError, match="standard input"):
         open_table(Path("-"), HEADER)
+
+
+@pytest.mark.parametrize("name", ["new.dta", "old.dta", "in.sav", "in.por", "in.xpt"])
+def test_files_of_statistical_programs(tmp_path: Path, name: str) -> None:
+    """Stata of two ages, SPSS and SAS: whole numbers as such, days without a time, missing blank."""
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "text": ["fell", "cut", "slipped"],
+            "code": [111.0, None, 132.0],
+            "day": pandas.to_datetime(["2024-01-31", "2024-02-01", "2024-02-02"]),
+        }
+    )
+    path = tmp_path / name
+    write = {
+        ".dta": pyreadstat.write_dta,
+        ".sav": pyreadstat.write_sav,
+        ".por": pyreadstat.write_por,
+        ".xpt": pyreadstat.write_xport,
+    }[path.suffix]
+    write(frame, str(path), **({"version": 8} if name == "old.dta" else {}))
+    table = open_table(path, [])
+    columns = {column.lower(): column for column in table.columns}
+    rows = list(table.text_rows([columns[name] for name in ("text", "code", "day")]))
+    assert rows[:2] == [("fell", "111", "2024-01-31"), ("cut", "", "2024-02-01")]
+    assert "values and not their labels" in table.reading[0]
+
+
+def test_a_statistical_file_without_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"is a file of Stata.*\[stats\]"):
+        read(tmp_path / "in.dta", b"r\x02\x01\0\x02\0" + bytes(100))

@@ -72,6 +72,13 @@ def test_zeros_behind_a_level(tmp_path: Path) -> None:
     assert codes_of(tmp_path, cells, listed, unknown_codes="match") == {"22", "222", "2221"}
 
 
+@pytest.mark.parametrize("cell", ["A17.0\u2020", "A170", "a17.0*", "A17.0 +", "A17.0!"])
+def test_daggers_and_asterisks(tmp_path: Path, cell: str) -> None:
+    """ICD-10's signs of cause and manifestation, which lists have or lack."""
+    cells = [cell] * 5 + ["G01"] * 5
+    assert codes_of(tmp_path, cells, ["A17.0", "G01"], unknown_codes="match") == {"A17.0", "G01"}
+
+
 def test_a_code_that_fits_two(tmp_path: Path) -> None:
     """188.2 and 018.82 are 1882 without points and zeros: named as the cause, though `match` is set."""
     listed = ["188.2", "018.82", "007.1"]
@@ -178,5 +185,7 @@ def test_dates_of_the_future_and_of_no_year(tmp_path: Path) -> None:
     seen = dated(tmp_path, ["1/1/65", "2/2/20"] * 6, date_format="%m/%d/%y")
     assert any(note.startswith("6 dates lie in the future") for note in seen.notes)
     assert not dated(tmp_path, ["1/13/20", "2/2/20"] * 6, date_format="%m/%d/%y").notes
+    seen = dated(tmp_path, ["1900-01-01", "2020-02-28"] * 6)
+    assert any(note.startswith("6 dates are the first day of 1900") for note in seen.notes)
     with pytest.raises(InputError, match="1 have a year before 1900 or after 2100"):
         dated(tmp_path, ["2020-01-31"] * 8 + ["2202-01-31"])

@@ -1,0 +1,51 @@
+"""Defines `autocoder join`: adds the columns of a second file to records, by an id."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flows.commands import options
+from flows.commands.terminal import say
+from tasks.running.failures import private_errors
+
+
+def join(
+    first: Annotated[
+        Path, typer.Argument(help="Table that has each id once, such as the reports.")
+    ],
+    second: Annotated[Path, typer.Argument(help="Table with more columns, such as the codes.")],
+    on: Annotated[str, typer.Option(help="Column of the id, in both.")],
+    out: Annotated[Path, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")],
+    several: Annotated[
+        Literal["refuse", "first", "each"],
+        typer.Option(help="Where the second has an id in several rows."),
+    ] = "refuse",
+    read: options.Read = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    r"""Join two tables by an id: each row of the first with its row of the second.
+
+    Rows without a second one stay, with blank cells, and are counted. The output is as confidential
+    as the tables.
+
+    Example
+
+      autocoder join VAERSDATA.csv VAERSSYMPTOMS.csv --on VAERS_ID \
+          --several first --out joined.csv
+    """
+    reading = options.read_options(read)
+    options.require_writable("--out", out, overwrite=overwrite)
+    with private_errors("join"):
+        from storage.ingest.joining import join as write_joined
+
+        done = write_joined(first, second, out, on=on, several=several, read=reading)
+    say(
+        f"{done.rows:,} rows written to {out}; {done.without_second:,} rows of {first.name} have no "
+        f"row in {second.name}, {done.unused:,} rows of {second.name} were not used"
+    )
+    if done.left_out:
+        say(
+            f"{done.left_out:,} rows of {second.name} without an id, or behind the first of theirs, "
+            "were left out"
+        )

@@ -1,0 +1,129 @@
+"""Joins a second table to a table of records by an id: narratives are often in another file than
+the codes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from storage.durable import replace_atomically
+from storage.errors import InputError
+from storage.ingest.units import unit_form
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
+from storage.tables.reader import Table, open_table, pieces
+from storage.tables.writer import open_writer, output_kind
+
+Several = Literal["refuse", "first", "each"]
+
+
+@dataclass(frozen=True)
+class Joined:
+    rows: int
+    """Written."""
+    without_second: int
+    """Rows of the first table whose id the second lacks; its columns are blank there."""
+    unused: int
+    """Rows of the second table whose id the first lacks."""
+    left_out: int
+    """Rows of the second table behind the first of their id, where that was asked for."""
+
+
+def join(
+    first: Path,
+    second: Path,
+    out: Path,
+    *,
+    on: str,
+    several: Several = "refuse",
+    read: ReadOptions = AS_IT_LOOKS,
+) -> Joined:
+    """Writes the rows of the first table, each with the cells of the second table's row of its id.
+
+    An id is the same in whatever spelling of a table program: 101, 101.0 and 000101. The second
+    table is held in memory.
+
+    Args:
+        on: the column of the id, in both tables.
+        several: what becomes of an id that the second table has in several rows: it is refused, its
+            first row is taken, or each gives a row of its own.
+
+    Raises:
+        InputError: an id is blank or repeated in the first table, or repeated in the second; a
+            column other than the id is in both.
+    """
+    kind = output_kind(out)
+    left = open_table(first, [on], option="FIRST", read=read)
+    right = open_table(second, [on], option="SECOND", read=read)
+    _require_single(left, on)
+    added = [name for name in right.columns if name != on]
+    if twice := [name for name in added if name in left.columns]:
+        raise InputError(
+            f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in the first "
+            "table, too. Rename or remove them"
+        )
+    matches = _rows_by_id(right, on, added, several)
+    counts = Counter(
+        {
+            "rows": 0,
+            "without_second": 0,
+            "left_out": right.rows - sum(map(len, matches.values())),
+        }
+    )
+    used: set[str] = set()
+    schema = pa.schema([(name, pa.string()) for name in [*left.columns, *added]])
+    blank = [("",) * len(added)]
+
+    def joined() -> Iterator[tuple[str, ...]]:
+        place = left.columns.index(on)
+        for row in left.text_rows(left.columns):
+            form = unit_form(row[place].strip())
+            used.add(form)
+            counts["without_second"] += form not in matches
+            for more in matches.get(form, blank):
+                counts["rows"] += 1
+                yield row + more
+
+    with replace_atomically(out, source=first) as fresh, open_writer(fresh, kind, schema) as write:
+        for piece in pieces(joined(), columns=len(schema)):
+            write(piece)
+    unused = sum(len(rows) for form, rows in matches.items() if form not in used)
+    return Joined(counts["rows"], counts["without_second"], unused, counts["left_out"])
+
+
+def _require_single(table: Table, on: str) -> None:
+    forms = Counter(
+        unit_form(cell.strip()) if cell.strip() else "" for (cell,) in table.text_rows([on])
+    )
+    blank, again = forms.pop("", 0), sum(count for count in forms.values() if count > 1)
+    if blank or again:
+        raise InputError(
+            f"{table.source.label}, column {on!r}: {blank:,} ids are blank, and {again:,} rows "
+            "share an id with another. Give the table that has each id once first"
+        )
+
+
+def _rows_by_id(
+    table: Table, on: str, columns: Sequence[str], several: Several
+) -> dict[str, list[tuple[str, ...]]]:
+    rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    repeated = 0
+    for cell, *others in table.text_rows([on, *columns]):
+        if not cell.strip():
+            continue
+        form = unit_form(cell.strip())
+        repeated += form in rows
+        if several != "first" or form not in rows:
+            rows[form].append(tuple(others))
+    if repeated and several == "refuse":
+        raise InputError(
+            f"{table.source.label}, column {on!r}: {repeated:,} rows repeat an id. --several first "
+            "takes the first row of each id; --several each writes a row for every one, and then "
+            f"only --set data.ingest.unit_column={on} protects the whole of a person"
+        )
+    return dict(rows)

@@ -1,0 +1,60 @@
+"""Two tables joined by an id: each row with its own, what does not match counted, and repeated ids
+refused unless it is said what becomes of them.
+"""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InputError
+from storage.ingest.joining import Joined, join
+
+REPORTS = "id,text\n101,fell\n102,cut\n103,burned\n"
+
+
+def joined(
+    folder: Path, second: str, first: str = REPORTS, **more: str
+) -> tuple[Joined, list[list[str]]]:
+    (folder / "first.csv").write_text(first)
+    (folder / "second.csv").write_text(second)
+    options = {"on": "id"} | more
+    done = join(folder / "first.csv", folder / "second.csv", folder / "out.csv", **options)  # pyrefly: ignore[bad-argument-type]
+    with (folder / "out.csv").open(newline="") as file:
+        _, *rows = csv.reader(file)
+    return done, rows
+
+
+def test_each_row_with_its_own(tmp_path: Path) -> None:
+    """In any order and spelling of the id."""
+    done, rows = joined(tmp_path, "code,id\n132,102.0\n111,000101\n153,999\n")
+    assert rows == [["101", "fell", "111"], ["102", "cut", "132"], ["103", "burned", ""]]
+    assert done == Joined(rows=3, without_second=1, unused=1, left_out=0)
+
+
+SEVERAL = "id,code\n101,111\n101,132\n102,153\n,999\n"
+
+
+def test_several_rows_of_an_id(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="1 rows repeat an id"):
+        joined(tmp_path, SEVERAL)
+    assert not (tmp_path / "out.csv").exists()
+    done, rows = joined(tmp_path, SEVERAL, several="first")
+    assert [row[2] for row in rows] == ["111", "153", ""]
+    assert done.left_out == 2
+    done, rows = joined(tmp_path, SEVERAL, several="each")
+    assert [row[2] for row in rows] == ["111", "132", "153", ""]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("id,text\n101,a\n101.0,b\n", "id,code\n101,1\n", "2 rows share an id"),
+        ("id,text\n,a\n102,b\n", "id,code\n101,1\n", "1 ids are blank"),
+        (REPORTS, "id,text\n101,x\n", "1 of its columns besides 'id' are in the first"),
+        (REPORTS, "key,code\n101,1\n", "no column 'id'"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, first: str, second: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        joined(tmp_path, second, first)
