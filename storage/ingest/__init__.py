@@ -1,7 +1,15 @@
 """Ingests a file of records: checks, samples and splits it."""
 
 from storage.ingest.config import IngestConfig, Name
-from storage.ingest.pipeline import IngestResult, SourcePreview, check_source, ingest, preview
+from storage.ingest.pipeline import (
+    IngestResult,
+    SourcePreview,
+    Units,
+    check_source,
+    ingest,
+    preview,
+    units_of,
+)
 from storage.ingest.sampling import SPLITS
 from storage.ingest.survey import ALL
 
@@ -12,7 +20,9 @@ __all__ = [
     "IngestResult",
     "Name",
     "SourcePreview",
+    "Units",
     "check_source",
     "ingest",
     "preview",
+    "units_of",
 ]

@@ -211,6 +211,12 @@ def ingest(
     )
 
 
+def units_of(folder: Path) -> Units | None:
+    """Returns the units of an ingested data set; None where a record is the unit."""
+    counted = json.loads((folder / REPORT).read_text(encoding="utf-8")).get("units")
+    return None if counted is None else Units(**counted)
+
+
 def _units(overview: Survey) -> Units | None:
     if overview.units is None:
         return None

@@ -20,6 +20,7 @@ from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
+from storage.ingest import Units, units_of
 from storage.ledger import BudgetRefused, Charge, ComparisonFit, Ledger, ReleasePlan, Row, Scores
 from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
@@ -90,6 +91,8 @@ class PlanPage:
     """The ledger's row of its release, where it has one."""
     revoked: str = ""
     """When and why that release was revoked, and who has it."""
+    units: Units | None = None
+    """Of its records; None where a record is the unit, or where the records are elsewhere."""
 
     @property
     def title(self) -> str:
@@ -173,7 +176,9 @@ def page_of(
     revoked = (
         "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
     )
-    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked)
+    return PlanPage(
+        planned, status, file, tuple(answers), assumed, plan.released, revoked, context.units
+    )
 
 
 def markdown(page: PlanPage) -> str:
@@ -190,6 +195,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("population", plan.population),
         ("cohorts", ", ".join(plan.cohorts)),
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
+        *_units(page),
         ("mechanism", plan.event.mechanism),
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
@@ -203,6 +209,17 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("data fingerprint", plan.data_fingerprint),
         ("plan", page.file),
         ("digest", page.planned.digest),
+    ]
+
+
+def _units(page: PlanPage) -> list[tuple[str, str]]:
+    if page.units is None:
+        return []
+    rounded = page.status.policy.round_records(page.units.number)
+    cap = page.planned.plan.claim.max_records_per_unit
+    return [
+        ("units (rounded)", f"{rounded:,}"),
+        ("most records of a unit", f"{page.units.largest:,}, of which at most {cap:,} are used"),
     ]
 
 
@@ -508,6 +525,8 @@ class PlanContext:
     """Why it would be refused as it is: other fits of its records were recorded since, or its fit
     is gone.
     """
+    units: Units | None = None
+    """Of its records; None where a record is the unit, or without them."""
 
     @staticmethod
     def of(context: Context, plan: CheckedPlan) -> PlanContext:
@@ -529,7 +548,7 @@ class PlanContext:
         lists = (
             (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
         )
-        return PlanContext(records, lists, _outdated(context, plan))
+        return PlanContext(records, lists, _outdated(context, plan), units_of(folder))
 
 
 def _outdated(context: Context, plan: CheckedPlan) -> str | None:

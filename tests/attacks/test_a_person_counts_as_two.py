@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import InputError
-from storage.ingest import IngestConfig, preview
+from storage.ingest import IngestConfig, Units, ingest, preview, units_of
 
 CONFIG = IngestConfig.model_validate(
     {
@@ -78,3 +78,14 @@ def test_a_name_with_signs_is_one_unit(tmp_path: Path, cell: str) -> None:
     seen = preview(written(tmp_path / "in.csv", names), CONFIG, None)
     assert seen.units is not None
     assert seen.units.number == len(names)
+
+
+def test_what_an_officer_reads_of_units(tmp_path: Path) -> None:
+    """The number of units and the records of the largest are kept next to the data set."""
+    path = written(tmp_path / "in.csv", [f"P{n % 20}" for n in range(40)] + ["p0", "P0.0"])
+    ingest(path, tmp_path, CONFIG, None)
+    assert units_of(tmp_path) == Units(number=21, largest=3)
+    ingest(
+        path, tmp_path, CONFIG.model_copy(update={"unit_column": None, "max_per_unit": None}), None
+    )
+    assert units_of(tmp_path) is None
