@@ -98,7 +98,7 @@ def fill(ledger: Ledger, rows: int, *, every: int) -> None:
             ledger.commit(release_id, bundle_digest="6" * 64)
             written += 3
         else:
-            ledger.record(evaluation("non-private"))
+            ledger.note(evaluation("non-private"))
             written += 1
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from storage.errors import InputError, StorageError
@@ -42,6 +43,12 @@ def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
             )
 
 
+def _close_to_other_writers(fresh: Path) -> None:
+    """Whatever the umask: a public key that anyone may replace is no key."""
+    with suppress(OSError):
+        fresh.chmod(stat.S_IMODE(fresh.stat().st_mode) & ~0o022)
+
+
 @contextmanager
 def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Path]:
     """Yields a temporary name for a file that replaces `path` when the block ends, and is removed
@@ -57,7 +64,11 @@ def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Pa
         if source is not None or path.exists():
             partial.touch()  # closed before anything is in it
             limit_rights(partial, path, source)
+        fresh = not path.exists()
         yield partial
+        if fresh:
+            # guard: test_a_file_that_others_may_write
+            _close_to_other_writers(partial)
         sync(partial)
         partial.replace(path)
     except BaseException:
@@ -76,18 +87,34 @@ def write_atomically(path: Path, content: bytes, *, source: Path | None = None) 
         partial.write_bytes(content)
 
 
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Opens a regular file to be read. A pipe or a device is refused before it is read.
+
+    Raises:
+        OSError: it cannot be opened.
+        InputError: it is no regular file.
+    """
+    # not blocking: opening a pipe would wait for its writer
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(f"{path}: is not a regular file")
+        yield file
+
+
 def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
     """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused
     before it is read.
     """
     named = f"{option} {path}".strip()
+    refused = InputError(f"{named}: is not a regular file of at most {most:,} bytes")
     try:
-        # not blocking: opening a pipe would wait for its writer
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-                raise InputError(f"{named}: is not a regular file of at most {most:,} bytes")
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise refused
             return file.read(most)
+    except InputError:
+        raise refused from None
     except OSError as error:
         raise InputError(f"{named}: {error.strerror}") from None
 

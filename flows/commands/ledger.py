@@ -67,7 +67,7 @@ def show(
     from storage.ledger.report import budget_json, revocation_text
 
     ledger = place.open()
-    rows = ledger.rows() if every else ledger.current()
+    rows = [*(ledger.rows() if every else ledger.current()), *ledger.measurements()]
     lines = ledger.budget()
     if as_json:
         return _print_json({"rows": [row.as_json() for row in rows], "budget": budget_json(lines)})
@@ -286,7 +286,7 @@ def migrate(
     app_role: Annotated[
         str | None,
         typer.Option(
-            help="Role of training, upkeep and metrics: reads, appends evaluations and audits."
+            help="Role of training, upkeep and metrics: reads, adds evaluations and audits."
         ),
     ] = None,
     release_role: Annotated[
@@ -295,13 +295,16 @@ def migrate(
     ] = None,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
+    from storage.ledger import Ledger
     from storage.ledger.database import Database, migrate
 
     revision = migrate(
         Database(url, lock_timeout=60.0), app_role=app_role, release_role=release_role
     )
+    if app_role or release_role:  # training, which makes plans under it, may not add the first row
+        Ledger.open(url).ensure_genesis_row(requester="owner")
     text = f"ledger schema {revision}"
-    text += f", {app_role} may read and append evaluations" if app_role else ""
+    text += f", {app_role} may read and add evaluations" if app_role else ""
     text += f", {release_role} may read and append" if release_role else ""
     say(text)
 

@@ -75,12 +75,17 @@ def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Colum
 def every_row_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
     """Returns the six columns of a list of rows of every kind, at every width."""
     return [
-        Column("row", [str(row.sequence) for row in rows], right=True),
+        Column("row", [_number(row) for row in rows], right=True),
         Column("what", [row.release_id or row.label or "–" for row in rows], wraps=True),
         _made(rows),
         Column("state", [_state(row, revoked) for row in rows]),
         *_amounts(rows),
     ]
+
+
+def _number(row: Row) -> str:
+    """A measurement is in no chain, and has a number among its own."""
+    return str(row.sequence) if row.hash else f"m{row.sequence}"
 
 
 def _made(rows: Sequence[Row]) -> Column:

@@ -67,4 +67,4 @@ def purge(
     row = (ledger or open_ledger(context, settings)).record(evaluation)
     for entry in entries:
         remove(context.store, entry)
-    say(f"removed {total}; ledger row {row.sequence}")
+    say(f"removed {total}; measurement {row.sequence}")

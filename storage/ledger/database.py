@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +17,26 @@ from sqlalchemy.pool import NullPool
 from storage.errors import InputError, StorageError, Unavailable
 from storage.ledger import schema
 from storage.ledger.journal import ForeignLedger, Journal
-from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set
+from storage.ledger.schema import (
+    REVISION,
+    VERSION_TABLE,
+    ledger_row,
+    measurement,
+    metadata,
+    record_set,
+)
 
 _T = TypeVar("_T")
 
-_LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
+_LOCK = "SELECT ledger_lock()"
+"""Of all who write to the chain, to the end of the transaction."""
+_MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(2021092)"
+"""Of owners, before there is a table to lock."""
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
-_READABLE = (ledger_row.name, record_set.name, VERSION_TABLE)
-_NOTE = ("ledger_note(text)",)
-_WRITE = (*_NOTE, "ledger_append(text)", "ledger_register(bytea)")
+_TABLES = (*(table.name for table in metadata.sorted_tables), VERSION_TABLE)
+_MEASURE = {measurement.name: "(recorded_at, kind, idempotency_key, facts)"}
+_WRITE = {**_MEASURE, ledger_row.name: "", record_set.name: ""}
+"""Tables that a role may add rows to, and in which columns."""
 
 
 class ConnectionLost(Unavailable):
@@ -99,7 +110,6 @@ class Database:
         cursor = connection.cursor()
         # A reservation that was answered must survive a power cut.
         cursor.execute("PRAGMA synchronous = FULL")
-        cursor.execute("PRAGMA recursive_triggers = ON")
         cursor.execute("PRAGMA trusted_schema = OFF")
         cursor.close()
 
@@ -112,10 +122,30 @@ class Database:
             )
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """Open a transaction during which no one else writes; commits at the end, rolls back on an
-        error.
+    def write(self, *, lock: str = _LOCK) -> Iterator[Connection]:
+        """Open a transaction during which no one else writes to the chain; commits at the end,
+        rolls back on an error.
         """
+        with self._adding() as connection:
+            if not self.is_sqlite:
+                connection.execute(sa.text(lock))
+            for journal in self.journals:
+                journal.check(connection)
+            yield connection
+        for journal in self.journals:
+            with self.read() as connection:
+                journal.append(connection)
+
+    @contextmanager
+    def add(self) -> Iterator[Connection]:
+        """Open a transaction that adds measurements: on PostgreSQL it waits for no one who writes
+        to the chain, and no one waits for it.
+        """
+        with self._adding() as connection:
+            yield connection
+
+    @contextmanager
+    def _adding(self) -> Iterator[Connection]:
         with self._safe_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(ledger_write=True)
             with connection.begin():
@@ -131,15 +161,7 @@ class Database:
                         ),
                         {"limit": f"{milliseconds}ms"},
                     )
-                    connection.execute(
-                        sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK}
-                    )
-                for journal in self.journals:
-                    journal.check(connection)
                 yield connection
-        for journal in self.journals:
-            with self.read() as connection:
-                journal.append(connection)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -175,8 +197,6 @@ class Database:
     def _translate(self, error: exc.DBAPIError) -> StorageError:
         original = str(error.orig).splitlines()[0] if error.orig else ""
         code = getattr(error.orig, "sqlstate", None)
-        if "append-only" in original:
-            return StorageError(f"ledger {self.name}: {original}")
         if "locked" in original or code == "55P03":
             return StorageError(
                 f"ledger {self.name}: locked by another process for {self.lock_timeout:g} "
@@ -190,7 +210,10 @@ class Database:
         if "disk I/O error" in original or code == "58030":
             return StorageError(f"ledger {self.name}: disk error; nothing was recorded")
         if code == "42501":
-            return StorageError(f"ledger {self.name}: this role may not do that ({original})")
+            return StorageError(
+                f"ledger {self.name}: this role may not do that ({original}). Rows of the chain "
+                "are added by the role given to `autocoder ledger migrate --release-role`"
+            )
         if isinstance(error, exc.IntegrityError):
             return StorageError(
                 f"ledger {self.name}: the row contradicts one already there; nothing recorded"
@@ -219,11 +242,11 @@ class Database:
             return ""
         query = sa.text(
             "SELECT usename, pid FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks"
-            " WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = :key)"
+            " WHERE granted AND relation = to_regclass(:table) AND mode = 'ExclusiveLock')"
         )
         try:
             with self.engine.connect() as connection:
-                rows = connection.execute(query, {"key": _LOCK}).all()
+                rows = connection.execute(query, {"table": ledger_row.name}).all()
         except exc.DBAPIError:
             return ""
         return "".join(f", by role {role} (process {pid})" for role, pid in rows)
@@ -294,10 +317,9 @@ def migrate(
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
-        app_role: of training, upkeep and metrics; it may read, and append evaluations and audits,
-            nothing else.
-        release_role: of the releasing worker and the officer's desk; it may read, and append any
-            row.
+        app_role: of training, upkeep and metrics; it may read, and add measurements.
+        release_role: of the releasing worker and the officer's desk; it may read, and add
+            measurements, rows of the chain and sets of records.
     """
     if app_role is not None and app_role == release_role:
         raise InputError(
@@ -305,19 +327,20 @@ def migrate(
         )
     if database.is_sqlite:
         _use_write_ahead_log(database)
-    with database.write() as connection:
+    with database.write(lock=_MIGRATION_LOCK) as connection:
         _refuse_prefect(database, connection)
         revision = _revision(connection)
         if revision is None:
             schema.create(connection)
         elif revision != REVISION:
             raise StorageError(
-                f"ledger {database.name}: its schema {revision} is not known to this code; "
-                "update it"
+                f"ledger {database.name}: its schema {revision} is not known to this code, which "
+                f"has {REVISION}. One of an unpublished version is begun anew; of a later version, "
+                "update this program"
             )
-        for role, functions in ((app_role, _NOTE), (release_role, _WRITE)):
+        for role, tables in ((app_role, _MEASURE), (release_role, _WRITE)):
             if role is not None:
-                _grant(database, connection, role, functions)
+                _grant(database, connection, role, tables)
     return REVISION
 
 
@@ -348,10 +371,10 @@ def _use_write_ahead_log(database: Database) -> None:
 
 
 def _grant(
-    database: Database, connection: Connection, role: str, functions: tuple[str, ...]
+    database: Database, connection: Connection, role: str, tables: Mapping[str, str]
 ) -> None:
     if database.is_sqlite:
-        raise InputError("roles: SQLite has no roles; its triggers keep the ledger append-only")
+        raise InputError("roles: SQLite has no roles; its file's mode says who may write")
     superuser = connection.execute(
         sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}
     ).scalar()
@@ -375,11 +398,13 @@ def _grant(
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )
     connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {namespace} TO {quoted}"))
-    for table in _READABLE:
+    for table in _TABLES:
         connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
-        # guard: test_rows_and_totals_are_not_inserted
+        # guard: test_rows_and_totals_are_not_changed
         connection.execute(sa.text(f"GRANT SELECT ON {table} TO {quoted}"))
-    # guard: test_training_adds_evaluations_and_audits_alone
-    for function in _WRITE:
-        verb = f"GRANT EXECUTE ON FUNCTION {function} TO" if function in functions else ""
-        connection.execute(sa.text(f"{verb or f'REVOKE ALL ON FUNCTION {function} FROM'} {quoted}"))
+    # guard: test_training_adds_measurements_alone
+    for table, columns in tables.items():
+        connection.execute(sa.text(f"GRANT INSERT {columns} ON {table} TO {quoted}"))
+    verb, to = ("GRANT EXECUTE", "TO") if ledger_row.name in tables else ("REVOKE ALL", "FROM")
+    # guard: test_training_cannot_hold_the_lock
+    connection.execute(sa.text(f"{verb} ON FUNCTION ledger_lock() {to} {quoted}"))

@@ -29,7 +29,7 @@ from storage.ledger.composition import Loss
 from storage.ledger.content import policy_terms, signed_terms
 from storage.ledger.decisions import Matter, approvers, from_row, signer
 from storage.ledger.heads import decoded_key, key_id, verify_bytes
-from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, ReleasePlan, Row
+from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, UNSIGNED, Mark, ReleasePlan, Row
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
@@ -121,6 +121,10 @@ class State:
     """Hash of the first row."""
     policy: Policy | None = None
     policy_row: Row | None = None
+    release_keys: frozenset[str] = frozenset()
+    """Ids of the keys of releasing workers: those that the newest policy with any lists, else the
+    one that signed first.
+    """
     rows: list[Row] = field(default_factory=list)
     """Those that have an effect; a release's with all that was known of it then."""
     releases: dict[str, Release] = field(default_factory=dict)
@@ -180,7 +184,7 @@ class State:
         if problem:
             self.bad.append(BadRow(sequence, f"row {sequence}: {problem}", void=row is None))
             # guard: test_a_void_row_of_a_signed_kind_stops_what_follows
-            if row is None and kind in SIGNED:
+            if row is None and kind not in UNSIGNED:
                 self.stopped = self.stopped or self.bad[-1].problem
         return row
 
@@ -218,16 +222,14 @@ class State:
             raise Inconsistent(
                 f"a row of kind {row.kind} without the signature of a releasing worker"
             )
-        listed = self.in_force.release_key_ids()
-        reserved = self.releases.get(row.release_id or "")
-        if listed and key_id(decoded_key(row.signer)) not in listed:
+        signer = key_id(decoded_key(row.signer))
+        # Where no policy listed a key yet, the first that signs is the ledger's.
+        self.release_keys = self.release_keys or frozenset({signer})
+        # guard: test_a_stranger_after_the_first_key
+        if signer not in self.release_keys:
             raise Inconsistent(
-                "signed by a key that the policy does not list among its `release_keys`"
-            )
-        foreign = reserved is not None and row.signer != reserved.reserved.signer
-        if not listed and row.kind == "release" and foreign:
-            raise Inconsistent(
-                "signed by another key than the release's reservation, and the policy lists none"
+                "signed by a key that the policy does not list among its `release_keys`, and that "
+                "is not the first that signed here"
             )
 
     def _approved(self, row: Row, matter: Matter) -> None:
@@ -249,6 +251,7 @@ class State:
             )
             self._approved(row, Matter("policy", policy.digest, terms, row.requester))
         self.policy, self.policy_row = policy, row
+        self.release_keys = policy.release_key_ids() or self.release_keys
 
     def _refusal(self, row: Row) -> None:
         (decision,) = from_row(row.details)

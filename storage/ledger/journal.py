@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import Connection
 
-from storage.durable import sync
+from storage.durable import open_regular, sync
 from storage.errors import InputError, StorageError
 from storage.ledger import chain
 from storage.ledger.chain import Entry
@@ -31,6 +31,8 @@ from storage.ledger.models import Mark
 from storage.paths import Workspace
 
 VARIABLE = "AUTOCODER_LEDGER_WITNESS"
+_LONGEST = 1 << 23
+"""Bytes of a line: more than those of any row."""
 
 
 class ForeignLedger(StorageError):
@@ -75,13 +77,21 @@ class Journal:
 
     def _entries(self, reading: _Reading) -> Iterator[Entry]:
         try:
-            with self.file.open("rb") as opened:
-                if os.fstat(opened.fileno()).st_size < reading.offset:
+            # guard: test_a_journal_that_is_no_file
+            with open_regular(self.file) as opened:
+                size = os.fstat(opened.fileno()).st_size
+                if size < reading.offset:
                     raise ForeignLedger(
                         f"{self.file}: it is shorter than before. Restore it from a copy"
                     )
                 opened.seek(reading.offset)
-                for line in opened:
+                while reading.offset < size:
+                    line = opened.readline(_LONGEST)
+                    if len(line) == _LONGEST:
+                        raise ForeignLedger(
+                            f"{self.file}: line {reading.lines + 1} is longer than any row. "
+                            "Restore it from a copy"
+                        )
                     if not line.endswith(b"\n"):
                         break  # being written, or torn
                     reading.lines += 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
-from storage.ledger import amounts, chain
+from storage.ledger import amounts, chain, measurements
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.content import (
     evaluation_content,
@@ -25,7 +25,7 @@ from storage.ledger.content import (
 from storage.ledger.database import Database, database_exists, parse_url
 from storage.ledger.decisions import Decision, Matter, approvers, signer
 from storage.ledger.fold import Release, State
-from storage.ledger.heads import encoded_key, key_id
+from storage.ledger.heads import key_id
 from storage.ledger.journal import Journal
 from storage.ledger.models import SIGNED, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
@@ -253,10 +253,8 @@ class Ledger(LedgerReader):
         return self._transact(work)
 
     def require_signer(self) -> None:
-        """Refuses a worker whose key the policy does not list: what it reserved would have no
-        effect.
-        """
-        listed = self.policy().release_key_ids()
+        """Refuses a worker whose key is not listed: what it reserved would have no effect."""
+        listed = self.state().release_keys or self.policy().release_key_ids()
         if listed and self._key is not None and key_id(self._key.public_key()) not in listed:
             raise BudgetRefused(
                 "this machine's signing key is not among the policy's `release_keys`. Release "
@@ -267,8 +265,7 @@ class Ledger(LedgerReader):
     def require_drawable(self, release_id: str, state: State | None = None) -> None:
         """Refuses a release that may not be drawn here: one whose reservation does not bear it out.
 
-        Its approvals, the policy and the charges were checked by the fold. Where the policy lists
-        no `release_keys`, only what this worker's own key reserved is drawn.
+        Its approvals, the policy, the key and the charges were checked by the fold.
         """
         state = state or self.state()
         state.require_counted()
@@ -279,13 +276,6 @@ class Ledger(LedgerReader):
                 f"release {release.row.release_id}: its reservation (row "
                 f"{release.reserved.sequence}) does not bear it "
                 f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`"
-            )
-        own = None if self._key is None else encoded_key(self._key.public_key())
-        if not state.in_force.release_keys and release.reserved.signer != own:
-            raise StorageError(
-                f"release {release.row.release_id}: another key reserved it than this worker's. "
-                "Nothing is released. "
-                "Release it where it was reserved, or list that key in the policy (`release_keys`)"
             )
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
@@ -464,7 +454,7 @@ class Ledger(LedgerReader):
             first = Evaluation(
                 label="first row", population="none", data_fingerprint="none", requester=requester
             )
-            self.record(first.model_copy(update={"idempotency_key": "first row"}))
+            self.note(first.model_copy(update={"idempotency_key": "first row"}))
             mark = self.state().mark
         assert mark is not None
         return mark
@@ -473,7 +463,22 @@ class Ledger(LedgerReader):
     # ----------------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Row:
-        """Records an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
+        """Records an evaluation or an audit beside the chain, with every epsilon and Delta it has;
+        a handover or a revocation in the chain, signed. Charges nothing.
+        """
+        if evaluation.kind not in measurements.KINDS:
+            return self.note(evaluation)
+        state = self.state()
+        if evaluation.release_id is not None:
+            state.release(evaluation.release_id)
+        if evaluation.records_rounded is not None:
+            rounded = self._in_force(state).round_records(evaluation.records_rounded)
+            evaluation = evaluation.model_copy(update={"records_rounded": rounded})
+        with self.database.add() as connection:
+            return measurements.add(connection, evaluation)
+
+    def note(self, evaluation: Evaluation) -> Row:
+        """Records in the chain what a release rests on, or what stopped it; charges nothing."""
         key = evaluation.idempotency_key
 
         def work(connection: Connection, state: State) -> Row:
@@ -523,21 +528,26 @@ class Ledger(LedgerReader):
 
     def put_in_force(self, *, requester: str) -> Policy:
         """Holds everything from now on against the policy of this ledger or of its opening, which
-        may not differ.
+        may not differ. Where it is in force already, nothing is written.
         """
+        state = self.state()
+        if state.policy is not None:
+            return self._require_in_force(state)
         return self._transact(
             lambda connection, state: self._put_in_force(connection, state, requester=requester)
         )
 
     def _put_in_force(self, connection: Connection, state: State, *, requester: str) -> Policy:
+        if state.policy is not None:
+            return self._require_in_force(state)
+        policy = self._policy or DEFAULT_POLICY
+        reason = "first policy of this ledger"
+        self._append(connection, state, policy_content(policy, requester=requester, reason=reason))
+        return policy
+
+    def _require_in_force(self, state: State) -> Policy:
         row = state.policy_row
-        if state.policy is None or row is None:
-            policy = self._policy or DEFAULT_POLICY
-            reason = "first policy of this ledger"
-            self._append(
-                connection, state, policy_content(policy, requester=requester, reason=reason)
-            )
-            return policy
+        assert row is not None
         if (
             self._policy is not None
             and self._policy != DEFAULT_POLICY
@@ -548,7 +558,7 @@ class Ledger(LedgerReader):
                 f"{row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"
             )
-        return state.policy
+        return state.in_force
 
 
 def _require_same(existing: Row, content: dict[str, Any]) -> None:

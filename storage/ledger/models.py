@@ -37,8 +37,8 @@ Kind = Literal[
 SIGNED = ("release", "handover", "revocation")
 """Kinds of rows that count only with the signature of a releasing worker's key."""
 
-NOTES = ("evaluation", "audit")
-"""Kinds of rows that training, upkeep and metrics may add."""
+UNSIGNED = ("evaluation", "audit", "budget-change", "refusal")
+"""Kinds of rows that count by what they say, or by the signatures of persons."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 

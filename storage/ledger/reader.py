@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError
-from storage.ledger import chain, schema
+from storage.ledger import chain, measurements
 from storage.ledger.budget import (
     Account,
     BudgetLine,
@@ -50,9 +50,7 @@ class Report:
     first.
     """
     notes: tuple[str, ...] = ()
-    """What weakens the protection without being a change: missing triggers, a role with too many
-    rights.
-    """
+    """What weakens the protection without being a change: a role with too many rights."""
 
     @property
     def ok(self) -> bool:
@@ -114,10 +112,19 @@ class LedgerReader:
         return None if release is None else release.row
 
     def history(self, release_id: str) -> Sequence[Row]:
-        """Returns all rows about a release, its audits included, oldest first."""
+        """Returns all rows about a release, oldest first, and then its audits."""
         state = self.state()
         state.release(release_id)
-        return [row for row in state.rows if row.release_id == release_id]
+        rows = [*state.rows, *self.measurements()]
+        return [row for row in rows if row.release_id == release_id]
+
+    def measurements(self) -> Sequence[Row]:
+        """Returns the evaluations and audits that were recorded beside the chain, oldest first.
+
+        Each has a number of its own. No one signed them.
+        """
+        with self.database.read() as connection:
+            return measurements.every(connection)
 
     def rows(self) -> Sequence[Row]:
         """Returns every row of the chain that has an effect, oldest first."""
@@ -401,24 +408,18 @@ def _compare(
 
 
 def _protections(connection: Connection) -> tuple[str, ...]:
-    notes = []
-    if connection.dialect.name != "sqlite":
-        excessive = connection.execute(
-            sa.text(
-                "SELECT bool_or(has_table_privilege(name, privilege))"
-                " FROM unnest(ARRAY['ledger_row', 'record_set']) AS name,"
-                " unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS privilege"
-            )
-        ).scalar()
-        if excessive:
-            notes.append(
-                "this role may change rows by its grants, only the triggers stop it: connect the "
-                "pipeline as the"
-                " role given to `autocoder ledger migrate --release-role`, or --app-role"
-            )
-    changed = schema.changed(connection)
-    if changed:
-        notes.append(
-            f"append-only triggers and functions are missing or were changed: {', '.join(changed)}"
+    if connection.dialect.name == "sqlite":
+        return ()
+    excessive = connection.execute(
+        sa.text(
+            "SELECT bool_or(has_table_privilege(name, privilege))"
+            " FROM unnest(ARRAY['ledger_row', 'record_set']) AS name,"
+            " unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE']) AS privilege"
         )
-    return tuple(notes)
+    ).scalar()
+    if not excessive:
+        return ()
+    return (
+        "this role may change rows: connect the pipeline as the role given to `autocoder ledger "
+        "migrate --release-role`, or --app-role",
+    )

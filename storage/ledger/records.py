@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -128,6 +129,23 @@ def same_records(
         {mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (mine, other)
     )
     return mine["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
+
+
+def is_sample(value: object) -> bool:
+    """Checks that plain data has the form of a `RecordSet.sample`."""
+    if not isinstance(value, dict) or value.keys() != {"key", "marks"}:
+        return False
+    key, marks = value["key"], value["marks"]
+    return (
+        _is_hex(key, 2 * _KEY_ID)
+        and isinstance(marks, list)
+        and len(marks) <= _SAMPLED
+        and all(_is_hex(mark, 16) for mark in marks)
+    )
+
+
+def _is_hex(value: object, length: int) -> bool:
+    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{length}}}", value) is not None
 
 
 SAMPLE = "sample"

@@ -64,11 +64,7 @@ def compare(
 
 def register(connection: Connection, sequence: int, records: RecordSet) -> None:
     """Adds a release's set of records beside its row, which is the newest."""
-    marks = records.encode()
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT ledger_register(:marks)"), {"marks": marks})
-    else:
-        connection.execute(record_set.insert(), {"sequence": sequence, "marks": marks})
+    connection.execute(record_set.insert(), {"sequence": sequence, "marks": records.encode()})
 
 
 def other_population_names(plan: ReleasePlan, overlaps: Sequence[Overlap]) -> tuple[str, ...]:

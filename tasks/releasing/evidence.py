@@ -8,9 +8,10 @@ the claimed epsilon.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
@@ -26,6 +27,10 @@ AUDITED_ARTIFACT = "audited"
 CONTRADICTED, NOT_CONTRADICTED, INCONCLUSIVE = "contradicted", "not contradicted", "inconclusive"
 
 
+Fault = Literal["noise", "repeated noise", "sensitivity", "sampling"]
+"""What a check of the noisy sums looks for (`mechanisms.audit.gradient_canaries.Check`)."""
+
+
 class Evidence(BaseModel, frozen=True, extra="ignore"):
     """Holds the result of one audit, from its row of the ledger; fields that a row lacks have
     defaults.
@@ -36,18 +41,45 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
     confidence: float
     reach: float = Field(exclude=True)
     """The bound that perfect guesses would have given."""
-    trials: int = 0
-    gradient_runs: int = 0
+    trials: int = Field(default=0, ge=0)
+    gradient_runs: int = Field(default=0, ge=0)
     noise_at_most: float | None = None
     """The multiple of the stated noise above which it was excluded, where that gave the bound."""
     epsilon_of_any: float | None = None
     """The bound without the assumption that the noise is Gaussian."""
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
     """Checks of the noisy sums that failed: the event did not run as stated."""
 
     @classmethod
     def of(cls, details: Mapping[str, Any]) -> Evidence:
         return cls.model_validate(details)
+
+    @classmethod
+    def found_in(cls, row: Row) -> Evidence | None:
+        """Returns the result of an audit; None of a row that has none, or none that can be read."""
+        if row.kind != "audit":
+            return None
+        try:
+            return cls.of(row.details)
+        except ValidationError:
+            return None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The figures as people read them: bounds on epsilon rounded down to three digits, the one
+        on noise up. Further digits are never stated, since whoever measured could
+        write anything in them.
+        """
+        noise, any_ = self.noise_at_most, self.epsilon_of_any
+        return dict(self) | {
+            "epsilon_lower_bound": _digits(self.epsilon_lower_bound, ROUND_FLOOR),
+            "confidence": _digits(self.confidence, ROUND_FLOOR, digits=4),
+            "reach": _digits(self.reach, ROUND_FLOOR),
+            "trials": int(_digits(self.trials, ROUND_FLOOR)),
+            "gradient_runs": int(_digits(self.gradient_runs, ROUND_FLOOR)),
+            "noise_at_most": None if noise is None else _digits(noise, ROUND_CEILING),
+            "epsilon_of_any": None if any_ is None else _digits(any_, ROUND_FLOOR),
+        }
 
     def judge(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted
@@ -65,6 +97,14 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         if self.epsilon_lower_bound > claimed or self.faults:
             return CONTRADICTED
         return NOT_CONTRADICTED if self.reach > minimum * claimed else INCONCLUSIVE
+
+
+def _digits(value: float, rounding: str, *, digits: int = 3) -> float:
+    exact = Decimal(repr(value))
+    if not exact:
+        return 0.0
+    place = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return float(exact.quantize(place, rounding=rounding))
 
 
 def has_reruns(audit: Evidence) -> bool:
@@ -148,14 +188,12 @@ def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
 
 
 def _audits(ledger: Ledger) -> Iterator[Row]:
-    return (
-        row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details
-    )
+    return (row for row in ledger.measurements() if Evidence.found_in(row) is not None)
 
 
 def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
     samples: dict[str, list[Any]] = {}
-    for row in ledger.rows():
+    for row in ledger.measurements():
         if row.data_fingerprint is not None and SAMPLE in row.details:
             samples.setdefault(row.data_fingerprint, []).append(row.details[SAMPLE])
     target = samples.pop(fingerprint, [])
@@ -234,8 +272,8 @@ def measurement_of(
     return Measurement(
         epsilon_claimed=claim.epsilon,
         epsilon_claimed_add_remove=of_one_record(claim),
-        epsilon_reach=strongest.reach,
+        epsilon_reach=strongest.shown["reach"],
         verdict=strongest.judge(claim, minimum=minimum),
         ledger_sequence=number,
-        **dict(strongest),
+        **strongest.shown,
     )

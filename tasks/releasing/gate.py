@@ -16,6 +16,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import of_one_record
 from storage.errors import InputError
@@ -249,12 +251,19 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
     for row in plan.ledger.rows():
         if row.kind != "audit" or row.details.get("plan_digest") != plan.digest:
             continue
-        for decision in from_row(row.details):
+        for decision in _decisions(row):
             with suppress(InputError):
                 return _signer(
                     plan, measurement, decision, moment=datetime.fromisoformat(row.recorded_at)
                 )
     return None
+
+
+def _decisions(row: Row) -> tuple[Decision, ...]:
+    try:
+        return from_row(row.details)
+    except (ValidationError, TypeError):  # no one signs these rows, whose decisions are signed
+        return ()
 
 
 def _signer(
@@ -282,6 +291,6 @@ def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, An
         "requester",
     )
     fields = {name: getattr(checked.plan, name) for name in copied}
-    return checked.ledger.record(
+    return checked.ledger.note(
         Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields)
     )

@@ -210,7 +210,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             context.store.open(ref)
         sample = sample_of(context, planned.dataset)
         same: list[Row] = []
-        for row in (row for row in ledger.rows() if row.kind == "evaluation"):
+        for row in (row for row in ledger.measurements() if row.kind == "evaluation"):
             # guard: test_the_scores_of_another_sample_of_the_same_records
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)

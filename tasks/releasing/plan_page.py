@@ -447,7 +447,7 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
     it codes alone (`calibration.coded_alone`) where measured; empty without scores.
     """
     fitted = planned.candidate.fitted.sha256
-    for row in reversed(ledger.rows()):
+    for row in reversed(ledger.measurements()):
         compared = (
             isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
         )
@@ -466,7 +466,7 @@ def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
     """
     scores = [
         row.details["base_weighted_f1"]
-        for row in ledger.rows()
+        for row in ledger.measurements()
         if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
     ]
     scores += [
@@ -491,7 +491,7 @@ def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, 
 def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
     rows = [
         row
-        for row in ledger.rows()
+        for row in ledger.measurements()
         if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details
     ]
     return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from storage.bundle.seal import workspace_key
+from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
+from storage.paths import Workspace
 from storage.shared_store import SharedStore
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -153,3 +156,19 @@ def test_copy_of_a_closed_file(
         code(overwrite=True)
         assert out.stat().st_mode & 0o777 == mode
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_file_that_others_may_write(tmp_path: Path) -> None:
+    """Under umask 000: the public halves of the workspace's key, which partners get, and every other
+    small file stay the owner's; one that was opened on purpose keeps its rights.
+    """
+    os.umask(0)
+    workspace = Workspace(tmp_path / "home").create()
+    workspace_key(workspace.private, workspace.home)
+    write_atomically(tmp_path / "adoption.json", b"{}")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert {path.stat().st_mode & 0o022 for path in files} == {0}
+    files[0].chmod(0o666)
+    write_atomically(files[0], b"again")
+    assert files[0].stat().st_mode & 0o777 == 0o666

@@ -77,7 +77,6 @@ def test_a_release_whose_row_cannot_be_read(house: Workspace, statement: str) ->
         released(house, key)
     with pytest.raises(BudgetRefused):
         released(house, "c")
-    site_of(house).disarm()
     site_of(house).sql(statement.replace("%", "%%"))
     for key in "cde":
         with pytest.raises(StorageError):
@@ -113,7 +112,6 @@ def test_marks_that_are_not_those_of_the_row(house: Workspace, content: str) -> 
     """The same records, once under each of two names, after one statement: both are charged."""
     ledger = opened(house)
     first = ledger.reserve(make_plan("a"), records=marks(0, 100))
-    site_of(house).disarm()
     site_of(house).sql(f"UPDATE record_set SET marks = {content}")
     other = {"population": "others", "cohorts": ("x",), "data_fingerprint": "0" * 64}
     second = opened(house).reserve(make_plan("b", **other), records=marks(0, 100))

@@ -77,7 +77,7 @@ def _write(folder: Path, label: str) -> list[Row]:
         "data_fingerprint": "f" * 64,
         "requester": "operator",
     }
-    ledger.record(Evaluation(label="scores", details={"weighted_f1": 0.75}, **common))
+    ledger.note(Evaluation(label="scores", details={"weighted_f1": 0.75}, **common))
     first = _release(ledger, make_plan("a", release_label=label, cohorts=("2023", "2024")))
     ledger.mark_drawn(
         first, draw_digest="1" * 64, plan_digest="d" * 64, sensitivity=2.5, epsilon=5.0
@@ -87,9 +87,7 @@ def _write(folder: Path, label: str) -> list[Row]:
     ledger.mark_drawn(formal, draw_digest="3" * 64, plan_digest="d" * 64)
     ledger.burn(_release(ledger, make_plan("c", cohorts=("2025",))), reason="lost")
     audit = {"epsilon_lower_bound": 9.5, "reach": 12.0, "confidence": 0.95, "trials": 32}
-    ledger.record(
-        Evaluation(kind="audit", label="audit", release_id=first, details=audit, **common)
-    )
+    ledger.note(Evaluation(kind="audit", label="audit", release_id=first, details=audit, **common))
     stated: dict[str, Any] = common | {"release_id": first}
     ledger.record(
         Evaluation(kind="handover", label="handover", details={"partner": "bureau"}, **stated)
@@ -109,7 +107,7 @@ def _write(folder: Path, label: str) -> list[Row]:
     terms = policy_terms(wider.name, ledger.state().policy_mark, **why)
     yes = sign(OFFICER, subject="policy", decision="approve", digest=wider.digest, terms=terms)
     ledger.change_policy(wider, decisions=[yes], **why)
-    ledger.record(Evaluation(label="later", details={"weighted_f1": 0.8}, **common))
+    ledger.note(Evaluation(label="later", details={"weighted_f1": 0.8}, **common))
     with ledger.database.read() as connection:
         return [json.loads(entry.body) for entry in chain.whole_entries(connection)]
 

@@ -317,7 +317,7 @@ def test_what_is_appended_to_a_witness(
         opened(house)
     grown = Ledger.open(house.ledger_url, key=release_key())
     for key in ("x", "y", "z", "w"):
-        grown.record(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
+        grown.note(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
     with grown.database.read() as connection:
         rows = list(chain.whole_entries(connection))
     assert rows[-1].sequence > last.sequence
@@ -402,7 +402,7 @@ def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
         for after in (b"", b"\n"):
             file.write_bytes(before + line[:cut] + after)
             opened(house)
-            row = opened(house).record(
+            row = opened(house).note(
                 Evaluation(
                     label=f"{number}{after!r}",
                     population="p",
@@ -502,13 +502,10 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     release_id = str(ledger.reserve(plan).release_id)
     ledger.mark_drawn(release_id, draw_digest="d" * 64)
     before = ledger.rows()
-    postgres_site.disarm()
     postgres_site.sql(
         *(f"DELETE FROM {table} WHERE sequence > {at}" for table in ("record_set", "ledger_row")),
         owner=True,
     )
-    tables = ("ledger_row", "record_set")
-    postgres_site.sql(*(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in tables), owner=True)
     with pytest.raises(ForeignLedger, match="went back"):
         Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     found = recovery.detect(postgres_site.url, house)
@@ -518,3 +515,23 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     assert again.rows() == before
     assert again.verify().ok
     assert again.verify().notes == ()
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/full", "/"])
+def test_a_journal_that_is_no_file(house: Workspace, place: str) -> None:
+    """A link to a device without an end, or to a folder: refused before anything is read of it."""
+    journal = house.private / "ledger.journal"
+    journal.parent.mkdir(exist_ok=True)
+    journal.symlink_to(place)
+    with pytest.raises((InputError, StorageError)):
+        opened(house).ensure_genesis_row(requester="operator")
+
+
+def test_a_journal_with_a_line_without_an_end(house: Workspace) -> None:
+    """It is read to the longest that a row can be, and no further."""
+    ensure_genesis_row(house)
+    with own_journal(house).file.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.truncate(file.tell() + (1 << 26))
+    with pytest.raises(ForeignLedger, match="longer than any row"):
+        opened(house)

@@ -343,7 +343,11 @@ def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) ->
     house.up()
     workers = [name for name in house.services() if name.startswith("worker-")]
     house.compose("stop", *workers)
-    assert json.loads(house.cli("ledger", "show", "--json"))["rows"] == []
+    assert not [
+        row
+        for row in json.loads(house.cli("ledger", "show", "--json"))["rows"]
+        if row["kind"] == "release"
+    ]
     for line in restore:
         house.follow(line)
     assert house.cli("ledger", "show", "--json") == before

@@ -191,13 +191,13 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     """The plan alone says which fit, records and branch; its row counts for the gate."""
     with pytest.raises(InputError, match="give at least 16"):
         command("audit", site.plan, "--trials", "5")
-    before = len(site.ledger.rows())
+    before = len(site.ledger.measurements())
     done = site.job.command("audit", site.plan, "--trials", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
     released = any(row.kind == "release" for row in site.ledger.rows())
     assert ("\nThis plan is release " if released else "\nnext: ") in done.stdout
-    row = list(site.ledger.rows())[before]
+    row = list(site.ledger.measurements())[before]
     planned = PlannedRelease.load(Path(site.plan))
     assert row.artifact_digests["audited"] == planned.candidate.fitted.sha256
 

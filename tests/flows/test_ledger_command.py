@@ -281,32 +281,29 @@ def test_keys_head_and_verify(home, tmp_path):
     run("export", "head", "--home", home, "--key", private, "--out", head)
     checked = ["verify", "--home", home, "--head", head, "--public-key", public, "--json"]
     assert json.loads(run(*checked))["ok"] is True
-    assert "6 rows read" in run("verify", "--home", home)
+    assert "5 rows read" in run("verify", "--home", home)
 
     import sqlite3
 
     connection = sqlite3.connect(home / "ledger.db")
-    for trigger in ("ledger_row_no_delete",):
-        connection.execute(f"DROP TRIGGER {trigger}")
-    connection.execute("DELETE FROM ledger_row WHERE sequence = 6")
+    connection.execute("DELETE FROM ledger_row WHERE sequence = 5")
     connection.commit()
     connection.close()
     report = json.loads(run(*checked, code=1))
-    assert (report["ok"], [bad["sequence"] for bad in report["bad"]]) == (False, [6])
-    assert any("triggers and functions are missing" in note for note in report["notes"])
+    assert (report["ok"], [bad["sequence"] for bad in report["bad"]]) == (False, [5])
 
 
 def test_head_without_a_key_goes_to_standard_output(home):
     """Keys are optional; an unsigned head still shows a cut tail to anyone who kept it."""
     head = json.loads(run("export", "head", "--home", home))
-    assert (head["sequence"], head["signature"]) == (6, None)
+    assert (head["sequence"], head["signature"]) == (5, None)
 
 
 def test_exports_hold_every_row(home, tmp_path):
     """JSON verifies against the ledger later."""
     run("export", "rows", "--home", home, "--out", tmp_path / "ledger.json")
-    assert len(json.loads((tmp_path / "ledger.json").read_text())) == 6
-    assert "6 rows read" in run("verify", "--home", home, "--against", tmp_path / "ledger.json")
+    assert len(json.loads((tmp_path / "ledger.json").read_text())) == 5
+    assert "5 rows read" in run("verify", "--home", home, "--against", tmp_path / "ledger.json")
     with pytest.raises(InputError, match="No such file"):
         run("export", "rows", "--home", home, "--out", tmp_path / "absent" / "x.json")
 

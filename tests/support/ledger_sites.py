@@ -62,20 +62,6 @@ class Site:
         with engine.connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(query)]
 
-    def disarm(self) -> None:
-        """Take the triggers away, as someone with the owner's rights could."""
-        if self.is_sqlite:
-            names = self.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
-            self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
-        else:
-            self.sql(
-                *(
-                    f"ALTER TABLE {table} DISABLE TRIGGER USER"
-                    for table in ("ledger_row", "record_set")
-                ),
-                owner=True,
-            )
-
 
 def append_past(
     ledger: Ledger, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None

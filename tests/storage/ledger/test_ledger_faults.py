@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 
 from storage.errors import StorageError
 from storage.ledger import Ledger
-from storage.ledger.database import _LOCK, Database, migrate
+from storage.ledger.database import Database, migrate
 from storage.ledger.schema import REVISION
 
 pytestmark = pytest.mark.servers
@@ -91,12 +91,13 @@ def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(
     database = ledger.database.url.database
     admin = as_admin(postgres_server.set(database=database))
     with admin.connect() as connection:
-        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("LOCK TABLE ledger_row IN EXCLUSIVE MODE")
         worker = threading.Thread(target=lambda: results.append(ledger.reserve(plan())))
         worker.start()
         waiting = sa.text(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = :name AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+            " WHERE datname = :name AND wait_event_type = 'Lock' AND wait_event = 'relation'"
         )
         for _ in range(200):
             if connection.execute(waiting, {"name": database}).all():
@@ -104,7 +105,7 @@ def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(
             time.sleep(0.02)
         else:
             pytest.fail("the reservation never waited for the lock")
-        connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
+        connection.exec_driver_sql("COMMIT")
     worker.join(60)
     assert [row.state for row in results] == ["reserved"]
     assert spending(ledger) == [("2023", 4)]
@@ -245,13 +246,14 @@ sys.stdin.readline()
 
 @pytest.mark.postgres
 def test_whoever_holds_the_lock_is_named_and_stops_no_reader(postgres_site, plan):
-    """Training's role may take the ledger's lock and keep it: writers end in words that name it,
-    readers go on.
+    """The releasing role may take the ledger's lock and keep it: writers end in words that name it,
+    readers and measurements go on.
     """
     ledger = postgres_site.open(lock_timeout=0.3)
-    role = make_url(postgres_site.training_url).username
-    with as_admin(postgres_site.training_url).connect() as connection:
-        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+    role = make_url(postgres_site.url).username
+    with as_admin(postgres_site.url).connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("SELECT ledger_lock()")
         with pytest.raises(
             StorageError,
             match=rf"locked by another process.*by role {role} \(process {pid_of(connection)}",

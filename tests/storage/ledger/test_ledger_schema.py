@@ -39,7 +39,7 @@ def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
 @pytest.mark.postgres
 def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, plan):
     """The application's role gets the command to run; after it ran, schema and grants are there."""
-    tables = ("record_set", "ledger_row", VERSION_TABLE)
+    tables = (*metadata.tables, VERSION_TABLE)
     functions = postgres_site.rows(
         "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
     )

@@ -66,7 +66,6 @@ def test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on(sqlite_site:
     ledger = sqlite_site.open(CAP)
     first = ledger.reserve(make_plan("a", data_fingerprint="a" * 64), records=records(0, 10))
     ledger.reserve(make_plan("b", data_fingerprint="b" * 64), records=records(5, 15))
-    sqlite_site.disarm()
     sqlite_site.sql(f"DELETE FROM record_set WHERE sequence = {first.sequence}")
     last = ledger.reserve(
         make_plan("c", population="other", data_fingerprint="c" * 64), records=records(50, 60)

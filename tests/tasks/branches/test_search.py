@@ -56,7 +56,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     def tuning_rows() -> list[Row]:
         return [
             row
-            for row in open_ledger(context, parameters.release).rows()
+            for row in open_ledger(context, parameters.release).measurements()
             if row.label.startswith("tuning")
         ]
 

@@ -249,7 +249,7 @@ def test_an_inconclusive_audit_is_overridden_by_name(
     assert told["verdict"] == "inconclusive"
     assert told["line"].endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
-    with pytest.raises(BudgetRefused, match="accept audit row 5"):
+    with pytest.raises(BudgetRefused, match="accept audit row 4"):
         gate.check(CheckedPlan.of(planned, asking))
     _audit(asking, planned, 4.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
@@ -284,10 +284,10 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     _audit(ledger, planned, 0.5)
     assert gate.check(CheckedPlan.of(planned, ledger)) is not None
     assert gate.obstacle(CheckedPlan.of(planned, ledger)) is None
-    rows = len(list(ledger.rows()))
+    rows = len(list(ledger.measurements()))
     _audit(ledger, planned, 99.0)
     assert "contradicts the claim" in str(gate.obstacle(CheckedPlan.of(planned, ledger)))
-    assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
+    assert len(list(ledger.measurements())) == rows + 1, "asking records nothing"
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(

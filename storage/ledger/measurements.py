@@ -1,0 +1,157 @@
+"""Measurements: evaluations and audits, which training, upkeep and metrics record beside the chain.
+
+No one signs them, and nothing that stands in this table can stop a release or change what it
+costs. It is read with caution: a row that is not a measurement of this version is skipped, and of
+its details only figures of a known form are kept. What a release rests on, its releasing worker
+takes into the row of its reservation and signs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic import ValidationError
+from sqlalchemy.engine import Connection
+
+from storage.errors import InputError
+from storage.ledger import chain
+from storage.ledger.content import evaluation_content
+from storage.ledger.models import EPSILON_REPLACED, Evaluation, Row
+from storage.ledger.records import SAMPLE, is_sample
+from storage.ledger.schema import measurement
+
+KINDS = ("evaluation", "audit")
+_T = measurement.c
+_MOST_DETAILS, _MOST_CHARACTERS = 100, 65_536
+_LARGEST = 10**15
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_@. -]{0,79}")
+_TEXTS = ("verdict", "branch")
+"""Details that are names; every other one is a figure, or a list or table of some."""
+_PLACE = {"sequence", "previous_hash", "hash", "recorded_at", "signer", "signature"}
+"""Fields of a row that say where it stands in the chain, and who put it there."""
+
+
+def add(connection: Connection, evaluation: Evaluation) -> Row:
+    """Adds a measurement; the same kind and idempotency key again returns the first one."""
+    moment = chain.now()
+    row = _row(0, moment, evaluation_content(evaluation))
+    facts = row.model_dump(mode="json", exclude=_PLACE)
+    values = {
+        "recorded_at": moment,
+        "kind": evaluation.kind,
+        "idempotency_key": evaluation.idempotency_key,
+        "facts": chain.canonical(facts),
+    }
+    if len(values["facts"]) > _MOST_CHARACTERS:
+        raise InputError(f"details: a measurement has at most {_MOST_CHARACTERS:,} characters")
+    number = connection.execute(_insert(connection).values(values).returning(_T.number)).scalar()
+    if number is None:
+        query = sa.select(_T.number).where(
+            _T.kind == evaluation.kind, _T.idempotency_key == evaluation.idempotency_key
+        )
+        number = connection.execute(query).scalar()
+    for row in _rows(connection, _T.number == number):
+        return row
+    raise InputError("details: figures only, which can be read back")
+
+
+def _insert(connection: Connection) -> Any:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    return dialect.insert(measurement).on_conflict_do_nothing()
+
+
+def every(connection: Connection) -> list[Row]:
+    """Returns the measurements that can be read, oldest first."""
+    return list(_rows(connection, sa.true()))
+
+
+def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Row]:
+    # No more than the length is read of a text that is too long to be a measurement.
+    facts = sa.func.substr(_T.facts, 1, _MOST_CHARACTERS + 1)
+    if connection.dialect.name == "sqlite":
+        facts = sa.cast(facts, sa.LargeBinary)
+    query = sa.select(_T.number, _T.recorded_at, facts).where(which).order_by(_T.number)
+    with connection.execute(query, execution_options={"yield_per": 1000}) as stored:
+        for number, recorded_at, text in stored:
+            row = _parse(number, recorded_at, text)
+            if row is not None:
+                yield row
+
+
+def _parse(number: int, recorded_at: object, facts: bytes | str) -> Row | None:
+    try:
+        plain = json.loads(facts)
+        known = {name: value for name, value in plain.items() if name in Row.model_fields}
+        details = dict(_figures(known.pop("details")))
+        datetime.fromisoformat(str(recorded_at))
+        row = _row(number, str(recorded_at), known | {"details": details})
+        # guard: test_a_measurement_that_is_none_is_skipped
+        if row.kind not in KINDS or not all(map(_is_amount, (row.epsilon, row.sensitivity))):
+            return None
+        chain.canonical(row.as_json())
+    except (
+        ArithmeticError,
+        AttributeError,
+        InputError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValidationError,
+        ValueError,
+    ):
+        return None
+    return row
+
+
+def _row(number: int, recorded_at: str, content: Mapping[str, Any]) -> Row:
+    place = {"sequence": number, "previous_hash": "", "recorded_at": recorded_at}
+    facts = {name: value for name, value in content.items() if name not in _PLACE}
+    return Row.model_validate(facts | place)
+
+
+def _is_amount(value: Decimal | None) -> bool:
+    return value is None or 0 <= value <= _LARGEST
+
+
+def _figures(details: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in list(details.items())[:_MOST_DETAILS]:
+        if _NAME.fullmatch(name) and _is_figure(name, value):
+            yield name, value
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    if name == SAMPLE:
+        return is_sample(value)
+    if name == EPSILON_REPLACED:
+        return _is_amount(Decimal(str(value)))
+    if name in _TEXTS:
+        return _is_name(value)
+    if isinstance(value, list):
+        return len(value) <= _MOST_DETAILS and all(map(_is_name, value))
+    if isinstance(value, dict):
+        return len(value) <= _MOST_DETAILS and all(
+            _is_name(key) and _is_number(one) for key, one in value.items()
+        )
+    return _is_number(value)
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and abs(value) <= _LARGEST
+    )
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
