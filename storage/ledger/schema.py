@@ -61,14 +61,23 @@ def statements(dialect: str) -> list[str]:
 
 def create(connection: Connection) -> None:
     """Creates the tables; on PostgreSQL also the lock of the chain, with a fixed search path."""
+    texts = statements(connection.dialect.name)
     if connection.dialect.name == "postgresql":
-        ((schema, path),) = connection.execute(
+        ((schema, before),) = connection.execute(
             sa.text("SELECT quote_ident(current_schema()), current_setting('search_path')")
-        )
-        set_path = sa.text("SELECT set_config('search_path', :path, true)")
-        connection.execute(set_path, {"path": f"{schema}, pg_temp"})
-    for statement in statements(connection.dialect.name):
-        connection.execute(sa.text(statement.replace(":", "\\:")))
-    if connection.dialect.name == "postgresql":
-        connection.execute(set_path, {"path": path})
+        ).all()
+        _set_path(connection, f"{schema}, pg_temp")
+        _execute(connection, texts)
+        _set_path(connection, before)
+    else:
+        _execute(connection, texts)
     connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('{REVISION}')"))
+
+
+def _execute(connection: Connection, texts: list[str]) -> None:
+    for text in texts:
+        connection.execute(sa.text(text.replace(":", "\\:")))
+
+
+def _set_path(connection: Connection, path: str) -> None:
+    connection.execute(sa.text("SELECT set_config('search_path', :path, true)"), {"path": path})
