@@ -29,7 +29,13 @@ from storage.ledger.fold import BadRow, Overlap, Release, State, fold
 from storage.ledger.models import GENESIS, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet, Shared
-from storage.ledger.registry import compare, stored_sets
+from storage.ledger.registry import (
+    compare,
+    sharing_sets,
+    stored_bytes,
+    stored_sequences,
+    stored_sets,
+)
 
 if TYPE_CHECKING:
     from storage.ledger.heads import Head
@@ -277,7 +283,7 @@ class LedgerReader:
                 if progress is not None and len(hashes) % _BATCH == 0:
                     progress(len(hashes))
             notes = _protections(connection)
-            findings = list(_Registry(connection, state).findings())
+            findings = list(_registry_findings(connection, state))
         beside = [
             BadRow(sequence, f"row {sequence}: {problem}", void=False)
             for sequence, problem in findings
@@ -345,40 +351,44 @@ def _row(content: dict[str, Any]) -> Row:
     )
 
 
-class _Registry:
+def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[int, str]]:
     """Compares the stored sets of records with what the reservations say that they share."""
+    named = state.named_sets()
+    lost = set(named)
 
-    def __init__(self, connection: Connection, state: State) -> None:
-        self._state = state
-        self._named = state.named_sets()
-        self._sets = dict(stored_sets(connection, self._named))
+    def whole() -> Iterator[tuple[int, RecordSet]]:
+        for sequence, records in stored_sets(connection, named):
+            if records is not None and sequence in named:
+                lost.discard(sequence)
+                yield sequence, records
 
-    def findings(self) -> Iterator[tuple[int, str]]:
-        for sequence in self._sets.keys() - self._named.keys():
-            yield sequence, "a set of records is stored with it that it does not name"
-        whole: dict[int, RecordSet] = {}
-        lost: set[str] = set()
-        for release in list(self._state.releases.values()):
-            row = release.reserved
-            if row.sequence not in self._named:
-                continue
-            records = self._sets.get(row.sequence)
-            if records is None:
-                lost.add(str(row.release_id))
-                yield row.sequence, "the set of records beside it is gone, or another"
-                continue
-            shared: dict[int, Shared | None] = {
-                sequence: records.shared(of) for sequence, of in whole.items()
-            }
-            whole[row.sequence] = records
-            names = {
-                str(other.row.release_id)
-                for other in self._state.sharing(row, shared)
-                if other.reserved.sequence < row.sequence
-            }
-            # guard: test_verify_names_a_row_that_hides_what_it_shares
-            if names - lost != set(row.details["records"]["overlap"]) - lost:
-                yield row.sequence, "it shares records with other releases than it says"
+    shares = sharing_sets(whole(), size=stored_bytes(connection))
+    for sequence in set(stored_sequences(connection)) - named.keys():
+        yield sequence, "a set of records is stored with it that it does not name"
+    gone: set[str] = set()
+    earlier: dict[int, Shared | None] = {}
+    for release in list(state.releases.values()):
+        row = release.reserved
+        if row.sequence not in named:
+            continue
+        if row.sequence in lost:
+            gone.add(str(row.release_id))
+            yield row.sequence, "the set of records beside it is gone, or another"
+            continue
+        shared = earlier | {
+            other: common
+            for other, common in shares.get(row.sequence, {}).items()
+            if other in earlier
+        }
+        earlier[row.sequence] = Shared(0, 0)
+        names = {
+            str(other.row.release_id)
+            for other in state.sharing(row, shared)
+            if other.reserved.sequence < row.sequence
+        }
+        # guard: test_verify_names_a_row_that_hides_what_it_shares
+        if names - gone != set(row.details["records"]["overlap"]) - gone:
+            yield row.sequence, "it shares records with other releases than it says"
 
 
 def _compare(

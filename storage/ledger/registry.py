@@ -8,10 +8,16 @@ none of it leaves in a bundle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from hashlib import sha256
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
+import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from storage.errors import StorageError
@@ -60,6 +66,87 @@ def compare(
         for sequence, of in stored_sets(connection, named)
         if of is not None
     }
+
+
+_BUCKET = 1 << 26
+"""About how many bytes of marks are compared at a time."""
+
+
+def sharing_sets(
+    sets: Iterable[tuple[int, RecordSet]], *, size: int
+) -> dict[int, dict[int, Shared]]:
+    """Returns, for each set, the ones that share marks with it, and whether contents or units: 1
+    for some, however many.
+
+    The sets are read once, one at a time. Their marks go to files by their first bits, and those of
+    one file are sorted together: memory is that of the largest set and of one file, whatever the
+    number of sets.
+
+    Args:
+        sets: with the sequences of their rows.
+        size: bytes of all marks, about.
+    """
+    bits = max(0, math.ceil(math.log2(max(size, 1) / _BUCKET)))
+    contents, units = _common_pairs(sets, bits)
+    found: dict[int, dict[int, Shared]] = {}
+    for one, other in contents | units:
+        shared = Shared(int((one, other) in contents), int((one, other) in units))
+        found.setdefault(one, {})[other] = shared
+        found.setdefault(other, {})[one] = shared
+    return found
+
+
+_PAIR = np.dtype([("mark", "<u8"), ("set", "<i8")])
+
+
+def _common_pairs(
+    sets: Iterable[tuple[int, RecordSet]], bits: int
+) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    edges = (np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)) if bits else []
+    with ExitStack() as opened:
+        files = [
+            [opened.enter_context(SpooledTemporaryFile(_BUCKET)) for _ in range(1 << bits)]
+            for _ in ("contents", "units")
+        ]
+        for sequence, records in sets:
+            for buckets, marks in zip(files, (records.contents, records.units), strict=True):
+                parts = np.split(marks, np.searchsorted(marks, edges))
+                for bucket, part in zip(buckets, parts, strict=True):
+                    bucket.write(_with_set(part, sequence).tobytes())
+        contents, units = ({pair for file in of for pair in _pairs_in(file)} for of in files)
+        return contents, units
+
+
+def _with_set(marks: NDArray[np.uint64], sequence: int) -> NDArray[Any]:
+    pairs = np.empty(len(marks), dtype=_PAIR)
+    pairs["mark"], pairs["set"] = marks, sequence
+    return pairs
+
+
+def _pairs_in(file: IO[bytes]) -> Iterator[tuple[int, int]]:
+    file.seek(0)
+    pairs = np.frombuffer(file.read(), dtype=_PAIR)
+    pairs = pairs[np.lexsort((pairs["set"], pairs["mark"]))]
+    distance = 1
+    while True:  # a mark that n sets share has them in n neighbouring places
+        first, second = pairs[:-distance], pairs[distance:]
+        same = first["mark"] == second["mark"]
+        if not same.any():
+            return
+        both = np.stack([first["set"][same], second["set"][same]], axis=1)
+        yield from ((int(one), int(other)) for one, other in np.unique(both, axis=0))
+        distance += 1
+
+
+def stored_sequences(connection: Connection) -> list[int]:
+    """Returns the sequences of the rows beside which a set is stored."""
+    return list(connection.scalars(sa.select(record_set.c.sequence)))
+
+
+def stored_bytes(connection: Connection) -> int:
+    """Returns how many bytes all sets have."""
+    total = sa.func.coalesce(sa.func.sum(sa.func.length(record_set.c.marks)), 0)
+    return int(connection.execute(sa.select(total)).scalar() or 0)
 
 
 def register(connection: Connection, sequence: int, records: RecordSet) -> None:

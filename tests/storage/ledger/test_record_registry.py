@@ -4,6 +4,8 @@ was changed.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from ledger_sites import Site
 from releases import make_plan
@@ -11,6 +13,7 @@ from releases import make_plan
 from storage.errors import StorageError
 from storage.ledger import Policy
 from storage.ledger.records import RecordSet, Shared
+from storage.ledger.registry import sharing_sets
 
 KEY = b"k" * 32
 CAP = Policy.parse({"name": "wide", "default": {"asymptotic-local": {"epsilon": 1000}}})
@@ -92,3 +95,21 @@ def test_verify_names_a_row_that_hides_what_it_shares(
     report = ledger.verify()
     assert [bad.sequence for bad in report.bad] == [row.sequence]
     assert "shares records with other releases than it says" in report.problem
+
+
+@pytest.mark.parametrize("size", [0, 1 << 32], ids=["one file", "64 files"])
+def test_sets_compared_all_at_once_share_what_they_share_two_by_two(size: int) -> None:
+    """Thirty sets of random ranges of records, some alike, some empty: in one file, or in many by
+    the first bits of a mark.
+    """
+    draw = random.Random(3)
+    sets = {0: records(0, 0), 1: records(0, 50), 2: records(0, 50)}
+    for number in range(3, 30):
+        start = draw.randrange(0, 600)
+        sets[number] = records(start, start + draw.randrange(0, 40))
+    found = sharing_sets(sets.items(), size=size)
+    for one, of_one in sets.items():
+        for other, of_other in sets.items():
+            if one != other:
+                shared = found.get(one, {}).get(other, Shared(0, 0))
+                assert shared == Shared(*(min(1, count) for count in of_one.shared(of_other)))
