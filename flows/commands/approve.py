@@ -248,14 +248,15 @@ def _ask(
         return
     if not sys.stdin.isatty():
         raise InputError(
-            "approve: there is no terminal to ask on. Read the plan, and give --yes to sign it"
+            "approve: cannot prompt, because stdin is not a terminal. Read the plan, then use --yes"
         )
-    typer.confirm("Sign?", abort=True, err=True)
+    typer.confirm("Sign this promise?", abort=True, err=True)
 
 
 def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
     from tasks.bundle.texts import describe_encoder
     from tasks.releasing import plan_page
+    from tasks.releasing.promise import promise_of
 
     claim, output = planned.plan.claim, planned.output
     epsilon = "none" if claim.epsilon is None else upper_text(claim.epsilon)
@@ -266,6 +267,11 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
         ),
         err=True,
     )
+    for sentence in promise_of(claim):
+        say(f"  {sentence}", err=True)
+    say("  Not covered:" if claim.unprotected_inputs else "", err=True)
+    for line in claim.unprotected_inputs:
+        say(f"    - {line}", err=True)
     encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
     say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
     for text in output.texts:

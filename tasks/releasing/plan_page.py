@@ -18,6 +18,7 @@ from mechanisms.model.config import TARGETS
 from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
+from storage.figures import delta_text
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
 from storage.ingest import Units, units_of
@@ -42,6 +43,7 @@ from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.promise import promise_of
 from tasks.running.stage import Context
 
 NOTICE = (
@@ -126,15 +128,19 @@ class PlanPage:
             return f"released already ({subject}); nothing has to be decided"
         verdicts = [answer.verdict for answer in self.answers]
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
-        if against:
-            return f"{against} of {len(verdicts)} checks failed"
-        return "no objections" + (f"; {open_} of {len(verdicts)} to review" if open_ else "")
+        objections = "no objection" if not against else _counted(against, "objection")
+        judgement = "" if not open_ else f"; {_counted(open_, 'answer')} for you to judge"
+        return objections + judgement
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def page_of(
     plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None
 ) -> PlanPage:
-    """Answers what an officer would ask about a plan, the measured leakage first.
+    """Answers what an officer would ask about a plan, the promise first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
@@ -158,11 +164,11 @@ def page_of(
     )
     scores = candidate_scores(ledger, planned)
     answers = [
-        _leakage(plan, file),
         _promise(planned),
-        _cost(plan, records),
         _accuracy(scores, ledger, planned),
         _alone(scores),
+        _cost(plan, records),
+        _leakage(plan, file),
         *([] if context.lists is None else [_lists(context.lists)]),
         *(
             []
@@ -259,6 +265,7 @@ def _promise(planned: PlannedRelease) -> Answer:
         "claim": claim,
         "mechanism": planned.plan.event.mechanism,
         "formal": formal,
+        "sentences": promise_of(claim),
     }
     figures |= {"large_delta": large_delta}
     proven = "note" if claim.unprotected_inputs else "fine"
@@ -287,6 +294,8 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     figures["accounts"] = len(charges)
     tightest = min(charges, key=lambda line: line.left)
     figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
+    delta_cap = tightest.after.delta_cap
+    figures["delta"] = None if delta_cap is None else delta_text(delta_cap)
     figures["budget"] = _releases(tightest)
     lines = [
         BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))

@@ -121,7 +121,7 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     assert "under policy strict" in shown
     assert not re.search(r"\d\.\d{7}", shown)
     page = tmp_path / "plan.html"
-    assert "checks failed" in command("plan", plan, "--html", page)
+    assert "objection" in command("plan", plan, "--html", page)
     assert "Not audited" in page.read_text()
     with pytest.raises(InputError, match=r"--html: the folder .* does not exist"):
         command("plan", plan, "--html", tmp_path / "none" / "plan.html")

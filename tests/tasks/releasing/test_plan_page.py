@@ -21,6 +21,7 @@ from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
+from tasks.releasing.promise import promise_of
 
 LOCAL = Claim(
     guarantee_kind="asymptotic-local",
@@ -132,15 +133,37 @@ def answer(found: plan_page.PlanPage, key: str) -> plan_page.Answer:
 
 
 @pytest.mark.parametrize(("claim", "verdict"), [(LOCAL, "warning"), (FORMAL, "note")])
-def test_not_audited_stands_first(ledger: Ledger, claim: Claim, verdict: str) -> None:
-    """Before the claim; a formal one holds without a measurement, an estimate does not."""
+def test_the_promise_stands_first(ledger: Ledger, claim: Claim, verdict: str) -> None:
+    """Before accuracy, cost and attacks, and once on the page. A formal claim holds without a
+    measurement; an estimate does not.
+    """
     found = page(ledger, planned(claim))
-    assert found.answers[0].key == "leakage"
-    assert found.answers[0].text.startswith("Not audited")
-    assert found.answers[0].verdict == verdict
-    assert plan_page.markdown(found).index("Not audited") < plan_page.markdown(found).index(
-        "What is promised"
+    assert found.answers[0].key == "promise"
+    assert answer(found, "leakage").verdict == verdict
+    text = plan_page.markdown(found)
+    assert text.index("What is promised") < text.index("Not audited")
+    assert text.count(promise_of(claim)[1]) == 1
+
+
+def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
+    """In four sentences; the factor and epsilon are rounded up, never down."""
+    claim = FORMAL.model_copy(
+        update={
+            "epsilon": 4.99999,
+            "epsilon_add_remove": 4.99999,
+            "delta": 1e-5,
+            "epsilon_replaced": 11.5211,
+            "unprotected_inputs": ("n", "settings"),
+        }
     )
+    who, how_much, content, left_out = promise_of(claim)
+    assert "Each record of the training half" in who
+    assert "at most a factor of 149 (ε = 5), plus δ = 1e-5" in how_much
+    assert "101,000 (ε = 11.5211)" in content
+    assert "the 2 items" in left_out
+    units = claim.model_copy(update={"privacy_unit": "person", "max_records_per_unit": 3})
+    assert "Each person with at most 3 records" in promise_of(units)[0]
+    assert "No formal guarantee" in promise_of(LOCAL)[0]
 
 
 def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
@@ -149,7 +172,7 @@ def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) 
     """
     found = page(ledger, planned(FORMAL))
     text = plan_page.html(found)
-    top = text[: text.index("<h2>")]
+    top = text[: text.index("<h2>What is promised")]
     assert "<b>ε 4.9877</b>δ 1e-5, formal" in top
     assert f"<b>ε {answer(found, 'cost').figures['left']} left</b>of 8" in top
     assert "Budget over releases like this one" in top
@@ -243,12 +266,10 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     evaluated(ledger, Scores(), own | {f"weighted_{name}": value for name, value in alone.items()})
     found = answer(page(ledger, planned()), "alone")
     assert found.verdict == "note"
-    assert "80 % right: 43 % of the held-out records" in found.text
-    assert "95 % right: no score reaches it" in found.text
-    assert (
-        "87.0 % right, of the surest 12 %. Expect `autocoder code --accuracy` to fail at 90 and "
-        "95 %"
-    ) in found.text
+    assert "80% right: 43% of the held-out records" in found.text
+    assert "95% right: no threshold achieves it" in found.text
+    assert "highest accuracy measured was 87.0%, among the 12% of records" in found.text
+    assert "to fail at 90% and 95%" in found.text
     evaluated(ledger, Scores(), own | {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
 

@@ -1,0 +1,59 @@
+"""Words what a release promises, in sentences that an officer can sign.
+
+The page of a plan begins with these sentences, and `autocoder approve` prints them before it asks.
+"""
+
+from __future__ import annotations
+
+from mechanisms.privacy.events import Claim
+from storage.figures import delta_text, epsilon_text
+from tasks.pages.render import odds
+
+
+def promise_of(claim: Claim) -> tuple[str, ...]:
+    """Returns who is protected, against what, how strongly, and what is not covered."""
+    if claim.guarantee_kind == "formal":
+        return _formal(claim)
+    if claim.guarantee_kind == "asymptotic-local":
+        return _estimated(claim)
+    return ("Nothing is promised: the model was trained without protection.",)
+
+
+def _formal(claim: Claim) -> tuple[str, ...]:
+    assert claim.epsilon is not None
+    unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
+    change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
+    excess = f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
+    sentences = [
+        f"Each {unit} of the training half is protected, whoever holds the released folder and "
+        "whatever else they know.",
+        f"{change} changes the probability of any released model by at most a factor of "
+        f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}.",
+    ]
+    if not replaced and claim.epsilon_replaced is not None:
+        sentences.append(
+            f"If someone already knows that a {unit} was used, what it says is protected less: the "
+            f"factor is {odds(claim.epsilon_replaced)} (ε = {epsilon_text(claim.epsilon_replaced)})."
+        )
+    number = len(claim.unprotected_inputs)
+    others = f" and the {number} items that are listed below" if number else ""
+    sentences.append(
+        f"This does not cover the test half, figures that are published elsewhere{others}."
+    )
+    return tuple(sentences)
+
+
+def _estimated(claim: Claim) -> tuple[str, ...]:
+    assert claim.epsilon is not None
+    return (
+        f"No formal guarantee is given. ε = {epsilon_text(claim.epsilon)} was estimated on these "
+        f"records for one {_unit(claim)}, and δ is not known.",
+        "Audits have measured more leakage than such an estimate states. It must not be compared "
+        "with a formal ε.",
+    )
+
+
+def _unit(claim: Claim) -> str:
+    if claim.max_records_per_unit == 1:
+        return claim.privacy_unit
+    return f"{claim.privacy_unit} with at most {claim.max_records_per_unit} records"
