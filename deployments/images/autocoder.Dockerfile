@@ -14,7 +14,7 @@ COPY deployments/images/slim.sh deployments/images/imported.txt /build/
 RUN sed -e '/^ *--hash/d' -e 's/ \\$//' requirements.lock > /build/pins.txt \
  && pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' /build/pins.txt)" \
  && for name in autocoder flows tasks mechanisms storage service deployments; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
- && pip install --no-compile -c /build/pins.txt -e '.[train,minilm,postgres,stack,s3]' \
+ && pip install --no-compile -c /build/pins.txt -e '.[train,minilm,postgres,stack,s3,kubernetes]' \
  && bash /build/slim.sh \
  && useradd --create-home --uid 10001 autocoder \
  && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles

@@ -60,7 +60,8 @@ case "${1:-}" in
     exec python -m flows.server.services ;;
   migrate)
     password=$(secret ledger_owner_password)
-    prefect server database upgrade -y
+    # Prefect's own schema too, where this house's server is the one beside it
+    if has prefect_db_password; then prefect server database upgrade -y; fi
     AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$password@$POSTGRES/ledger" \
       autocoder ledger migrate --app-role autocoder --release-role autocoder_release ;;
   deploy)
@@ -85,6 +86,14 @@ case "${1:-}" in
     exec autocoder engine ;;
   engine-worker)
     exec autocoder engine --join "$2" ;;
+  watch)
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
+    exec python -m flows.server.watch ;;
+  launcher)  # of a work pool of type kubernetes: it makes a job of each run (deployments/kubernetes/overlays/jobs)
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
+    exec prefect worker start --pool "$2" --work-queue "$3" --type kubernetes --with-healthcheck --name "$2-$(hostname)" ;;
   flow-run)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
@@ -102,6 +111,6 @@ case "${1:-}" in
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
     exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --with-healthcheck --name "$pool-$(hostname)" ;;
   *)
-    echo "entrypoint: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… | engine | engine-worker ADDRESS | flow-run | cli ARGUMENTS…" >&2
+    echo "entrypoint: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… | engine | engine-worker ADDRESS | watch | launcher POOL QUEUE | flow-run | cli ARGUMENTS…" >&2
     exit 2 ;;
 esac

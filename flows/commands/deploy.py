@@ -35,6 +35,8 @@ def deploy() -> None:
         )
     file, rules = CATALOGUE / "prefect.yaml", CATALOGUE / "automations.yaml"
     content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
+    if pool := os.environ.get("AUTOCODER_TRAINING_POOL"):
+        _train_in(content, pool)
     configure_prefect()
     from flows.server.automations import apply_pools, apply_rules
 
@@ -63,6 +65,17 @@ def deploy() -> None:
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
     told = ", ".join(applied) or "none (AUTOCODER_NOTIFY_WEBHOOK is not set)"
     say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; notifications: {told}")
+
+
+def _train_in(content: dict[str, Any], pool: str) -> None:
+    """Moves trainings from the pool `cpu` to another one, such as one of type kubernetes.
+
+    Releases, coding and upkeep stay, each in a queue of its own with a worker of its own.
+    """
+    for deployment in content["deployments"]:
+        place = deployment["work_pool"]
+        if (place["name"], place["work_queue_name"]) == ("cpu", "default"):
+            deployment["work_pool"] = place | {"name": pool}
 
 
 def _without_unset(content: Any, environment: Mapping[str, str]) -> Any:

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, te
 from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
-from flows.commands.deploy import _without_unset
+from flows.commands.deploy import _train_in, _without_unset
 from flows.commands.profiles import parameters, profile_names
 from flows.deployed import estimated
 from flows.server.dead_runs import RESUMED
@@ -363,6 +363,22 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
 def test_dead_runs_of_every_flow_are_found() -> None:
     """Except for those of housekeeping, which comes again by itself."""
     assert {flow_of(name).name for name in DEPLOYMENTS} - set(RESUMED) == {"housekeeping"}
+
+
+def test_trainings_alone_move_to_another_pool() -> None:
+    """What signs, codes or keeps house stays where its worker is, and the GPU's pool is another."""
+    content = copy.deepcopy(CONTENT)
+    _train_in(content, "training")
+    moved = {
+        entry["name"]
+        for entry, before in zip(content["deployments"], CONTENT["deployments"], strict=True)
+        if entry["work_pool"]["name"] != before["work_pool"]["name"]
+    }
+    queued = {
+        name for name, e in DEPLOYMENTS.items() if e["work_pool"]["work_queue_name"] == "default"
+    }
+    assert moved == queued - {"paper"}
+    assert {"release", "handover", "revoke", "code-batch", "ledger-verify"} & moved == set()
 
 
 def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
