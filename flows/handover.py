@@ -42,6 +42,7 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
     from storage.bundle.check import check
     from storage.bundle.seal import VARIABLE, signing_public_key
     from storage.bundle.trust import Trust
+    from tasks.bundle import golden
 
     workspace = place.workspace
     bundle = workspace.bundles / release
@@ -53,6 +54,7 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         else signing_public_key(workspace.private)
     )
     sound = check(bundle, Trust(trusted))
+    golden.check_answers(bundle, sound.contents)
     signing = place.open_to_sign()
     archive, record = registry.hand_over(
         signing, row, bundle, folder, partner=partner, requester="operator"
