@@ -1,13 +1,10 @@
 """Runs the main job: from a file of records to the plan of one release, or to the release itself on
 request.
 
-ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
-       -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
-       -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
-       -> evaluate -> plan [-> release]
+ingest -> features or tokens -> plan the noise -> fit -> predictions -> scores -> plan [-> release]
 
-With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the
-same path.
+Every mechanism takes this path (`tasks.branches.experiment`). SWAG-PPM fits three rounds in order,
+each going on from the one before.
 """
 
 from functools import partial

@@ -28,7 +28,16 @@ from torch import Tensor
 from mechanisms import earlier_fits
 from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
+from mechanisms.mechanism import (
+    ClassifierModel,
+    Drawable,
+    Fitted,
+    Mechanism,
+    Plan,
+    Records,
+    Run,
+    Task,
+)
 from mechanisms.model import classifier as classifiers
 from mechanisms.model import lexicon, packaged, prior, word_vectors
 from mechanisms.model.classifier import Classifier
@@ -37,14 +46,12 @@ from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.word_vectors import WordVectors
-from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.swag import Normal
 from mechanisms.privacy import claims
 from mechanisms.privacy.entropy import system_normal
-from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.swag_ppm import PosteriorDraw
 
 _WARNING = (
     "the set of labels was read from y, and epsilon does not cover it: a label that only one "
@@ -407,7 +414,7 @@ def fit_once(
     measured at it too, and the larger value is claimed.
     """
     fitted = plan.fit(records, run)
-    if isinstance(fitted.model, PosteriorDraw):
+    if plan.mechanism.draws and isinstance(fitted.model, Drawable):
         fitted = _drawn(fitted, fitted.model, records, run)
     delta = getattr(plan.mechanism, "delta", None) or task.delta
     claim = claims.claim_of(
@@ -421,19 +428,18 @@ def fit_once(
     return fitted, claim
 
 
-def _drawn(fitted: Fitted, model: PosteriorDraw, records: Records, run: Run) -> Fitted:
+def _drawn(fitted: Fitted, model: Drawable, records: Records, run: Run) -> Fitted:
     """Returns the classifier at one draw that no one can repeat; its event counts Delta there too,
     in nats.
     """
-    classifier = model.classifier
-    swag.sample(model.posterior, normal=_normal_of(run), out=classifier.flat)
-    alpha = torch.ones(len(records)) if model.weights is None else model.weights
-    at_draw = risks.at_draw(
-        classifier, records.inputs, records.labels, weights=alpha.to(classifier.device)
-    )
-    event: Event = fitted.event
-    if isinstance(event, SwagPpmEvent):  # a bound holds at every draw
-        event = event.model_copy(update={"sensitivity": max(event.sensitivity, at_draw)})
+    theta = model.draw(_normal_of(run))
+    at_draw = model.sensitivity_at(theta, records)
+    event = fitted.event
+    if at_draw is not None:  # a bound holds at every draw
+        stated = event.model_dump()["sensitivity"]
+        event = event.model_copy(update={"sensitivity": max(stated, at_draw)})
+    classifier = run.classifier()
+    classifier.flat.copy_(theta)
     return Fitted(
         ClassifierModel(classifier), event, dict(fitted.figures) | {"sensitivity_at_draw": at_draw}
     )

@@ -28,12 +28,15 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Protocol,
     Self,
     TypeVar,
+    cast,
     runtime_checkable,
 )
 
+import torch
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
 
@@ -48,12 +51,13 @@ from mechanisms.model.identity import Identity, contents
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.training import Progress
 from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.events import Event, descent_of
+from mechanisms.privacy.events import AnyEvent, Event, descent_of
 from mechanisms.privacy.scaled import noise_scaled
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
     from mechanisms.descent.noisy_descent import Witness
+    from mechanisms.posterior.swag import Normal
 
 ENTRY_POINTS = "autocoder.mechanisms"
 """Group in which an installed package names modules with mechanisms of its own."""
@@ -171,12 +175,61 @@ class Run:
     """
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
+    earlier: Path | None = None
+    """Where the fit of `Mechanism.continues` was saved. None: this fit makes that one too."""
+    map: Map = field(default_factory=lambda: compute_whole)
+    """Computes what a fit does over independent units, such as draws of a posterior."""
     witness: Witness | None = None
     """Of an audit: what a descent shows every sum to, before and after its noise."""
 
     def new_key(self) -> bytes:
         """Returns the given key, or a fresh one of the operating system's entropy."""
         return noise.new_key() if self.key is None else self.key
+
+
+class Workload(NamedTuple):
+    """What one fit costs, by public numbers: for estimates of time and disk, which may be rough."""
+
+    epochs: float
+    """Passes over the records that train."""
+    draws: int = 0
+    """Passes over the records that only measure."""
+    vectors: int = 1
+    """Parameter vectors that the fit keeps."""
+
+
+class Divisible(Protocol):
+    """A mechanism that computes over independent units inside a fit, so that an engine may share
+    them out.
+    """
+
+    def compute(
+        self, units: range, folder: Path, records: Records, run: Run
+    ) -> Mapping[str, Tensor]:
+        """What these units come to, by the files in the folder. Units depend on nothing else."""
+        ...
+
+
+class Map(Protocol):
+    """Computes units 0 to `count` of a fit with the files of a folder: here, or on an engine."""
+
+    def __call__(
+        self,
+        mechanism: Divisible,
+        count: int,
+        folder: Path,
+        records: Records,
+        run: Run,
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """The results of consecutive parts, in order."""
+        ...
+
+
+def compute_whole(
+    mechanism: Divisible, count: int, folder: Path, records: Records, run: Run
+) -> Sequence[Mapping[str, Tensor]]:
+    """Compute all units as one part, in this process."""
+    return [mechanism.compute(range(count), folder, records, run)]
 
 
 @runtime_checkable
@@ -192,6 +245,29 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class Drawable(Protocol):
+    """A fitted model that parameters are released of: its own, or one draw of a posterior."""
+
+    def draw(self, normal: Normal) -> Tensor:
+        """The parameters to release, float32 [P]; a posterior's second draw is another model.
+
+        Args:
+            normal: fills a tensor with standard normals; where nothing is drawn it is not asked.
+        """
+        ...
+
+    def could_draw(self, theta: Tensor) -> bool:
+        """Whether `draw` could return these parameters at all."""
+        ...
+
+    def sensitivity_at(self, theta: Tensor, records: Records) -> float | None:
+        """Delta at these parameters over the records of the fit, in nats; None where the claim
+        depends on no such figure.
+        """
+        ...
+
+
+@runtime_checkable
 class Releasable(Protocol):
     """A model that knows how to become a bundle."""
 
@@ -202,6 +278,24 @@ class Releasable(Protocol):
         ...
 
 
+class SearchTrial(BaseModel, frozen=True, extra="forbid"):
+    """One fit of a search on the records: the settings that it tried, and what ran with them."""
+
+    settings: dict[str, float]
+    event: AnyEvent
+    kept: bool = False
+
+
+class Search(BaseModel, frozen=True, extra="forbid"):
+    """What a fit searched on its records for a target epsilon: every trial in order, and the
+    mechanism with the settings of the one that was kept.
+    """
+
+    target_epsilon: float
+    settled: AnyMechanism
+    trials: tuple[SearchTrial, ...]
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A model, the event that really ran, and aggregates that may be shown inside the agency."""
@@ -209,6 +303,8 @@ class Fitted:
     model: Model
     event: Event
     figures: Mapping[str, Any] = field(default_factory=dict)
+    search: Search | None = None
+    """None: the fit searched nothing on the records."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +325,8 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""
+    draws: ClassVar[bool] = False
+    """Whether a release draws from what a fit leaves, so that each release is another model."""
     by_ranks: ClassVar[bool] = False
     """Whether its fit of an encoder can be shared among processes (`mechanisms.model.ranks`)."""
 
@@ -238,6 +336,21 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     def has_target(self) -> bool:
         """Tells whether it needs a target epsilon to plan."""
         return False
+
+    @property
+    def stage(self) -> str:
+        """Names the fit among those that it goes on from; empty where there are none."""
+        return ""
+
+    @property
+    def workload(self) -> Workload | None:
+        """What a settled fit costs; None: the epochs of the run."""
+        return None
+
+    @property
+    def continues(self) -> Mechanism | None:
+        """The mechanism whose fit this one's goes on from; None where a fit starts afresh."""
+        return None
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
         """Settings that are None taken from a run's own, by name; what it has no field for is not
@@ -298,6 +411,10 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         purpose.
         """
         return ClassifierModel.load(folder, run)
+
+    def running_sensitivity(self, folder: Path) -> Sequence[float] | None:
+        """Delta of a saved fit after each draw, where it was measured over draws."""
+        return None
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
         """The mechanism whose reruns also hold this one's, and the name that they have there.
@@ -419,6 +536,15 @@ class ClassifierModel:
         """A folder that plain libraries load."""
         return export(self.classifier, folder, codes=codes, precision=precision)
 
+    def draw(self, normal: Normal) -> Tensor:
+        return self.classifier.flat.clone()
+
+    def could_draw(self, theta: Tensor) -> bool:
+        return torch.equal(self.classifier.flat.cpu(), theta)
+
+    def sensitivity_at(self, theta: Tensor, records: Records) -> float | None:
+        return None
+
     @staticmethod
     def load(folder: Path, run: Run) -> ClassifierModel:
         classifier = run.classifier()
@@ -486,9 +612,19 @@ def _parse(value: Any) -> Any:
     return known[value["kind"]].model_validate(value)
 
 
+def parsed(settings: Mapping[str, Any]) -> Mechanism:
+    """Returns the registered mechanism of these settings, by its `kind`.
+
+    Raises:
+        ValueError: no mechanism of this kind, or a setting is out of range.
+    """
+    return cast("Mechanism", _parse(dict(settings)))
+
+
 AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_parse)]
 """Any registered mechanism, by its `kind`."""
 Plan.model_rebuild()
+Search.model_rebuild()
 
 
 def form_of(model: ModelConfig) -> str:

@@ -2,22 +2,24 @@
 weighted.
 
 Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures
-risks or Delta. `fit` runs a round and those before it in one process, for your own model and for
-audits. `train` runs the same chain as stages (`tasks.branches.swag_chain`), with the same seeds and
-purposes, and comes to the same posteriors.
+risks or Delta. A round goes on from the fit of the round before (`SwagPpm.continues`), which a
+training run has as a stage of its own; without it `fit` runs all rounds. With a target epsilon, c
+is searched over the same base round.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -30,16 +32,36 @@ from mechanisms.mechanism import (
     Records,
     Reruns,
     Run,
+    Search,
+    SearchTrial,
     Task,
+    Workload,
     registered,
 )
-from mechanisms.model import training
+from mechanisms.model import checkpoint, ranks, training
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
+from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName, event_of
+from mechanisms.posterior.target import search
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.numerics import failure_probability
+
+_WEIGHTS = "weights.safetensors"
+_UNREAD: Mapping[str, tuple[str, ...]] = {
+    "base": ("sensitivity_draws", "c", "g", "k", "reweight", "target_epsilon"),
+    "weighted": ("k",),
+    "reweighted": (),
+}
+"""Settings of the pseudo posterior that a round does not depend on."""
+_WHOLE = 1000
+"""Into how many parts the progress of a fit is cut."""
+_PRODUCTS_A_STEP = 7e6
+"""Products of a linear head that take about as long as one step of its training."""
 
 
 @registered
@@ -54,6 +76,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     ('asymptotic-local', True)
     """
 
+    draws: ClassVar[bool] = True
+    by_ranks: ClassVar[bool] = True
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(
         default="reweighted", title="Round", description="The posterior that is sampled."
@@ -74,6 +98,19 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         )
         return tune, collect
 
+    @property
+    def stage(self) -> str:
+        return self.round
+
+    @property
+    def workload(self) -> Workload:
+        """A round. A search is two fits of each round after the base round, as a rule."""
+        moments, config = self.moments or SwagConfig(), self.pseudo_posterior
+        draws = TABLE[self.round].draws(config or PseudoPosteriorConfig())
+        fits = 2 * (len(ROUNDS[self.round]) - 1) if self._searches else 1
+        epochs = sum(phase.epochs for phase in self.phases)
+        return Workload(fits * epochs, fits * draws, fits * (moments.rank + 3))
+
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
         """Side by side one chain of reruns holds all rounds; draws take longer than fits, so fewer."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
@@ -83,16 +120,44 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         last = "reweighted" if config.reweight else "weighted"
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Also reset what the round does not depend on, so that equal rounds are one fit."""
+        filled = super().with_defaults(defaults)
+        if filled.pseudo_posterior is None:
+            return filled
+        return filled.model_copy(update={"pseudo_posterior": filled._read(filled.round)})
+
+    def _read(self, name: RoundName) -> PseudoPosteriorConfig:
+        """The settings that a round depends on; the others at their defaults."""
+        config, usual = self.pseudo_posterior or PseudoPosteriorConfig(), PseudoPosteriorConfig()
+        unread = _UNREAD[name]
+        if config.target_epsilon is not None:
+            unread = (*unread, "c", "g")
+        update: dict[str, Any] = {setting: getattr(usual, setting) for setting in unread}
+        return config.model_copy(update=update)
+
+    @property
+    def continues(self) -> SwagPpm | None:
+        """The round before; a search of c, the base round, which depends on no c."""
+        before = TABLE[self.round].after
+        if before is None:
+            return None
+        if self._searches:
+            before = "base"
+        update = {"round": before}
+        if self.pseudo_posterior is None:
+            return self.model_copy(update=update)
+        return self.model_copy(update=update | {"pseudo_posterior": self._read(before)})
+
     def plan(self, task: Task) -> Plan:
         """Nothing is solved; Delta is known after the fit."""
-        config = self.pseudo_posterior or PseudoPosteriorConfig()
-        update = {"target_epsilon": None, "reweight": self.round == "reweighted"}
         tune, collect = self.phases
+        config = self._read(self.round)
         settled = {
             "fine_tune": tune,
             "collect": collect,
             "moments": self.moments or SwagConfig(),
-            "pseudo_posterior": config.model_copy(update=update),
+            "pseudo_posterior": config.model_copy(update={"reweight": self.round == "reweighted"}),
         }
         return Plan(mechanism=self.model_copy(update=settled), task=task)
 
@@ -102,71 +167,131 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         assert self.pseudo_posterior is not None
         return self.moments, self.pseudo_posterior
 
+    @property
+    def _searches(self) -> bool:
+        return (
+            self.pseudo_posterior is not None and self.pseudo_posterior.target_epsilon is not None
+        )
+
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """All rounds up to this one; checkpoints an epoch, in a folder a round."""
+        """The rounds that `run.earlier` does not have, in a folder each, with a checkpoint an epoch.
+
+        With a target epsilon, c is searched: every c is a fit of the rounds after the base round,
+        and a finished round is not fitted again.
+        """
         folder = run.folder or Path(tempfile.mkdtemp(prefix="swag-"))
-        fitted = self._rounds(records, run, folder)
-        if (
-            run.folder is None
-        ):  # a posterior's deviations are read from its files as long as the model lives
+        temporary = run.folder is None
+        classifier = run.classifier()
+        start = classifier.flat.clone()
+
+        def untrained() -> Classifier:
+            classifier.flat.copy_(start)
+            return classifier
+
+        run = replace(run, folder=folder, classifier=untrained)
+        earlier = None if run.earlier is None else Measured.load(run.earlier)
+        target = self.settings[1].target_epsilon
+        if target is None:
+            fitted = self._fit_rounds(folder, records, run, earlier)
+        else:
+            fitted = self._search(target, plan.task, records, run, earlier)
+        if temporary:  # deviations are read from their files as long as the model lives
             weakref.finalize(fitted.model, shutil.rmtree, folder)
         return fitted
 
-    def _rounds(self, records: Records, run: Run, folder: Path) -> Fitted:
+    def _search(
+        self, target: float, task: Task, records: Records, run: Run, base: Measured | None
+    ) -> Fitted:
+        assert run.folder is not None
+        if base is None:
+            unweighted = self.continues
+            assert unweighted is not None
+            unweighted._fit_rounds(run.folder, records, run, None)
+            base = Measured.load(run.folder / "base")
+        done: dict[float, tuple[SwagPpm, Fitted]] = {}
+
+        def fit(c: float) -> float:
+            assert run.folder is not None
+            config = self.settings[1]
+            update: dict[str, Any] = {"target_epsilon": None, "c": c, "g": 0.0}
+            this = self.model_copy(update={"pseudo_posterior": config.model_copy(update=update)})
+            folder, left = run.folder / f"c-{c:g}", 0.5 ** len(done)
+            # nobody knows how many fits will follow: each has half of what is left
+            half = replace(run, progress=_within(run.progress, 1 - left, left / 2))
+            done[c] = this, this._fit_rounds(folder, records, half, base)
+            return float(done[c][1].figures["sensitivity"])
+
+        kept = search(target / _epsilon_of_one_nat(task), risk=base.risk, fit=fit)
+        settled, fitted = done[kept]
+        trials = tuple(
+            SearchTrial(settings={"c": c}, event=each.event, kept=c == kept)
+            for c, (_, each) in done.items()
+        )
+        figures = dict(fitted.figures) | {"c": kept, "fits": len(trials)}
+        found = Search(target_epsilon=target, settled=settled, trials=trials)
+        # later fits used the classifier again
+        here = run.folder / f"c-{kept:g}" / self.round
+        model = settled._draw(run.classifier(), here, seed=run.seed, purpose="evaluate")
+        return replace(fitted, model=model, search=found, figures=figures)
+
+    def _fit_rounds(
+        self, folder: Path, records: Records, run: Run, earlier: Measured | None
+    ) -> Fitted:
+        """Fits the rounds after the earlier one up to this mechanism's, each in a folder below."""
         moments, config = self.settings
-        classifier = run.classifier()
-        start = classifier.flat.clone()
-        figures: dict[str, Any] = {}
-        alpha: Tensor | None = None
+        names = ROUNDS[self.round]
+        left = names if earlier is None else names[names.index(earlier.round) + 1 :]
+        losses: list[float] = []
 
         def fit(name: RoundName, weights: Tensor | None) -> Tensor:
-            nonlocal alpha
-            alpha, draws = weights, TABLE[name].draws(config)
-            classifier.flat.copy_(start)
-            losses = self._posterior(classifier, records, run, folder / name, weights)
-            measured = risks.risk_pass(
-                classifier,
-                records.inputs,
-                records.labels,
-                swag.load(folder / name, std_scale=moments.std_scale),
-                draws=range(draws),
-                seed=run.seed,
-                purpose=TABLE[name].purpose,
-                weights=weights,
-            )
-            figures.update(
-                loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity
-            )
-            return measured.risk
+            share = left.index(name) / len(left), 1 / len(left)
+            this = self.model_copy(update={"round": name, "pseudo_posterior": self._read(name)})
+            within = replace(run, progress=_within(run.progress, *share))
+            losses[:] = this._posterior(records, within, folder / name, weights)
+            this._measure(records, within, folder / name, weights)
+            return Measured.load(folder / name).risk
 
-        rounds.run(ROUNDS[self.round], fit, partial(risks.weights_of, config))
-        posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
+        rounds.run(
+            names,
+            fit,
+            partial(risks.weights_of, config),
+            earlier=None if earlier is None else (earlier.round, earlier.alpha, earlier.risk),
+        )
+        here = folder / self.round
+        measured, posterior = Measured.load(here), swag.load(here, std_scale=moments.std_scale)
+        draws = TABLE[self.round].draws(config)
+        sensitivity = float(measured.draw_maxima.max())
         event = event_of(
             self.round,
             snapshots=posterior.snapshots,
             rank=posterior.rank,
-            sensitivity=figures["sensitivity"],
-            draws=figures["draws"],
+            sensitivity=sensitivity,
+            draws=draws,
         )
-        model = PosteriorDraw(
-            classifier,
-            posterior,
-            folder / self.round,
-            seed=run.seed,
-            purpose="evaluate",
-            weights=alpha,
-        )
+        figures = {
+            "loss": losses[-1],
+            "losses": losses,
+            "snapshots": posterior.snapshots,
+            "rank": posterior.rank,
+            "parameters": posterior.mean.numel(),
+            "draws": draws,
+            "sensitivity": sensitivity,
+            "mc_failure_prob": failure_probability(draws),
+        }
+        if measured.alpha is not None:
+            figures["mean_weight"] = float(measured.alpha.mean())
+            figures["share_at_one"] = float((measured.alpha >= 1).float().mean())
+        model = self._draw(run.classifier(), here, seed=run.seed, purpose="evaluate")
         return Fitted(model, event, figures)
 
     def _posterior(
-        self,
-        classifier: Classifier,
-        records: Records,
-        run: Run,
-        folder: Path,
-        weights: Tensor | None,
+        self, records: Records, run: Run, folder: Path, weights: Tensor | None
     ) -> list[float]:
+        """Fine-tunes and collects SWAG; goes on from the checkpoints of the folder."""
         tune, collect = self.phases
+        classifier = run.classifier()
+        steps = [phase.steps(len(records)) for phase in (tune, collect)]
+        whole = sum(steps) + self._steps_of_pass(records, classifier)
         descend = partial(
             training.train,
             classifier,
@@ -174,21 +299,97 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             records.labels,
             seed=run.seed,
             weights=weights,
-            progress=run.progress,
         )
         for part in ("fine-tune", "collect"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        descend(phase=tune, purpose="fine-tune", folder=folder / "fine-tune")
-        state = swag.init(classifier.num_parameters, rank=self.settings[0].rank, folder=folder)
-        losses = descend(phase=collect, purpose="swag", folder=folder / "collect", state=state)
-        swag.save(state)
+        descend(
+            phase=tune,
+            purpose="fine-tune",
+            folder=folder / "fine-tune",
+            progress=_within(run.progress, 0, steps[0] / whole),
+        )
+        rank = self.settings[0].rank
+        state = None  # other ranks than the first write nothing
+        if not ranks.rank():
+            state = swag.init(classifier.num_parameters, rank=rank, folder=folder)
+        losses = descend(
+            phase=collect,
+            purpose="swag",
+            folder=folder / "collect",
+            state=state,
+            progress=_within(run.progress, steps[0] / whole, steps[1] / whole),
+        )
+        if state is not None:
+            swag.save(state)
         return losses
 
+    def _steps_of_pass(self, records: Records, classifier: Classifier) -> float:
+        """About how many training steps take as long as the pass over draws."""
+        draws, n = TABLE[self.round].draws(self.settings[1]), len(records)
+        if isinstance(records.inputs, FeatureInputs):
+            return draws * n * classifier.num_parameters / _PRODUCTS_A_STEP
+        return draws * n / (3 * self.phases[1].batch_size)
+
+    def _measure(self, records: Records, run: Run, folder: Path, weights: Tensor | None) -> None:
+        """Measures risks or Delta over draws of the posterior in a folder, and saves them there.
+
+        The first rank measures while the others wait.
+        """
+        if not ranks.rank() and not (folder / Measured.FILE).exists():
+            files = folder / "posterior"
+            _link(folder, files)
+            alpha = {} if weights is None else {"alpha": weights}
+            checkpoint.save(files / _WEIGHTS, alpha, {"round": self.round})
+            draws = TABLE[self.round].draws(self.settings[1])
+            whole = sum(phase.steps(len(records)) for phase in self.phases)
+            passed = self._steps_of_pass(records, run.classifier())
+            share = passed / (whole + passed)
+            parts = run.map(
+                self,
+                draws,
+                files,
+                records,
+                replace(run, progress=_within(run.progress, 1 - share, share)),
+            )
+            done = risks.merge([RiskPass(**part) for part in parts])
+            shutil.rmtree(files)
+            Measured(self.round, weights, done.risk, done.draw_maxima).save(folder)
+        ranks.wait()
+
+    def compute(
+        self, units: range, folder: Path, records: Records, run: Run
+    ) -> Mapping[str, Tensor]:
+        """A pass over these draws of the posterior in a folder, with the weights beside it."""
+        done = risks.risk_pass(
+            run.classifier(),
+            records.inputs,
+            records.labels,
+            swag.load(folder, std_scale=self.settings[0].std_scale),
+            draws=units,
+            seed=run.seed,
+            purpose=TABLE[self.round].purpose,
+            weights=checkpoint.load(folder / _WEIGHTS)[0].get("alpha"),
+            progress=run.progress,
+        )
+        return {"risk": done.risk, "draw_maxima": done.draw_maxima}
+
+    def running_sensitivity(self, folder: Path) -> list[float]:
+        """Delta after each draw: the cumulative maximum over draws of a saved fit."""
+        return Measured.load(folder).draw_maxima.cummax(0).values.tolist()
+
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> PosteriorDraw:
-        """A repeatable draw of the posterior in the folder: never the one that is released."""
+        """A repeatable draw of the posterior in the folder, never the one that is released; of the
+        base round its mean, since nothing of that round is drawn.
+        """
+        return self._draw(run.classifier(), folder, seed=run.seed, purpose=purpose)
+
+    def _draw(
+        self, classifier: Classifier, folder: Path, *, seed: int, purpose: str
+    ) -> PosteriorDraw:
         scale = 1.0 if self.moments is None else self.moments.std_scale
         posterior = swag.load(folder, std_scale=scale)
-        return PosteriorDraw(run.classifier(), posterior, folder, seed=run.seed, purpose=purpose)
+        at = None if TABLE[self.round].after is None else purpose
+        return PosteriorDraw(classifier, posterior, folder, seed=seed, purpose=at)
 
     def fit_many(
         self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
@@ -228,24 +429,102 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What the pass of a round measured, beside its posterior.
+
+    alpha: risk weights of the fit, float32 [n]; None where all are 1. risk float32 [n];
+    draw_maxima float32 [S], as of `risks.RiskPass`.
+    """
+
+    FILE: ClassVar[str] = "measured.safetensors"
+
+    round: RoundName
+    alpha: Tensor | None
+    risk: Tensor
+    draw_maxima: Tensor
+
+    def save(self, folder: Path) -> None:
+        tensors = {"risk": self.risk, "draw_maxima": self.draw_maxima}
+        weights = {} if self.alpha is None else {"alpha": self.alpha}
+        checkpoint.save(folder / self.FILE, tensors | weights, {"round": self.round})
+
+    @staticmethod
+    def load(folder: Path) -> Measured:
+        tensors, meta = checkpoint.load(folder / Measured.FILE)
+        return Measured(meta["round"], tensors.pop("alpha", None), **tensors)
+
+
+@dataclass(frozen=True)
 class PosteriorDraw(ClassifierModel):
-    """A posterior, and the classifier at one repeatable draw of it."""
+    """A posterior, and the classifier at one repeatable draw of it, or at its mean."""
 
     posterior: swag.Posterior
     folder: Path
     seed: int
-    purpose: str
-    weights: Tensor | None = None
-    """Risk weights alpha of the fit, float32 [n]; None where there were none, or where it was read
-    from a folder.
-    """
+    purpose: str | None
+    """Of the draw; None: the mean."""
 
     def __post_init__(self) -> None:
+        if self.purpose is None:
+            self.classifier.flat.copy_(self.posterior.mean)
+            return
         risks.load_draw(
             self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0
         )
 
+    def draw(self, normal: swag.Normal) -> Tensor:
+        return swag.sample(self.posterior, normal=normal)
+
+    def could_draw(self, theta: Tensor) -> bool:
+        return swag.within_reach(self.posterior, theta)
+
+    def sensitivity_at(self, theta: Tensor, records: Records) -> float:
+        self.classifier.flat.copy_(theta)
+        alpha = Measured.load(self.folder).alpha
+        return risks.at_draw(
+            self.classifier,
+            records.inputs,
+            records.labels,
+            weights=torch.ones(len(records)) if alpha is None else alpha,
+        )
+
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in self.folder.glob("*.safetensors"):
-            shutil.copy2(file, folder / file.name)
+        _link(self.folder, folder)
+
+
+def _link(folder: Path, to: Path) -> None:
+    """Puts a posterior's files into another folder, as links where the file system has them."""
+    to.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*.safetensors"):
+        there = to / file.name
+        there.unlink(missing_ok=True)
+        try:
+            os.link(file, there)
+        except OSError:
+            shutil.copy2(file, there)
+
+
+def _within(progress: Progress | None, start: float, share: float) -> Progress | None:
+    """Reports one phase as its share of a whole, in thousandths."""
+    if progress is None:
+        return None
+    whole = progress
+
+    def report(done: int, total: int) -> None:
+        whole(int(_WHOLE * (start + share * done / max(total, 1))), _WHOLE)
+
+    return report
+
+
+def _epsilon_of_one_nat(task: Task) -> float:
+    """Returns the epsilon of a unit at a Delta of 1, to which any other is proportional."""
+    event = event_of("weighted", snapshots=2, rank=2, sensitivity=1.0, draws=1)
+    epsilon = claim_of(
+        event,
+        delta=None,
+        privacy_unit="unit",
+        max_records_per_unit=task.records_per_unit,
+        unprotected_inputs=(),
+    ).epsilon
+    assert epsilon is not None
+    return epsilon

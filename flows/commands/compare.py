@@ -85,7 +85,7 @@ def compare(
 
     with private_errors("compare"):
         estimate = refuse_early(context, parameters, settings, chosen)
-        seconds = estimate_seconds(estimate, chosen, seeds=settings.seeds)
+        seconds = estimate_seconds(estimate, seeds=settings.seeds)
     with output.progress() as console:
         console.expect(
             f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured

@@ -22,7 +22,7 @@ from mechanisms.errors import MechanismError
 
 _ranks: ContextVar[tuple[int, int]] = ContextVar("ranks", default=(0, 1))
 """This rank and their number: of a fit and not of the process, whose other fits have one."""
-_LONGEST_PAUSE = timedelta(minutes=30)
+_LONGEST_PAUSE = timedelta(days=7)
 
 
 @contextmanager

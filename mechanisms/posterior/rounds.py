@@ -5,8 +5,8 @@ base        the posterior without weights; risks over its draws          -> weig
 weighted    the posterior with these weights                             -> sensitivity Delta
 reweighted  equation 7, then the same again                              -> Delta, measured anew
 
-`run` is the one chain. A mechanism runs it in memory, a training run as stages, and an audit many
-times at once; they differ in how a round is fitted and measured, and in the type of weights.
+`run` is the one chain. A mechanism runs it once, an audit many times at once; they differ in how a
+round is fitted and measured, and in the type of weights.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def run(
     names: Sequence[RoundName],
     fit: Callable[[RoundName, Weights | None], Measured],
     weigh: Callable[[RoundName, Weights | None, Measured], Weights | None],
+    *,
+    earlier: tuple[RoundName, Weights | None, Measured] | None = None,
 ) -> dict[RoundName, Measured]:
     """Runs these rounds in order; returns what was measured in each.
 
@@ -72,9 +74,14 @@ def run(
             records at its draws.
         weigh: returns the weights of a round, from those of the round before and from what was
             measured there.
+        earlier: a round that was run already, with its weights and what was measured in it: the
+            rounds up to it are left out.
     """
     weights: Weights | None = None
     measured: dict[RoundName, Measured] = {}
+    if earlier is not None:
+        done, weights, measured[earlier[0]] = earlier
+        names = names[names.index(done) + 1 :]
     for name in names:
         before = TABLE[name].after
         weights = None if before is None else weigh(name, weights, measured[before])

@@ -4,7 +4,7 @@ claims.
 
 from collections.abc import Sequence
 
-from mechanisms.mechanism import Batched
+from mechanisms.mechanism import Batched, Mechanism
 from mechanisms.privacy.claims import of_one_record
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
@@ -12,9 +12,9 @@ from tasks.auditing import gradients, measure, result, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.result import AuditResult, BranchAudit
 from tasks.auditing.settings import AuditParameters, trial_draws_of
-from tasks.branches import formal, search
 from tasks.branches.branch import Branch, Terms
 from tasks.branches.experiment import Do, Outcome, Study
+from tasks.branches.released import released_branch
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
@@ -37,7 +37,7 @@ def run(
 ) -> AuditResult:
     """Audits branches at every seed; trials run once per branch, at the first seed's settings."""
     _refuse_draws(parameters, terms, settings, chosen)
-    parameters, terms = _settled(context, parameters, terms, do=do)
+    terms = _as_released(parameters, terms)
     groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
     study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
     if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {
@@ -75,8 +75,7 @@ def estimate_stages(
 ) -> Estimate:
     """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
     _refuse_draws(parameters, terms, settings, chosen)
-    if parameters.formal is not None and terms.target_epsilon is None:
-        terms = terms.model_copy(update={"target_epsilon": parameters.formal.target_epsilon})
+    terms = _as_released(parameters, terms)
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
     labels = {trials.label_of(branch.name): branch.name for branch in chosen}
     batched = [
@@ -100,24 +99,24 @@ def audit_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
     return sum(estimate.of_kind(kind) for kind in kinds if kind in estimate.stages)
 
 
-def _settled(
-    context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do
-) -> tuple[RetrainParameters, Terms]:
-    if parameters.formal is not None:
-        released = formal.formal_branch(parameters)[1]
-        target = terms.target_epsilon or released.target_epsilon
-        return parameters, terms.model_copy(
-            update={"target_epsilon": target, "delta": released.delta}
-        )
-    return search.meet_target(context, parameters, do), terms
+def _as_released(parameters: RetrainParameters, terms: Terms) -> Terms:
+    """Returns the terms with target and delta of what the run releases, where they give none."""
+    released = released_branch(parameters)[1]
+    target = terms.target_epsilon or released.target_epsilon
+    delta = terms.delta if released.target_epsilon is None else released.delta
+    return terms.model_copy(update={"target_epsilon": target, "delta": delta})
 
 
 def reruns(
-    study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef
+    study: Study,
+    settings: AuditParameters,
+    branch: Branch,
+    pool: ArtifactRef,
+    mechanism: Mechanism,
 ) -> tuple[ArtifactRef, str]:
     experiment = study.experiment(branch)
-    draws = trial_draws_of(branch.name, experiment.mechanism, settings)
-    mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
+    draws = trial_draws_of(branch.name, mechanism, settings)
+    rerun, name = mechanism.audited_as(draws, batched=experiment.model.linear_head)
     step = trials.reruns(
         branch.name,
         experiment.model,
@@ -127,8 +126,8 @@ def reruns(
         unit=privacy_unit(study.parameters.data.ingest),
         pool=pool,
         dataset=study.dataset,
-        planned=study.do(fits.plan(branch.name, mechanism, experiment.task)),
-        mechanism=mechanism,
+        planned=study.do(fits.plan(branch.name, rerun, experiment.task)),
+        mechanism=rerun,
     )
     return study.do(step), name
 
@@ -141,7 +140,7 @@ def _audit(
     inputs, trials_of = {"fitted": outcome.fitted}, ""
     if pool is not None:
         inputs["pool"] = pool
-        inputs["trials"], trials_of = reruns(study, settings, branch, pool)
+        inputs["trials"], trials_of = reruns(study, settings, branch, pool, outcome.rerun)
     if settings.gradient_canaries and is_formal and gradients.has_noisy_descent(outcome.event):
         step = gradients.gradients(
             branch.name,

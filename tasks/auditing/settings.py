@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field, field_validator
 
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
-from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
 from tasks.branches.branch import Branch, choose
 from tasks.parameters import RELEASE_BRANCH, RetrainParameters
@@ -69,15 +68,9 @@ def choose_branches(
     """Returns branches by name; `release` stands for the branch that a training run with these
     parameters releases.
     """
-    if parameters.formal is not None:
-        from tasks.branches import (
-            formal,
-        )  # brings Prefect, which reads its settings when it is imported
+    from tasks.branches.released import released_branch  # brings Prefect, whose settings come first
 
-        released = formal.formal_branch(parameters)[0].name
-    else:
-        last = SwagPpm(round=parameters.rounds[-1])
-        released = next(branch.name for branch in branches.values() if branch.mechanism == last)
+    released = released_branch(parameters)[0].name
     chosen = [released if name.strip() == RELEASE_BRANCH else name for name in names.split(",")]
     return choose(",".join(chosen), parameters, branches)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
+from mechanisms.mechanism import AnyMechanism, Mechanism, Workload, form_of
 from mechanisms.model.config import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.catalogue import BRANCHES, branch_bodies
@@ -78,8 +78,21 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
             }
         )
 
-    def epochs_for(self, parameters: RetrainParameters, terms: Terms) -> int:
-        return getattr(self.mechanism_for(parameters, terms), "epochs", None) or terms.epochs
+    def parts(self, parameters: RetrainParameters, terms: Terms) -> dict[str, Mechanism]:
+        """The fits of this branch in order, by the names of their stages; the last is its own."""
+        mechanism = self.mechanism_for(parameters, terms)
+        parts = [(self.name, mechanism)]
+        while (before := mechanism.continues) is not None:
+            parts.insert(0, (f"{self.name}: {before.stage}", before))
+            mechanism = before
+        return dict(parts)
+
+    def workloads(self, parameters: RetrainParameters, terms: Terms) -> dict[str, Workload]:
+        """What each of these fits costs."""
+        return {
+            name: part.workload or Workload(getattr(part, "epochs", None) or terms.epochs)
+            for name, part in self.parts(parameters, terms).items()
+        }
 
 
 class Terms(BaseModel, frozen=True, extra="forbid"):

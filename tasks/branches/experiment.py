@@ -1,42 +1,63 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
-A training run is one experiment, a comparison many, an audit attacks one. Most mechanisms are one
-fit: plan its noise, fit, score on the test half. SWAG-PPM is a chain of fits, and one repeatable
-draw is scored.
+A training run is one experiment, a comparison many, an audit attacks one. Every mechanism has the
+same stages: plan its noise, fit, predict, score on the test half. One whose fit goes on from
+another's (`Mechanism.continues`) has the stages of that one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from mechanisms.mechanism import Mechanism, Task
+from mechanisms.mechanism import Mechanism, Search, Task
 from mechanisms.model.config import ModelConfig
-from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
-from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, Terms
-from tasks.branches.swag_chain import Chain, prepare, run_chain
-from tasks.fitting import fits, scores
-from tasks.parameters import FitParameters, RetrainParameters
+from tasks.fitting import data, fits, prior, scores
+from tasks.fitting.ingest import ingest_records
+from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_access
-from tasks.releasing.claims import claim_on, privacy_unit
+from tasks.releasing.claims import SEARCHED, claim_on, method_of, privacy_unit
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
+Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
+"""A step's output: a reference where steps are run; in a dry run None where there is no output yet.
+"""
 SMALLEST_EPSILON = 1e-4
 """Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above
 zero. A claim with a larger epsilon holds as well.
 """
 
 
+def prepare(
+    parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref]
+) -> tuple[Ref, Ref]:
+    """Returns the records and their features or tokens, after the titles that these models start
+    from.
+    """
+    dataset = do(ingest_records(parameters.data))
+    listed = parameters.data.complete_codelist, parameters.data.ingest.codelist_columns
+    for model in dict.fromkeys(models):
+        for step in prior.stages(model, *listed):
+            do(step)
+    model, labels = parameters.model, parameters.data.labels
+    if not labels or model.trainable != "head":
+        return dataset, do(data.prepare(model, dataset))
+    ingested = [do(ingest_records(parameters.data.of_label(column))) for column in labels]
+    texts = do(data.distinct_texts(ingested))
+    encoding = {"texts": texts, "encoding": do(data.encoding_of(model, texts))}
+    return dataset, do(data.prepare(model, dataset, encoding=encoding))
+
+
 @dataclass(frozen=True)
 class Study:
-    """Holds what experiments share: records, terms, target, and how a stage is run."""
+    """What experiments share: records, terms, target, and how a stage is run."""
 
     context: Context
     parameters: RetrainParameters
@@ -84,8 +105,22 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Stages(Generic[Ref]):
+    """The stages of one mechanism at a seed."""
+
+    name: str
+    mechanism: Mechanism
+    """As the run fills it in, before its noise is solved."""
+    planned: Ref
+    fitted: Ref
+    predictions: Ref
+    measured: Ref
+    """Its scores."""
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """Holds one mechanism on the records of a study, at a seed and the study's target."""
+    """One mechanism on the records of a study, at a seed and the study's target."""
 
     study: Study
     branch: Branch
@@ -114,29 +149,16 @@ class Experiment:
             delta=self.delta,
         )
 
-    @cached_property
-    def swag_ppm(self) -> SwagPpm | None:
-        """SWAG-PPM as planned; None where the mechanism is another."""
-        planned = (
-            self.mechanism.plan(self.task).mechanism
-            if isinstance(self.mechanism, SwagPpm)
-            else None
-        )
-        return planned if isinstance(planned, SwagPpm) else None
+    @property
+    def method(self) -> dict[str, Any]:
+        """What the key of a release names by its digest, as `method_of` reads it back from a fit."""
+        ingest = self.study.parameters.data.ingest.model_dump(mode="json")
+        step = self.fit(self.branch.name, self.mechanism, planned=None)
+        planned = fits.plan(self.branch.name, self.mechanism, self.task)
+        population = self.study.parameters.data.population
+        return method_of(step.config, planned.config["task"], population=population, ingest=ingest)
 
-    @cached_property
-    def parameters(self) -> RetrainParameters:
-        """The parameters of this experiment: its seed, and where it is SWAG-PPM the mechanism's
-        settings.
-        """
-        run = self.study.parameters
-        if self.swag_ppm is None:
-            return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
-        (tune, collect), (moments, config) = self.swag_ppm.phases, self.swag_ppm.settings
-        fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=self.seed)
-        return run.model_copy(update={"model": self.model, "fit": fit, "pseudo_posterior": config})
-
-    def claim(self, event: Event) -> Claim:
+    def claim(self, event: Event, search: Search | None = None) -> Claim:
         study = self.study
         claim = claim_on(
             study.facts,
@@ -144,7 +166,7 @@ class Experiment:
             self.model,
             event,
             delta=self.delta if claims.formal(event) else None,
-            also_unprotected=self.branch.unprotected,
+            also_unprotected=(*self.branch.unprotected, *(() if search is None else (SEARCHED,))),
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
@@ -154,11 +176,9 @@ class Experiment:
     def plan(self) -> Step:
         return fits.plan(self.branch.name, self.mechanism, self.task)
 
-    def fit(self, *, planned: ArtifactRef) -> Step:
-        name, mechanism = self.branch.name, self.branch.mechanism
-        return fits.fit(
-            name, mechanism, self.model, seed=self.seed, planned=planned, **self.study.records
-        )
+    def fit(self, name: str, mechanism: Mechanism, *, planned: Any, earlier: Any = None) -> Step:
+        where = {"planned": planned, "earlier": earlier, **self.study.records}
+        return fits.fit(name, mechanism, self.model, seed=self.seed, **where)
 
     def predict(self, mechanism: Mechanism, fitted: ArtifactRef, **options: Any) -> ArtifactRef:
         """Predicts at a fit, or at one repeatable draw of a posterior; options are those of
@@ -167,73 +187,78 @@ class Experiment:
         where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
         return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
 
-    def run(self) -> Outcome:
-        if self.swag_ppm is not None:
-            chain, event = self.fit_rounds()
-            name = self.swag_ppm.round
-            return self._outcome(
-                self.swag_ppm, event, chain.posteriors[name], sensitivity=chain.measured[name]
-            )
-        study, store = self.study, self.study.context.store
-        planned = study.do(self.plan())
-        fitted = study.do(self.fit(planned=planned))
-        mechanism, event = (
-            fits.plan_of(store.open(planned)).mechanism,
-            fits.event_of(store.open(fitted)),
-        )
-        return self._outcome(mechanism, event, fitted)
+    def stages(self, do: Callable[[Step], Ref], *, score_all: bool = False) -> list[Stages[Ref]]:
+        """Takes the stages in order, the fits that this one goes on from first.
 
-    def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
-        """Runs SWAG-PPM's chain up to the branch's round, and returns that round's event.
-
-        A comparison and a training run reuse each other's finished stages.
+        Args:
+            score_all: those fits are scored as well.
         """
-        assert self.swag_ppm is not None
-        study, parameters, name = self.study, self.parameters, self.swag_ppm.round
-        chain = run_chain(parameters, study.do, rounds=ROUNDS[name], ingested=study.dataset)
-        return chain, chain.event(study.context.store, parameters, name)
+        made: list[Stages[Ref]] = []
+        where: Any = {"seed": self.seed, **self.study.records}
+        parts = self.branch.parts(self.study.parameters, self.study.terms)
+        task = self.task if self.study.facts else None
+        earlier: Ref | None = None
+        for name, mechanism in parts.items():
+            planned: Any = do(fits.plan(name, mechanism, task))
+            fitted: Any = do(self.fit(name, mechanism, planned=planned, earlier=earlier))
+            earlier = fitted
+            if not score_all and name != self.branch.name:
+                continue
+            settled = mechanism
+            if planned is not None:
+                settled = fits.plan_of(self.study.context.store.open(planned)).mechanism
+            predictions: Any = do(fits.predict(name, settled, self.model, fitted=fitted, **where))
+            measured = do(scores.score(name, predictions=predictions, **where))
+            made.append(Stages(name, mechanism, planned, fitted, predictions, measured))
+        return made
 
-    def _outcome(
-        self,
-        mechanism: Mechanism,
-        event: Event,
-        fitted: ArtifactRef,
-        *,
-        sensitivity: ArtifactRef | None = None,
-    ) -> Outcome:
-        study, store = self.study, self.study.context.store
-        predictions = self.predict(mechanism, fitted)
-        measured = study.do(
-            scores.score(self.branch.name, seed=self.seed, predictions=predictions, **study.records)
-        )
+    def run(self) -> Outcome:
+        return self._outcome(self.stages(self.study.do)[-1])
+
+    def run_all(self) -> list[Outcome]:
+        """Also scores the fits that this one goes on from; they come first."""
+        return [self._outcome(each) for each in self.stages(self.study.do, score_all=True)]
+
+    def _outcome(self, stages: Stages[ArtifactRef]) -> Outcome:
+        store = self.study.context.store
+        folder = store.open(stages.fitted)
+        event, search = fits.event_of(folder), fits.search_of(folder)
         return Outcome(
             branch=self.branch,
             seed=self.seed,
-            mechanism=mechanism,
+            asked=stages.mechanism,
+            mechanism=fits.plan_of(folder).mechanism,
+            search=search,
             event=event,
-            claim=self.claim(event),
-            fitted=fitted,
-            measured=measured,
-            figures=store.figures(measured),
-            sensitivity=sensitivity,
+            claim=self.claim(event, search),
+            fitted=stages.fitted,
+            measured=stages.measured,
+            figures=store.figures(stages.measured),
         )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Holds one branch at one seed, fitted and scored on the test half."""
+    """One branch at one seed, fitted and scored on the test half."""
 
     branch: Branch
     seed: int
+    asked: Mechanism
+    """As the run filled it in."""
     mechanism: Mechanism
-    """As it ran, with every setting filled in."""
+    """As it was planned, with every setting filled in."""
+    search: Search | None
+    """What the fit searched on the records."""
     event: Event
     claim: Claim
     fitted: ArtifactRef
     measured: ArtifactRef
     """The stage of its scores."""
     figures: Mapping[str, Any]
-    sensitivity: ArtifactRef | None = None
-    """The stage that measured risks or Delta over draws of a posterior; None where the fit itself
-    is the candidate.
-    """
+
+    @property
+    def rerun(self) -> Mechanism:
+        """The mechanism that a rerun plans again: with what was searched, since a rerun does not
+        search.
+        """
+        return self.asked if self.search is None else self.search.settled

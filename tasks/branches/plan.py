@@ -18,57 +18,26 @@ from tasks.branches.branch import Terms, first_fault
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RELEASE_BRANCH, RetrainParameters
-from tasks.releasing.claims import NOT_METHOD, method_of, release_method
 from tasks.releasing.plan import PlannedRelease
 
 
-def plan_compared(study: Study, outcome: Outcome) -> PlannedRelease:
-    """Plans the release of one outcome of a comparison, which its claim says."""
-    parameters = study.experiment(outcome.branch, outcome.seed).parameters
-    if outcome.sensitivity is not None:
-        return PlannedRelease.of_posterior(
-            study.context,
-            parameters,
-            dataset=study.dataset,
-            prepared=study.prepared,
-            posterior=outcome.fitted,
-            measured=outcome.sensitivity,
-            prefect_run_id=study.context.run.id,
-        )
-    method = {
-        "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
-        "branch": outcome.branch.name,
-        **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
-        "delta": outcome.claim.delta,
-        "epsilon": study.terms.target_epsilon,
-        "event": outcome.event.model_dump(mode="json"),
-    }
-    return _plan_fit(study, outcome, method=method)
-
-
-def plan_formal(study: Study, outcome: Outcome) -> PlannedRelease:
-    """Plans the release of a formal retrain's fit. The same records, method and label always have
-    the same plan.
+def plan_release(study: Study, outcome: Outcome) -> PlannedRelease:
+    """Plans the release of one outcome. The same records, method and label always have the same
+    plan.
     """
-    method = release_method(study.parameters)
-    return _plan_fit(study, outcome, method=method)
-
-
-def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any]) -> PlannedRelease:
-    parameters = study.experiment(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
         prepared=study.prepared,
         fitted=outcome.fitted,
-        measured=None,
-        model=outcome.branch.model(parameters),
+        mechanism=outcome.mechanism.model_dump(mode="json"),
+        is_sampled=outcome.mechanism.draws,
+        model=outcome.branch.model(study.parameters),
         seed=outcome.seed,
     )
     return PlannedRelease.of_candidate(
         study.context,
         candidate,
-        parameters,
-        method=method,
+        study.parameters,
         delta=outcome.claim.delta,
         prefect_run_id=study.context.run.id,
     )

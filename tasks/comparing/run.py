@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mechanisms.swag_ppm import SwagPpm
+from mechanisms.mechanism import Workload
 from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.errors import InputError
 from tasks.branches.branch import Branch, Terms
 from tasks.branches.experiment import Do, Experiment, Outcome, Study
-from tasks.branches.plan import Origin, plan_compared
+from tasks.branches.plan import Origin, plan_release
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
 from tasks.releasing.preflight import Estimate
@@ -55,30 +55,16 @@ def refuse_early(
         raise InputError(
             f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER"
         )
-    mechanisms = [branch.mechanism for branch in chosen]
-    reweighted = any(
-        isinstance(mechanism, SwagPpm) and mechanism.round == "reweighted"
-        for mechanism in mechanisms
-    )
-    if reweighted and not parameters.pseudo_posterior.reweight:
-        raise InputError(
-            "--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it"
-        )
-    passes = {branch.name: branch.epochs_for(parameters, terms) for branch in _single(chosen)}
-    return preflight.check(context, parameters).with_fits(passes)
+    loads: dict[str, Workload] = {}
+    for branch in chosen:
+        loads |= branch.workloads(parameters, terms)
+    return preflight.check(context, parameters, loads)
 
 
-def estimate_seconds(estimate: Estimate, chosen: Sequence[Branch], *, seeds: int) -> float:
-    single = _single(chosen)
-    chains = len(single) < len(chosen)
-    fits = seeds * (
-        chains * estimate.seconds + sum(estimate.of_kind(branch.name) for branch in single)
-    )
-    return fits if chains else fits + estimate.of_kind("features")
-
-
-def _single(chosen: Sequence[Branch]) -> list[Branch]:
-    return [branch for branch in chosen if not isinstance(branch.mechanism, SwagPpm)]
+def estimate_seconds(estimate: Estimate, *, seeds: int) -> float:
+    """Returns the seconds of a comparison of all fits that the estimate knows."""
+    fits = sum(map(estimate.of_kind, estimate.fits))
+    return seeds * fits + estimate.of_kind("features")
 
 
 def run(
@@ -133,7 +119,7 @@ def write_plans(groups: Sequence[Group]) -> dict[str, str]:
         study, outcome = group.study, group.outcomes[0]
         if outcome.claim.guarantee_kind == "none":
             continue
-        plan = plan_compared(study, outcome)
+        plan = plan_release(study, outcome)
         if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
             Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
-from storage.ledger import ComparisonFit
+from storage.ledger import ComparisonFit, SearchFit, Sensitivity, Subject
 from tasks.branches.experiment import Outcome, Study
 from tasks.comparing.run import Group
 from tasks.fitting.scores import resampled_of
@@ -65,13 +65,23 @@ class BranchSummary(BaseModel, frozen=True):
     """To the first branch of the table, by score; empty for that one."""
 
 
-def record_claims(study: Study, outcomes: Sequence[Outcome]) -> None:
-    """Writes each branch's claim to the ledger as internal: nothing is released or charged."""
-    for outcome in outcomes:
+def record_claims(
+    study: Study, outcomes: Sequence[Outcome], *, earlier: Sequence[Outcome] = ()
+) -> None:
+    """Writes each branch's claim to the ledger as internal: nothing is released or charged.
+
+    Args:
+        earlier: fits that an outcome goes on from, where they were scored too.
+    """
+    for outcome in (*earlier, *outcomes):
+        _record_search(study, outcome)
+        subject: Subject = ComparisonFit(branch=outcome.branch.name, seed=outcome.seed)
+        if outcome in earlier:
+            subject = Sensitivity(round=outcome.mechanism.stage)
         ledger_records.record_evaluation(
             study.context,
             study.parameters,
-            subject=ComparisonFit(branch=outcome.branch.name, seed=outcome.seed),
+            subject=subject,
             dataset=study.dataset,
             refs={"fit": outcome.fitted, "measures": outcome.measured},
             details={k: v for k, v in outcome.figures.items() if isinstance(v, int | float)},
@@ -79,6 +89,27 @@ def record_claims(study: Study, outcomes: Sequence[Outcome]) -> None:
             claim=outcome.claim,
             key=f"compare-{outcome.measured.sha256}",
             settings=digest(study.terms.model_dump(mode="json")),
+            prefect_run_id=study.context.run.id,
+        )
+
+
+def _record_search(study: Study, outcome: Outcome) -> None:
+    """Writes a row for each fit of a search, which tuned the mechanism on these records."""
+    search = outcome.search
+    if search is None:
+        return
+    for trial in search.trials:
+        values = " ".join(f"{name}={value!r}" for name, value in trial.settings.items())
+        ledger_records.record_evaluation(
+            study.context,
+            study.parameters,
+            subject=SearchFit(target_epsilon=search.target_epsilon, round=outcome.mechanism.stage),
+            dataset=study.dataset,
+            refs={"fit" if trial.kept else "search": outcome.fitted},
+            details=trial.settings,
+            event=trial.event,
+            claim=study.experiment(outcome.branch, outcome.seed).claim(trial.event, search),
+            key=f"search-{outcome.fitted.sha256} {values}",
             prefect_run_id=study.context.run.id,
         )
 

@@ -1,10 +1,10 @@
-"""Holds the candidate of a release: a SWAG posterior, to be drawn from once, or one fit with noise
-in it.
+"""Holds the candidate of a release: a fit that is released as it is, or a posterior to be drawn from
+once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
@@ -16,38 +16,45 @@ from tasks.running.stage import Context
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mechanisms.mechanism import Drawable
     from mechanisms.model.classifier import Classifier
 
 
 class Candidate(BaseModel, frozen=True, extra="forbid"):
-    """Holds the references and settings from which the released model follows, up to the one draw."""
+    """References and settings from which the released model follows, up to the one draw."""
 
     dataset: ArtifactRef
     prepared: ArtifactRef
-    fitted: ArtifactRef = Field(description="a SWAG posterior, or the parameters of one fit")
-    measured: ArtifactRef | None = Field(
-        default=None,
-        description=(
-            "risk weights and sensitivity of a SWAG posterior; None: the fit is released as it is"
-        ),
+    fitted: ArtifactRef
+    mechanism: dict[str, Any] = Field(
+        description="as planned, with every setting filled in; read as JSON, since an officer's "
+        "machine may not know its kind"
     )
+    is_sampled: bool = Field(description="each release is another draw of the fit, a posterior")
     model: ModelConfig
     seed: int = Field(
         description="of the head's initial weights, from which a frozen part is built again"
     )
-    std_scale: float = Field(default=1.0, description="of the standard deviation of SWAG's sample")
 
     @property
     def artifact_digests(self) -> dict[str, str]:
-        if self.measured is None:
-            return {"dataset": self.dataset.sha256, "fit": self.fitted.sha256}
-        digests = {"dataset": self.dataset, "posterior": self.fitted, "sensitivity": self.measured}
-        return {name: ref.sha256 for name, ref in digests.items()}
+        return {"dataset": self.dataset.sha256, "fit": self.fitted.sha256}
 
-    @property
-    def is_sampled(self) -> bool:
-        """A release draws from it; another one is released as it was fitted."""
-        return self.measured is not None
+    def drawable(self, context: Context) -> Drawable:
+        """Loads the fitted model, which parameters are released of."""
+        from mechanisms.mechanism import Drawable, Run, parsed
+        from tasks.fitting.model_inputs import label_count
+
+        run = Run(
+            classes=label_count(context.store.open(self.dataset)),
+            seed=self.seed,
+            classifier=lambda: self.build_untrained(context),
+        )
+        mechanism = parsed(self.mechanism)
+        model = mechanism.load(context.store.open(self.fitted), run)
+        if not isinstance(model, Drawable):
+            raise StorageError(f"a model of `{mechanism.kind}` has no parameters to release")
+        return model
 
     def take(self, context: Context) -> Tensor:
         """Returns the parameters to release, flat: one draw with the operating system's entropy, or
@@ -55,14 +62,9 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
 
         A release calls this once: a second call draws again.
         """
-        from mechanisms.model import checkpoint
-        from mechanisms.posterior import swag
         from mechanisms.privacy.entropy import system_normal
 
-        folder = context.store.open(self.fitted)
-        if self.measured is None:
-            return checkpoint.load(folder / "theta.safetensors")[0]["theta"]
-        return swag.sample(swag.load(folder, std_scale=self.std_scale), normal=system_normal)
+        return self.drawable(context).draw(system_normal)
 
     def require_draw(self, context: Context, theta: Tensor) -> None:
         """Refuses parameters that cannot be a draw of this posterior, or are not those of this fit.
@@ -70,17 +72,7 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         Raises:
             StorageError: they differ.
         """
-        import torch
-
-        from mechanisms.model import checkpoint
-        from mechanisms.posterior import swag
-
-        folder = context.store.open(self.fitted)
-        if self.measured is None:
-            possible = torch.equal(checkpoint.load(folder / "theta.safetensors")[0]["theta"], theta)
-        else:
-            possible = swag.within_reach(swag.load(folder, std_scale=self.std_scale), theta)
-        if not possible:
+        if not self.drawable(context).could_draw(theta):
             raise StorageError(
                 f"sample: its parameters are not of the planned stage {self.fitted.kind} "
                 f"({self.fitted.sha256[:12]}…). "
@@ -105,12 +97,10 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         """Measures Delta at these parameters over the training records; None without such a
         guarantee.
         """
-        from mechanisms.posterior import risks
-        from tasks.fitting.model_inputs import load_inputs
-        from tasks.fitting.train import load_weights
-
-        if self.measured is None:
+        if not self.is_sampled:
             return None
-        records, labels = load_inputs(context.store.open(self.prepared), "train")
-        weights = load_weights(context.store.open(self.measured))
-        return risks.at_draw(self.classifier(context, theta), records, labels, weights=weights)
+        from mechanisms.mechanism import Records
+        from tasks.fitting.model_inputs import load_inputs
+
+        records = Records(*load_inputs(context.store.open(self.prepared), "train"))
+        return self.drawable(context).sensitivity_at(theta, records)

@@ -1,5 +1,4 @@
-"""Defines the stages of a mechanism that is one fit: plan its noise, fit at a seed, predict each
-record.
+"""Defines the stages of every mechanism: plan its noise, fit at a seed, predict each record.
 
 Their keys include the mechanism's module: a change of another mechanism, a metric or a page leaves
 them finished.
@@ -8,37 +7,48 @@ them finished.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from mechanisms.mechanism import (
     AnyMechanism,
+    Divisible,
+    Drawable,
     Fitted,
     Mechanism,
     Plan,
     Records,
     Releasable,
     Run,
+    Search,
     Task,
 )
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.threads import using
 from mechanisms.privacy.events import Event, decode
-from storage.artifacts import ArtifactRef, Store
+from storage.artifacts import ArtifactRef, Store, file_digest
 from tasks.fitting.model_inputs import build, label_count, load_inputs
-from tasks.running import ranks
+from tasks.running import progress, ranks
 from tasks.running.parts import Part, compute_part, run_parts_of
-from tasks.running.stage import Step, Work
+from tasks.running.stage import Step, Work, run_step
 
 _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
 """Records that are predicted at a time: through an encoder, and from features."""
+_UNITS = "units.safetensors"
+_PLAN, EVENT, _SEARCH = "plan.json", "event.json", "search.json"
+_any_delta = float(Task.model_fields["delta"].default)
+"""In the plan of a mechanism that has no delta: the run's own changes nothing of it."""
 _BUILDING = threading.Lock()
 """Initial weights come from torch's one generator a process; fits that run side by side take turns.
 """
@@ -49,22 +59,29 @@ def modules(mechanism: Mechanism) -> tuple[str, ...]:
     return (type(mechanism).__module__, "tasks.fitting.fits")
 
 
-def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
-    """Solves the noise of a branch for the target; all seeds share it."""
+def plan(name: str, mechanism: Mechanism, task: Task | None) -> Step:
+    """Solves the noise of a mechanism for the target; all seeds share it.
+
+    Args:
+        task: None: not known before the records are read, which only a dry run meets.
+    """
+    if task is None:
+        return Step("plan", f"plan ({name})", {}, {"dataset": None}, _never)
     if not mechanism.has_target:
-        task = task.model_copy(update={"target_epsilon": None})
+        task = task.model_copy(update={"target_epsilon": None, "delta": _any_delta})
+    asked = task
 
     def body(work: Work) -> Mapping[str, Any]:
-        planned = mechanism.plan(task)
-        (work.out / "plan.json").write_text(planned.model_dump_json())
-        return dict(planned.mechanism.cost(planned, task))
+        planned = mechanism.plan(asked)
+        (work.out / _PLAN).write_text(planned.model_dump_json())
+        return dict(planned.mechanism.cost(planned, asked))
 
     return Step(
         name="plan",
         label=f"plan ({name})",
         config={
             "mechanism": mechanism.model_dump(mode="json"),
-            "task": task.model_dump(mode="json"),
+            "task": asked.model_dump(mode="json"),
         },
         inputs={},
         body=body,
@@ -72,12 +89,23 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
     )
 
 
+def _never(work: Work) -> Any:
+    raise RuntimeError("a dry run must not run a step")
+
+
 def plan_of(folder: Path) -> Plan:
-    return Plan.model_validate_json((folder / "plan.json").read_text())
+    """Loads the plan of a plan's stage, or of a fit's, which keeps the one that it ran."""
+    return Plan.model_validate_json((folder / _PLAN).read_text())
 
 
 def event_of(folder: Path) -> Event:
-    return decode(json.loads((folder / "event.json").read_text()))
+    return decode(json.loads((folder / EVENT).read_text()))
+
+
+def search_of(folder: Path) -> Search | None:
+    """Loads what a fit searched; None where it searched nothing."""
+    file = folder / _SEARCH
+    return Search.model_validate_json(file.read_text()) if file.is_file() else None
 
 
 def fit(
@@ -89,27 +117,36 @@ def fit(
     dataset: ArtifactRef,
     prepared: ArtifactRef,
     planned: ArtifactRef,
+    earlier: ArtifactRef | None = None,
 ) -> Step:
     """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws
     its own.
+
+    Args:
+        earlier: the fit that this one goes on from, where the mechanism continues another.
     """
 
     def body(work: Work) -> Mapping[str, Any]:
         fitted = _fit(work, model, seed)
         fitted.model.save(work.out)
-        (work.out / "event.json").write_text(fitted.event.model_dump_json())
-        return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
+        (work.out / EVENT).write_text(fitted.event.model_dump_json())
+        (work.out / _PLAN).write_bytes((work.inputs["plan"] / _PLAN).read_bytes())
+        if fitted.search is not None:
+            (work.out / _SEARCH).write_text(fitted.search.model_dump_json())
+        releasable = isinstance(fitted.model, Releasable) and isinstance(fitted.model, Drawable)
+        return dict(fitted.figures) | {"releasable": releasable}
 
+    continued = {} if mechanism.continues is None else {"earlier": earlier}
     return Step(
         name="branch-fit",
         label=f"{name}, seed {seed}",
-        # the mechanism follows from the plan; a release reads the origin of its settings here
+        # a release reads the origin of the settings here
         config={
             "model": model.model_dump(mode="json"),
             "seed": seed,
             "mechanism": mechanism.model_dump(mode="json"),
         },
-        inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
+        inputs={"dataset": dataset, "prepared": prepared, "plan": planned, **continued},
         body=body,
         modules=modules(mechanism),
     )
@@ -118,6 +155,9 @@ def fit(
 def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
     records = Records(*load_inputs(work.inputs["prepared"], "train"))
     planned = plan_of(work.inputs["plan"])
+    load = planned.mechanism.workload
+    if load is not None:
+        work.sized(int(len(records) * (load.epochs + load.draws)))
     settings = {"model": model.model_dump(mode="json"), "seed": seed}
     shares = planned.mechanism.by_ranks and not isinstance(records.inputs, FeatureInputs)
     with ranks.shared(work, f"{__name__}:follow", settings) if shares else nullcontext():
@@ -140,6 +180,86 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         classifier=classifier,
         folder=work.scratch,
         progress=work.progress,
+        earlier=work.inputs.get("earlier"),
+        map=partial(_map, work, model, seed),
+    )
+
+
+class Units(Part, frozen=True):
+    """Selects units inside a fit (`Mechanism.compute`). Inputs are the data set, the prepared
+    records and the files that the units are computed from.
+    """
+
+    mechanism: AnyMechanism
+    model: ModelConfig
+    seed: int
+
+
+_PARTS, _MOST_UNITS = 16, 64
+"""Units of a fit have so many parts, of so many units at most, since a killed one begins again."""
+
+
+def _map(
+    work: Work,
+    model: ModelConfig,
+    seed: int,
+    mechanism: Divisible,
+    count: int,
+    folder: Path,
+    records: Records,
+    run: Run,
+) -> list[Mapping[str, torch.Tensor]]:
+    """Shares the units of a fit out to the engine; ranks that wait leave it all threads."""
+    assert isinstance(mechanism, Mechanism)
+    with progress.listening(others=False):
+        files = run_step(work.context, _files(folder, work.refs["dataset"]))
+    work.parts.append(files)
+    inputs = {name: work.refs[name] for name in ("dataset", "prepared")} | {"files": files}
+    within = replace(work, refs=inputs, progress=run.progress or work.progress)
+    whole = Units(mechanism=mechanism, model=model, seed=seed, end=count)
+    parts = whole.cut(min(_MOST_UNITS, -(-count // _PARTS)))
+    threads = os.cpu_count() or 1 if work.context.processes > 1 else torch.get_num_threads()
+    with using(threads):
+        folders = run_parts_of(within, compute_units, parts, units_step)
+    return [checkpoint.load(folder / _UNITS)[0] for folder in folders]
+
+
+def _files(folder: Path, dataset: ArtifactRef) -> Step:
+    """Declares files of a fit as a stage, which workers take from the store; removed with it."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        for file in folder.iterdir():
+            (work.out / file.name).unlink(missing_ok=True)
+            os.link(file, work.out / file.name)
+        return {}
+
+    digests = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
+    return Step("fit-files", "files of a fit", {"files": digests}, {"dataset": dataset}, body)
+
+
+def compute_units(request: str) -> str:
+    """Computes a part of a fit's units."""
+    return compute_part(request, Units, units_step)
+
+
+def units_step(store: Store, units: Units, inputs: Mapping[str, ArtifactRef]) -> Step:
+    def body(work: Work) -> Mapping[str, Any]:
+        computed = cast("Divisible", units.mechanism).compute(
+            range(units.first, units.end),
+            work.inputs["files"],
+            Records(*load_inputs(work.inputs["prepared"], "train")),
+            run_of(work, units.model, units.seed),
+        )
+        checkpoint.save(work.out / _UNITS, computed, {})
+        return {"units": units.size}
+
+    return Step(
+        name="fit-part",
+        label=f"units {units.first + 1} to {units.end}",
+        config=units.model_dump(mode="json"),
+        inputs=dict(inputs),
+        body=body,
+        modules=modules(units.mechanism),
     )
 
 

@@ -7,9 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from mechanisms.model.config import ModelConfig
-from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import Claim, Event, SwagPpmEvent, decode
+from mechanisms.privacy.events import Claim, Event, decode
 from storage.artifacts import digest
 from storage.ingest import ALL, IngestConfig
 from tasks.bundle.sentences import COUPLED
@@ -71,21 +70,29 @@ NOT_METHOD: Any = {
 _claim_of = lru_cache(maxsize=64)(claim_of)
 
 
-def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
-    """Returns the parameters that a fit depends on, as JSON. The fingerprint of the records covers
+def settings_of(parameters: RetrainParameters) -> dict[str, Any]:
+    """Returns the parameters that fits depend on, as JSON. The fingerprint of the records covers
     the code list.
     """
-    return parameters.model_dump(mode="json", exclude=left_out)
+    return parameters.model_dump(mode="json", exclude=NOT_METHOD)
 
 
-def release_method(parameters: RetrainParameters) -> dict[str, Any]:
-    """Returns the method of a retrain, without paths, requester, or c and g where a search sets
-    them.
+def method_of(
+    fit: Mapping[str, Any], task: Mapping[str, Any], *, population: str, ingest: Any
+) -> dict[str, Any]:
+    """Returns the method of a fit, which the key of its release names by its digest: nothing that
+    the fit itself found, so that the same records, method and label have one release.
+
+    Args:
+        fit: the configuration of the fit's stage.
+        task: of its plan, as JSON.
+        ingest: settings of the records' ingest, as JSON.
     """
-    if parameters.formal is not None:
-        return method_of(parameters, NOT_METHOD | {"pseudo_posterior": True})
-    searched = {"pseudo_posterior": {"c": True, "g": True}} if parameters.needs_search else {}
-    return method_of(parameters, NOT_METHOD | searched)
+    return {
+        "data": {"population": population, "ingest": ingest},
+        **{name: fit[name] for name in ("model", "seed", "mechanism")},
+        **{name: task[name] for name in ("target_epsilon", "delta")},
+    }
 
 
 def unprotected_inputs(
@@ -149,42 +156,11 @@ def _prior_settings(model: ModelConfig) -> str:
     )
 
 
-def swag_event(
-    parameters: RetrainParameters,
-    round_name: str,
-    moments: Mapping[str, Any],
-    figures: Mapping[str, Any],
-) -> SwagPpmEvent:
-    """Returns the event of one round, from the figures of its posterior and its sensitivity (the
-    base round: risks).
-    """
-    return event_of(
-        round_name,
-        snapshots=moments["snapshots"],
-        rank=moments["rank"],
-        sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
-        draws=figures["draws"],
-    )
-
-
 def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
     """Returns the protected unit, and how many records it may have."""
     if ingest.unit_column is None or ingest.max_per_unit is None:
         return "record", 1
     return f"unit ({ingest.unit_column})", ingest.records_per_unit
-
-
-def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
-    """Returns the claim of a retrain's event on these records."""
-    searched = (SEARCHED,) if parameters.needs_search else ()
-    return claim_on(
-        dataset,
-        parameters.data.ingest,
-        parameters.model,
-        event,
-        delta=None,
-        also_unprotected=searched,
-    )
 
 
 def claim_on(

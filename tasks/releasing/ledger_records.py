@@ -13,14 +13,13 @@ from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
 from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
-from storage.ledger import Evaluation, ReleasePlan, Row, Scores, Sensitivity, Subject
+from storage.ledger import Evaluation, Row, Subject
 from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
 from storage.ledger.recovery import save_marks
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
+from tasks.releasing.claims import TRUST_MODEL, privacy_unit, settings_of
 from tasks.releasing.ledger_access import open_ledger
-from tasks.running import progress
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -117,7 +116,7 @@ def record_evaluation(
             claim=claim,
             trust_model=TRUST_MODEL,
             **vars(provenance()),
-            parameters_digest=settings or digest(method_of(parameters)),
+            parameters_digest=settings or digest(settings_of(parameters)),
             artifact_digests=artifacts,
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,
@@ -132,70 +131,3 @@ def record_evaluation(
 @lru_cache(maxsize=8)
 def sample_of(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
     return save_record_set(context, dataset).sample
-
-
-_COPIED = {
-    "population",
-    "cohorts",
-    "data_fingerprint",
-    "records_rounded",
-    "trust_model",
-    "code_commit",
-    "code_dirty",
-    "lock_digest",
-    "parameters_digest",
-    "requester",
-    "prefect_run_id",
-}
-
-
-def record_retrain(
-    context: Context,
-    parameters: RetrainParameters,
-    plan: ReleasePlan,
-    *,
-    dataset: ArtifactRef,
-    evaluated: ArtifactRef,
-    measured: Mapping[str, ArtifactRef],
-) -> None:
-    """Records the internal figures of a retrain: scores on the test half, and each round's epsilon
-    and Delta.
-    """
-    copied = plan.model_dump(include=_COPIED)
-    ledger, store = open_ledger(context, parameters.release), context.store
-    sample = {SAMPLE: sample_of(context, dataset)}
-    for name, ref in measured.items():
-        event = swag_event(parameters, name, plan.event.model_dump(), store.figures(ref))
-        claim = claim_like(plan.claim, event)
-        ledger.record(
-            Evaluation(
-                **copied,
-                subject=Sensitivity(round=name),
-                idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
-                artifact_digests={
-                    "posterior": store.recipe(ref)["inputs"]["posterior"],
-                    "sensitivity": ref.sha256,
-                },
-                details=sample,
-                event=event,
-                claim=claim,
-            )
-        )
-        shown = {
-            "epsilon": claim.epsilon,
-            "guarantee": claim.guarantee_kind,
-            "unit": claim.privacy_unit,
-        }
-        progress.finished(f"claim ({name})", shown, reused=False, seconds=0.0)
-    scores = store.figures(evaluated)
-    ledger.record(
-        Evaluation(
-            **copied,
-            subject=Scores(),
-            idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
-            artifact_digests={"evaluation": evaluated.sha256},
-            # a share of 0 comes back from a manifest as an integer
-            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)}
-            | sample,
-        )
-    )

@@ -18,10 +18,9 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import Event, is_exact
-from storage.artifacts import ArtifactRef, Store, digest
+from mechanisms.privacy.events import is_exact
+from storage.artifacts import Store, digest
 from storage.datasets import load_codes
 from storage.durable import copy_regular, read_regular, write_atomically
 from storage.errors import InputError, StorageError
@@ -47,8 +46,8 @@ from tasks.releasing.claims import (
     claim_on,
     decode_event,
     key_of,
+    method_of,
     public_inputs,
-    release_method,
     unprotected_inputs,
 )
 from tasks.releasing.ledger_records import sample_of
@@ -214,24 +213,21 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             # guard: test_the_scores_of_another_sample_of_the_same_records
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
-        candidate = {planned.fitted.sha256} | (
-            {planned.measured.sha256} if planned.measured is not None else set()
-        )
-        branches = {_branch(row) for row in same if candidate & set(row.artifact_digests.values())}
+        fit = planned.fitted.sha256
+        branches = {_branch(row) for row in same if fit in row.artifact_digests.values()}
         settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
         return Selection(
             fits=len(
                 {planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}
             ),
-            searched=weighted
-            and planned.measured is not None
-            and any(isinstance(row.subject, SearchFit) for row in same),
+            searched=weighted and any(isinstance(row.subject, SearchFit) for row in same),
             tuned=tuple(
                 name
                 for name, body in branch_bodies().items()
                 if body.get("unprotected") and (name in branches or _has_settings(settings, body))
             ),
-            compared=len({_branch(row) for row in same if row.event is not None}) > 1,
+            compared=len({_branch(row) for row in same if isinstance(row.subject, ComparisonFit)})
+            > 1,
         )
 
 
@@ -260,41 +256,12 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         )
 
     @staticmethod
-    def of_posterior(
-        context: Context,
-        parameters: RetrainParameters,
-        *,
-        dataset: ArtifactRef,
-        prepared: ArtifactRef,
-        posterior: ArtifactRef,
-        measured: ArtifactRef,
-        prefect_run_id: str | None,
-    ) -> PlannedRelease:
-        candidate = Candidate(
-            dataset=dataset,
-            prepared=prepared,
-            fitted=posterior,
-            measured=measured,
-            model=parameters.model,
-            seed=parameters.fit.seed,
-            std_scale=parameters.fit.swag.std_scale,
-        )
-        return PlannedRelease.of_candidate(
-            context,
-            candidate,
-            parameters,
-            method=release_method(parameters),
-            prefect_run_id=prefect_run_id,
-        )
-
-    @staticmethod
     def of_candidate(
         context: Context,
         candidate: Candidate,
         parameters: RetrainParameters,
         *,
-        method: dict[str, Any],
-        delta: float | None = None,
+        delta: float | None,
         prefect_run_id: str | None,
     ) -> PlannedRelease:
         """Plans the release of a candidate.
@@ -304,14 +271,11 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         operator asks by another label.
 
         Args:
-            method: the settings, whose digest is part of the key under which the release is found.
             delta: of a formal claim.
         """
         request = Request.of(parameters, prefect_run_id=prefect_run_id)
         output = Output.from_settings(parameters.release)
-        return build_plan(
-            context, candidate, request=request, method=method, output=output, delta=delta
-        )
+        return build_plan(context, candidate, request=request, output=output, delta=delta)
 
     @property
     def digest(self) -> str:
@@ -366,12 +330,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     def check(self, context: Context) -> None:
         """Refuses a plan other than its artifacts give, such as one edited manually."""
         candidate, store = self.candidate, context.store
-        for ref in (
-            candidate.fitted,
-            candidate.dataset,
-            candidate.prepared,
-            *(() if candidate.measured is None else (candidate.measured,)),
-        ):
+        for ref in (candidate.fitted, candidate.dataset, candidate.prepared):
             store.open(store.local(ref))
         if not self.has_bundle(store):
             raise MechanismError(
@@ -415,7 +374,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
                 request=Request.model_validate(
                     self.plan.model_dump(include=set(Request.model_fields))
                 ),
-                method=self.method,
                 output=self.output,
                 delta=self.plan.claim.delta,
                 selection=self.selection,
@@ -483,7 +441,6 @@ def build_plan(
     candidate: Candidate,
     *,
     request: Request,
-    method: Mapping[str, Any],
     output: Output,
     delta: float | None,
     selection: Selection = Selection(),
@@ -494,16 +451,25 @@ def build_plan(
 
     Args:
         candidate: names the artifacts; its other fields are read from the stages that made them.
-        method: settings of the run; what the stages recorded of them replaces what is given.
         delta: of a formal claim.
         selection: how the fit was chosen, by the ledger.
     """
+    from tasks.fitting import fits  # brings torch, which a reader of plans does without
+
     store = context.store
     facts = store.figures(candidate.dataset)
     ingest = store.recipe(candidate.dataset)["config"]["ingest"]
-    candidate = _as_recorded(store, candidate)
-    method = _method_as_run(store, candidate, method, population=request.population, ingest=ingest)
-    event = _event_as_run(store, candidate, method)
+    recipe, folder = store.recipe(candidate.fitted), store.open(candidate.fitted)
+    planned, event = fits.plan_of(folder), fits.event_of(folder)
+    draws = planned.mechanism.draws
+    settled = {"mechanism": planned.mechanism.model_dump(mode="json"), "is_sampled": draws}
+    candidate = _as_recorded(recipe, candidate, settled)
+    method = method_of(
+        recipe["config"],
+        planned.task.model_dump(mode="json"),
+        population=request.population,
+        ingest=ingest,
+    )
     claim = claim_on(
         facts,
         IngestConfig.model_validate(ingest),
@@ -521,7 +487,7 @@ def build_plan(
         event=event,
         claim=claim,
         trust_model=TRUST_MODEL,
-        randomness_source=NOISE_OF_THE_FIT if candidate.measured is None else RANDOMNESS,
+        randomness_source=RANDOMNESS if draws else NOISE_OF_THE_FIT,
         floating_point_caveat=EXACT_ARITHMETIC if is_exact(event) else FLOATING_POINT,
         parameters_digest=digest(method),
         artifact_digests=candidate.artifact_digests,
@@ -568,63 +534,17 @@ def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     return candidate.model_copy(update={"model": model})
 
 
-def _as_recorded(store: Store, candidate: Candidate) -> Candidate:
-    recipe = store.recipe(candidate.measured or candidate.fitted)
+def _as_recorded(
+    recipe: Mapping[str, Any], candidate: Candidate, settled: Mapping[str, Any]
+) -> Candidate:
     config, inputs = recipe["config"], recipe["inputs"]
     recorded: dict[str, Any] = {
         name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]})
         for name in ("dataset", "prepared")
     }
-    if candidate.measured is not None:
-        fitted = candidate.fitted.model_copy(update={"sha256": inputs["posterior"]})
-        recorded |= {"fitted": fitted, "std_scale": config["std_scale"]}
+    recorded |= {**settled, "seed": config["seed"]}
     model = ModelConfig.model_validate(config["model"])
-    return candidate.model_copy(update=recorded | {"model": model, "seed": config["seed"]})
-
-
-def _event_as_run(store: Store, candidate: Candidate, method: Mapping[str, Any]) -> Event:
-    if candidate.measured is None:
-        return decode_event(json.loads((store.open(candidate.fitted) / "event.json").read_text()))
-    moments, figures = store.figures(candidate.fitted), store.figures(candidate.measured)
-    weights = store.recipe(candidate.measured)["inputs"].get("weights")
-    reweighted = method.get("pseudo_posterior", {}).get("reweight", True)
-    for kind in ("risk-weights", "reweight"):
-        if store.recipe_of_digest(kind, weights) is not None:
-            reweighted = kind == "reweight"
-    return event_of(
-        "reweighted" if reweighted else "weighted",
-        snapshots=moments["snapshots"],
-        rank=moments["rank"],
-        sensitivity=figures["sensitivity"],
-        draws=figures["draws"],
-    )
-
-
-def _method_as_run(
-    store: Store, candidate: Candidate, method: Mapping[str, Any], *, population: str, ingest: Any
-) -> dict[str, Any]:
-    settled: dict[str, Any] = json.loads(json.dumps(method))
-    settings = _section(settled, "parameters") if "parameters" in settled else settled
-    _section(settings, "data").update(population=population, ingest=ingest)
-    _section(settings, "fit").update(seed=candidate.seed)
-    if candidate.measured is not None:
-        settings["model"] = candidate.model.model_dump(mode="json")
-        _section(_section(settings, "fit"), "swag").update(std_scale=candidate.std_scale)
-        return settled
-    planned = store.recipe(candidate.fitted)["inputs"]["plan"]
-    solved = store.recipe_of_digest("plan", planned) or {}
-    aimed = solved.get("config", {}).get("task", {}).get("target_epsilon")
-    if aimed is not None and settings.get("formal"):
-        _section(settings, "formal").update(target_epsilon=aimed)
-    elif aimed is not None:
-        settled["epsilon"] = aimed
-    return settled
-
-
-def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(settings.get(name), dict):
-        settings[name] = {}
-    return settings[name]
+    return candidate.model_copy(update=recorded | {"model": model})
 
 
 def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
@@ -678,6 +598,7 @@ def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
 def _holds(settings: Any, configuration: Any) -> bool:
     if isinstance(settings, Mapping):
         return isinstance(configuration, Mapping) and all(
-            n in configuration and _holds(v, configuration[n]) for n, v in settings.items()
+            n in configuration and (v is None or _holds(v, configuration[n]))
+            for n, v in settings.items()
         )
     return bool(settings == configuration)

@@ -15,14 +15,21 @@ from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import TARGETS
-from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
 from storage.ingest import Units, units_of
-from storage.ledger import BudgetRefused, Charge, ComparisonFit, Ledger, ReleasePlan, Row, Scores
+from storage.ledger import (
+    BudgetRefused,
+    Charge,
+    ComparisonFit,
+    Ledger,
+    ReleasePlan,
+    Row,
+    Sensitivity,
+)
 from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
@@ -444,7 +451,7 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
 
     A posterior has none: each draw of it is another model.
     """
-    if planned.candidate.measured is not None:
+    if planned.candidate.is_sampled:
         return None
     fit = planned.candidate.fitted.sha256
     rows = [row for row in ledger.current() if row.kind == "release" and row.state != "burned"]
@@ -461,11 +468,7 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
             isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
         )
         if compared and "weighted_f1" in row.details:
-            return _scores(row.details, "")
-        if _is_of(planned.plan, row, Scores):
-            fitted_rounds = [name for name in ROUNDS if f"{name}_weighted_f1" in row.details]
-            if fitted_rounds:
-                return _scores(row.details, f"{fitted_rounds[-1]}_")
+            return _scores(row.details)
     return {}
 
 
@@ -474,9 +477,12 @@ def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
     weights, or a comparison's; None where neither was scored.
     """
     scores = [
-        row.details["base_weighted_f1"]
+        row.details["weighted_f1"]
         for row in ledger.measurements()
-        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
+        if isinstance(row.subject, Sensitivity)
+        and row.subject.round == _UNWEIGHTED
+        and row.data_fingerprint == planned.plan.data_fingerprint
+        and "weighted_f1" in row.details
     ]
     scores += [
         row.details["weighted_f1"]
@@ -506,18 +512,14 @@ def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
     return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
 
 
-def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
-    same = (
-        row.data_fingerprint == plan.data_fingerprint
-        and row.parameters_digest == plan.parameters_digest
-    )
-    return same and isinstance(row.subject, subject)
-
-
-def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
+def _scores(details: Mapping[str, Any]) -> dict[str, float]:
     alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
     named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
-    return {name: details[stem + name] for name in named if stem + name in details}
+    return {name: details[name] for name in named if name in details}
+
+
+_UNWEIGHTED = "base"
+"""The round of a pseudo posterior whose fit has no risk weights, and no privacy."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Workload
 from mechanisms.model import classifier, encoder_files
 from mechanisms.model.lexicon import HASHED_COLUMNS
 from storage.errors import InputError, StorageError
@@ -33,10 +34,6 @@ _SIDE_BY_SIDE = 5.0
 _WITNESSED = 3.0
 """Times as long as a fit takes one whose every noisy sum is examined."""
 _LABELS, _BATCH = 100, 8
-_OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
-"""Kinds whose times tell something of others; encoding, at another rate by threads and load, does
-not.
-"""
 _START = 15.0
 """Seconds of imports and of Prefect."""
 
@@ -51,14 +48,14 @@ class Estimate:
     disk_bytes: int
     stages: Mapping[str, float]
     """Seconds of one stage of each kind, by the rough rates."""
-    counts: Mapping[str, int]
-    """Stages of each kind in a retrain."""
+    fits: Mapping[str, Workload]
+    """What each fit of the run costs, by the name of its stage."""
     timed: Mapping[str, float]
     """What stages of these kinds took in this workspace, as a multiple of the rough rates."""
 
     @property
     def seconds(self) -> float:
-        return _START + sum(self.of_kind(kind) * count for kind, count in self.counts.items())
+        return _START + sum(map(self.of_kind, ("features", *self.fits)))
 
     @property
     def measured(self) -> bool:
@@ -69,7 +66,8 @@ class Estimate:
         """Returns the seconds of one stage; a kind without timings is scaled like the kinds with
         timings.
         """
-        usual = sorted(self.timed[name] for name in _OF_HEADS if name in self.timed)
+        # encoding, at another rate by threads and load, tells nothing of fits
+        usual = sorted(self.timed[name] for name in self.fits if name in self.timed)
         return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
 
     def of_labels(self, labels: Iterable[str]) -> float:
@@ -78,31 +76,25 @@ class Estimate:
             self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages
         )
 
-    def with_fits(self, epochs: Mapping[str, float]) -> Estimate:
-        """Adds the fits of branches that consist of one fit; `epochs` has the passes over the
-        records by branch.
-        """
-        fits = {name: passes * self.stages["epoch"] for name, passes in epochs.items()}
-        return replace(self, stages=dict(self.stages) | fits)
-
     def with_trials(
         self, labels: Mapping[str, str], *, trials: int, draws: int, batched: Collection[str] = ()
     ) -> Estimate:
-        """Adds the stages of an audit's reruns, each with `draws` draws for risks and for Delta.
+        """Adds the stages of an audit's reruns, each with `draws` draws at most for risks and for
+        Delta.
 
         Args:
-            labels: with the branch that each reruns: one fit, where `with_fits` has it, else all
-                rounds.
+            labels: with the branch that each reruns, with all fits that it goes on from.
             batched: branches whose reruns are made side by side.
         """
-        rounds = max(self.counts["fine-tune"], 1)
-        fits = rounds * (
-            self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws
-        )
+        seconds = dict.fromkeys(labels.values(), 0.0)
+        for name, load in self.fits.items():
+            branch = name.partition(": ")[0]
+            if branch in seconds:
+                seconds[branch] += _seconds(
+                    load._replace(draws=min(load.draws, draws)), self.stages
+                )
         reruns = {
-            label: trials
-            * self.stages.get(branch, fits)
-            / (_SIDE_BY_SIDE if branch in batched else 1)
+            label: trials * seconds[branch] / (_SIDE_BY_SIDE if branch in batched else 1)
             for label, branch in labels.items()
         }
         return replace(self, stages=dict(self.stages) | reruns)
@@ -121,16 +113,18 @@ class Estimate:
         *,
         rows: int,
         device: str,
+        fits: Mapping[str, Workload],
         timed: Mapping[str, float],
         sampled: Mapping[str, int] | None = None,
     ) -> Estimate:
         """Estimates a training run of `rows` rows.
 
         Args:
+            fits: what each fit costs, by the name of its stage.
             sampled: records by split, once every row was read; a holdout is neither encoded nor
                 trained on.
         """
-        ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
+        ingest = parameters.data.ingest
         if sampled is None:
             records = (
                 rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
@@ -138,8 +132,6 @@ class Estimate:
             train = max(int(records * (1 - ingest.test_share)), 1)
         else:
             records, train = sampled["train"] + sampled["test"], sampled["train"]
-        formal = parameters.formal is not None
-        rounds = 0 if formal else len(parameters.rounds)
         size, width = encoder_files.shape(parameters.model.encoder)
         if parameters.model.lexical != "none":
             width += HASHED_COLUMNS  # about as many as titles have stems
@@ -148,8 +140,6 @@ class Estimate:
             trained = width * _LABELS
             stages = {
                 "features": records / _ENCODE_PER_SECOND[device] * scale,
-                "fine-tune": fit.adamw.steps(train) / _HEAD_STEPS_PER_SECOND,
-                "SWAG": fit.sgd.steps(train) / _HEAD_STEPS_PER_SECOND,
                 "draw": train * trained / _PRODUCTS_PER_SECOND,
                 "epoch": train / _BATCH / _HEAD_STEPS_PER_SECOND,
             }
@@ -158,30 +148,35 @@ class Estimate:
             trained = size if parameters.model.trainable == "full" else size // 100
             stages = {
                 "features": 0.0,
-                "fine-tune": train * scale * fit.adamw.epochs / _TRAIN_PER_SECOND[device],
-                "SWAG": train * scale * fit.sgd.epochs / _TRAIN_PER_SECOND[device],
                 "draw": train * scale / _ENCODE_PER_SECOND[device],
                 "epoch": train * scale / _TRAIN_PER_SECOND[device],
             }
             disk = 0
-        stages |= {
-            "risks": config.risk_draws * stages["draw"],
-            "sensitivity": config.sensitivity_draws * stages["draw"],
-        }
-        counts = {"features": 1, "fine-tune": rounds, "SWAG": rounds, "risks": int(not formal)}
-        counts["sensitivity"] = max(rounds - 1, 0)
-        disk += rounds * trained * 4 * (fit.swag.rank + 3) + trained * 16 + size * 4
-        return Estimate(records, train, trained, int(disk), stages, counts, timed)
+        stages |= {name: _seconds(load, stages) for name, load in fits.items()}
+        vectors = sum(load.vectors for load in fits.values())
+        disk += vectors * trained * 4 + trained * 16 + size * 4
+        return Estimate(records, train, trained, int(disk), stages, fits, timed)
+
+
+def _seconds(load: Workload, stages: Mapping[str, float]) -> float:
+    return load.epochs * stages["epoch"] + load.draws * stages["draw"]
 
 
 _MARGIN = 200 << 20
 """Bytes kept free beyond what the stages write."""
 
 
-def check(context: Context, parameters: RetrainParameters, *, to_release: bool = False) -> Estimate:
+def check(
+    context: Context,
+    parameters: RetrainParameters,
+    fits: Mapping[str, Workload],
+    *,
+    to_release: bool = False,
+) -> Estimate:
     """Refuses a run that cannot succeed; returns its estimate.
 
     Args:
+        fits: what each of its fits costs, by the name of its stage.
         to_release: the run plans a release, or makes one. What only measures needs neither budget
             nor approval.
     """
@@ -200,7 +195,7 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     device = check_device(context)
     context.store.check()
     engine.check(context.engine)
-    estimate = estimate_retrain(context, parameters, device=device)
+    estimate = estimate_retrain(context, parameters, fits, device=device)
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
         _check_release(context, parameters)
@@ -220,6 +215,7 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
 def estimate_retrain(
     context: Context,
     parameters: RetrainParameters,
+    fits: Mapping[str, Workload],
     *,
     device: str,
     sampled: Mapping[str, int] | None = None,
@@ -239,6 +235,7 @@ def estimate_retrain(
         parameters,
         rows=rows,
         device=device,
+        fits=fits,
         timed=timings.read(context.workspace.private),
         sampled=sampled,
     )

@@ -53,7 +53,7 @@ from tasks.bundle.deployment import Deployment
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
-from tasks.releasing.claims import claim_at, key_of, release_method
+from tasks.releasing.claims import claim_at, key_of
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
@@ -147,16 +147,22 @@ def check_signing(context: Context, settings: BundleParameters) -> None:
 
 
 def existing_release(
-    context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None
+    context: Context,
+    parameters: RetrainParameters,
+    dataset: ArtifactRef | None,
+    method: Mapping[str, Any] | None,
 ) -> Row | None:
     """Returns the ledger's row of the release that these parameters request, None without one.
     Creates nothing.
+
+    Args:
+        method: of the release; None where the records were not read yet.
     """
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
-    if dataset is None or ledger is None:
+    if dataset is None or ledger is None or method is None:
         return None
     fingerprint = context.store.figures(dataset)["fingerprint"]
-    return ledger.find(key_of(release_method(parameters), fingerprint, parameters.release.label))
+    return ledger.find(key_of(method, fingerprint, parameters.release.label))
 
 
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:

@@ -1,21 +1,21 @@
-"""Takes records to a release plan: the last round of SWAG-PPM's chain, or one formally private fit."""
+"""Takes records to a release plan, on one path whatever the mechanism is."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import SourcePreview, preview
 from storage.ledger import Row
-from tasks.branches import formal, search
-from tasks.branches.plan import plan_formal
-from tasks.branches.swag_chain import Chain, run_chain
+from tasks.branches.experiment import Study
+from tasks.branches.plan import plan_release
+from tasks.branches.released import find_stages, released_branch
 from tasks.comparing import summary
-from tasks.fitting.risks import running_maximum
+from tasks.fitting import fits
 from tasks.parameters import DataParameters, RetrainParameters
-from tasks.releasing import code_lists, ledger_access, ledger_records, preflight, publish
+from tasks.releasing import code_lists, ledger_access, preflight, publish
 from tasks.releasing.budgets import ExpectedCharge
 from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.plan import PlannedRelease
@@ -23,8 +23,6 @@ from tasks.releasing.preflight import Estimate
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, Step
-
-_SCORES = ("weighted_f1", "macro_f1", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,9 @@ class RetrainResult:
 
 
 def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
-    if parameters.formal is not None:
-        formal.formal_branch(parameters)
-    return _with_its_fit(preflight.check(context, parameters, to_release=True), parameters)
-
-
-def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate:
-    if parameters.formal is None:
-        return estimate
-    branch, terms = formal.formal_branch(parameters)
-    extended = estimate.with_fits({branch.name: branch.epochs_for(parameters, terms)})
-    return replace(extended, counts=dict(extended.counts) | {branch.name: 1})
+    branch, terms = released_branch(parameters)
+    loads = branch.workloads(parameters, terms)
+    return preflight.check(context, parameters, loads, to_release=True)
 
 
 _FEWEST = 2
@@ -81,36 +71,13 @@ def run(
 ) -> RetrainResult:
     """Runs every unfinished stage, plans the release, and writes the scores to the ledger."""
     do = _with_code_list_check(context, parameters, do)
-    if parameters.formal is not None:
-        study, outcome = formal.run(context, parameters, do)
-        summary.record_claims(study, [outcome])
-        planned = plan_formal(study, outcome)
-        return RetrainResult(parameters, planned, {outcome.branch.title: outcome.figures})
-    parameters = search.meet_target(context, parameters, do)
-    outputs, last = run_chain(parameters, do), parameters.rounds[-1]
-    assert outputs.evaluated is not None
-    planned = PlannedRelease.of_posterior(
-        context,
-        parameters,
-        dataset=outputs.dataset,
-        prepared=outputs.prepared,
-        posterior=outputs.posteriors[last],
-        measured=outputs.measured[last],
-        prefect_run_id=context.run.id,
-    )
-    ledger_records.record_retrain(
-        context,
-        parameters,
-        planned.plan,
-        dataset=outputs.dataset,
-        evaluated=outputs.evaluated,
-        measured=outputs.measured,
-    )
-    figures = context.store.figures(outputs.evaluated)
-    scores: dict[str, dict[str, Any]] = {
-        name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds
-    }
-    return RetrainResult(parameters, planned, scores, running_maximum(outputs.measured[last].path))
+    branch, terms = released_branch(parameters)
+    study = Study.of(context, parameters, terms, [branch], do)
+    *earlier, outcome = study.experiment(branch).run_all()
+    summary.record_claims(study, [outcome], earlier=earlier)
+    scores = {each.mechanism.stage or branch.title: each.figures for each in (*earlier, outcome)}
+    running = outcome.mechanism.running_sensitivity(context.store.open(outcome.fitted))
+    return RetrainResult(parameters, plan_release(study, outcome), scores, running)
 
 
 def _with_code_list_check(
@@ -158,10 +125,7 @@ def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[s
             labels.append(step.label)
         return output
 
-    if parameters.formal is not None:
-        formal.find_stages(context, parameters, find_step)
-    else:
-        run_chain(parameters, find_step)
+    find_stages(context, parameters, find_step)
     return labels
 
 
@@ -182,7 +146,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
     """Reads the records against the code list, and reports the stages and the charge of a retrain.
 
     It computes and writes nothing but the gate's filter of ingested records, which a release needs
-    too. If c is still to be searched for a target epsilon, the steps end with the risks.
+    too.
     """
     steps: list[tuple[Step, bool]] = []
 
@@ -195,40 +159,21 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         refuse_early(context, parameters)
         source = preview(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
+        branch, terms = released_branch(parameters)
+        loads = branch.workloads(parameters, terms)
         estimate = preflight.estimate_retrain(
-            context, parameters, device=device, sampled=source.sampled
+            context, parameters, loads, device=device, sampled=source.sampled
         )
-        estimate = _with_its_fit(estimate, parameters)
-        planned = None
-        if parameters.formal is not None:
-            dataset = formal.find_stages(context, parameters, find_step)
-        else:
-            outputs = run_chain(
-                parameters, find_step, rounds=("base",) if parameters.needs_search else None
-            )
-            dataset, planned = outputs.dataset, _plan_if_measured(context, parameters, outputs)
-        row = publish.existing_release(context, parameters, dataset)
-        claim = None if planned is None else planned.plan.claim
+        experiment, fitted = find_stages(context, parameters, find_step)
+        dataset = experiment.study.dataset
+        method = experiment.method if dataset is not None else None
+        row = publish.existing_release(context, parameters, dataset, method)
+        claim = None
+        if fitted is not None:
+            folder = context.store.open(fitted)
+            claim = experiment.claim(fits.event_of(folder), fits.search_of(folder))
         charge = ExpectedCharge.of(
             context, parameters, source.cohorts, train=estimate.train, claim=claim, dataset=dataset
         )
         code_list = code_lists.assess_parameters(context, parameters)
         return Preview(steps, row, source, estimate, charge, code_list)
-
-
-def _plan_if_measured(
-    context: Context, parameters: RetrainParameters, outputs: Chain[ArtifactRef | None]
-) -> PlannedRelease | None:
-    last = parameters.rounds[-1]
-    posterior, measured = outputs.posteriors.get(last), outputs.measured.get(last)
-    if parameters.needs_search or not (
-        outputs.dataset and outputs.prepared and posterior and measured
-    ):
-        return None
-    refs = {
-        "dataset": outputs.dataset,
-        "prepared": outputs.prepared,
-        "posterior": posterior,
-        "measured": measured,
-    }
-    return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)

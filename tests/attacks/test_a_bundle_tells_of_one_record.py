@@ -14,13 +14,11 @@ from mechanisms.model import checkpoint
 from storage.datasets import load_split
 from storage.demo_data import write_demo_data
 from storage.ledger.content import anticipated
-from tasks.branches import formal
-from tasks.branches.plan import plan_formal
 from tasks.bundle import fill
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 DECLARES = """
 a bundle tells of one record only what its ε pays for
@@ -78,8 +76,7 @@ def built(
         parameters = RetrainParameters.model_validate(
             {"data": source, "model": model, "formal": {"target_epsilon": 3.0}}
         )
-        study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        planned = plan_formal(study, outcome)
+        planned = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
         planned, _ = publish.save_plan(context, planned, parameters.release)
         theta = checkpoint.load(context.store.open(planned.candidate.fitted) / "theta.safetensors")[
             0

@@ -62,6 +62,8 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
         "dataset": dataset,
         "prepared": dataset,
         "fitted": dataset,
+        "mechanism": {"kind": "non-private"},
+        "is_sampled": False,
         "model": model,
         "seed": 5,
     }

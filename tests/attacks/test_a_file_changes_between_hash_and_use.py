@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import rfc8785
+import tiny_jobs
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from kills import killed_at
@@ -31,14 +32,12 @@ from storage.demo_data import write_demo_data
 from storage.errors import StorageError
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
-from tasks.branches import formal
-from tasks.branches.plan import plan_formal
 from tasks.bundle import golden, public_features
 from tasks.fitting.prior import lexicon_of
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 DECLARES = """
 what was signed is what is released
@@ -86,10 +85,8 @@ def plan_at(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
                 "release": {"label": label},
             }
         )
-        study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        return context, publish.save_plan(context, plan_formal(study, outcome), parameters.release)[
-            0
-        ]
+        made = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
+        return context, publish.save_plan(context, made, parameters.release)[0]
 
     return planned
 

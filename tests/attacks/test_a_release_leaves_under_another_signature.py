@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 from cryptography.hazmat.primitives.asymmetric import ec
 from ledger_sites import append_past
 from releases import make_audit
@@ -21,14 +22,12 @@ from storage.ledger.content import plan_content, release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
-from tasks.branches import formal
-from tasks.branches.plan import plan_formal
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, publish
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.plan import Output, PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 DECLARES = """
 what was signed is what is released
@@ -94,8 +93,7 @@ def site(
                 "release": {"label": label},
             }
         )
-        study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        plan = plan_formal(study, outcome)
+        plan = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
         return publish.save_plan(context, plan, parameters.release)[0]
 
     return context, planned

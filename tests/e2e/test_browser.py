@@ -89,7 +89,7 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(
     """Its stages, what would be claimed, and the command that approves it."""
     page = operator.page
     operator.open_run(retrained, tab="TaskRuns")
-    expect(page.get_by_text("sensitivity (reweighted)").first).to_be_visible()
+    expect(page.get_by_text("scores of swag-ppm-reweighted").first).to_be_visible()
     operator.open_run(retrained, tab="Artifacts")
     page.get_by_text("release-plan").first.click()
     (plan,) = [a for a in stack.artifacts(retrained) if a["key"] == "release-plan"]

@@ -245,7 +245,7 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> N
     home = stack.folder / "cancelled"
     settings = {"fit": {"adamw": {"epochs": 10_000}}, "run": {"home": str(home)}}
     run = start(stack, "retrain/demo", with_settings(small(stack, seed=SEED), settings)).json()
-    stack.wait("training", lambda: list((home / "private" / "work").glob("fine-tune*/*/*")))
+    stack.wait("training", lambda: list((home / "private" / "work").glob("branch-fit/*/*/*")))
     assert processes_of(run)
     asked = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     assert stack.post(f"/flow_runs/{run['id']}/set_state", asked).json()["status"] == "ACCEPT"

@@ -2,20 +2,20 @@
 of one record.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_jobs
 
-from tasks.branches import search
-from tasks.branches.swag_chain import Chain, run_chain
-from tasks.fitting.risks import running_maximum
+from storage.ledger import ComparisonFit
+from tasks.comparing import summary
 from tasks.parameters import RetrainParameters
-from tasks.releasing import ledger_records, prefect_page
+from tasks.releasing import ledger_access, prefect_page
 from tasks.running import progress
 from tasks.running.run import Run
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 UNIT = {"unit_column": "Establishment", "max_per_unit": 3}
 
@@ -31,7 +31,7 @@ class Lines(progress.Listener):
 @pytest.fixture(scope="module")
 def finished(
     tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Context, RetrainParameters, Chain, Lines]:
+) -> tuple[Context, RetrainParameters, tiny_jobs.Made, Lines]:
     """A chain on the tiny encoder, every stage done, with the lines that it showed."""
     folder = tmp_path_factory.mktemp("units")
     how = {"reweight": False, "sensitivity_draws": 10}
@@ -43,10 +43,15 @@ def finished(
         return context, chosen, tiny_jobs.fitted(context, chosen), lines
 
 
-def sensitivity(made: Chain) -> float:
-    measured = made.measured["weighted"]
-    assert measured is not None
-    return running_maximum(measured.path)[-1]
+def sensitivity(made: tiny_jobs.Made) -> float:
+    return running(made)[-1]
+
+
+def running(made: tiny_jobs.Made) -> Sequence[float]:
+    last = made.outcomes[-1]
+    deltas = last.mechanism.running_sensitivity(last.fitted.path)
+    assert deltas is not None
+    return deltas
 
 
 class Page(Run):
@@ -58,7 +63,7 @@ class Page(Run):
 
 
 def test_a_plan_that_is_not_released(
-    finished: tuple[Context, RetrainParameters, Chain, Lines],
+    finished: tuple[Context, RetrainParameters, tiny_jobs.Made, Lines],
 ) -> None:
     """The page of a run that stops after its plan shows the plan's claim."""
     context, chosen, made, _ = finished
@@ -67,42 +72,38 @@ def test_a_plan_that_is_not_released(
     planned = tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     file = planned.save(context)
-    measured = made.measured["weighted"]
-    assert measured is not None
-    running = running_maximum(measured.path)
     prefect_page.publish_artifacts(
-        context, chosen, planned.plan, None, plan_file=file, scores={}, running=running
+        context, chosen, planned.plan, None, plan_file=file, scores={}, running=running(made)
     )
     assert f"autocoder audit {file}" in texts["release"], "what comes next is named"
     assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
 
 
-def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
-    """No stage shows an epsilon of its own: the row of the ledger is the accountant's, and its line
-    shows that.
-    """
+def test_the_lines_of_a_terminal(
+    finished: tuple[Context, RetrainParameters, tiny_jobs.Made, Lines],
+) -> None:
+    """No stage shows an epsilon of its own: the row of the ledger is the accountant's."""
     context, chosen, made, lines = finished
     assert not any("epsilon" in figures for figures in lines.shown.values())
-    refs: Any = {"dataset": made.dataset, "evaluated": made.evaluated, "measured": made.measured}
-    with progress.listening(lines):
-        ledger_records.record_retrain(
-            context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs
-        )
-    assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
+    *earlier, outcome = made.outcomes
+    summary.record_claims(made.study, [outcome], earlier=earlier)
+    rows = ledger_access.open_ledger(context, chosen.release).measurements()
+    (row,) = (row for row in rows if isinstance(row.subject, ComparisonFit))
+    assert row.epsilon == pytest.approx(6 * sensitivity(made))
 
 
 def test_a_target_is_met_by_the_unit(
-    finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path
+    finished: tuple[Context, RetrainParameters, tiny_jobs.Made, Lines],
 ) -> None:
     """The search says what the accountant says of each fit, and its target is the unit's."""
     context, chosen, made, _ = finished
     target = round(6 * sensitivity(made), 2)
     config = chosen.pseudo_posterior.model_copy(update={"target_epsilon": target})
-    aimed: Any = chosen.model_copy(update={"pseudo_posterior": config})
-    lines = Lines()
-    with progress.listening(lines):
-        settled = search.meet_target(context, aimed, lambda step: run_step(context, step))
-    again = run_chain(settled, lambda step: run_step(context, step), rounds=settled.rounds)
-    assert lines.shown["search"]["epsilon"] == pytest.approx(6 * sensitivity(again))
-    assert lines.shown["search"]["epsilon"] <= target
+    aimed = chosen.model_copy(update={"pseudo_posterior": config})
+    again = tiny_jobs.fitted(context, aimed)
+    assert again.of("base").fitted == made.of("base").fitted, "the base round is not fitted again"
+    epsilon = again.outcomes[-1].claim.epsilon
+    assert epsilon == pytest.approx(6 * sensitivity(again))
+    assert epsilon is not None
+    assert epsilon <= target

@@ -94,21 +94,21 @@ from pkgutil import walk_packages
 
 import matplotlib.pyplot, model_signing.signing, transformers
 from flows.commands import profiles
-from tasks.branches.swag_chain import run_chain
+from functools import partial
+from tasks.branches.experiment import Study
+from tasks.branches.plan import plan_release
+from tasks.branches.released import released_branch
 from tasks.releasing import publish
-from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context
+from tasks.running.stage import Context, run_step
 
 home, data, codelist, *settings = sys.argv[1:]
 
 def release():
     parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
     context = Context(home=home, device="cpu")
-    made = run_chain(parameters, lambda step: step.find(context.store))
-    last = parameters.rounds[-1]
-    planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
-                                          posterior=made.posteriors[last], measured=made.measured[last],
-                                          prefect_run_id=None)
+    branch, terms = released_branch(parameters)
+    study = Study.of(context, parameters, terms, [branch], partial(run_step, context))
+    planned = plan_release(study, study.experiment(branch).run())
     planned, _ = publish.save_plan(context, planned, parameters.release)
     publish.release(context, planned, parameters.release)
 

@@ -10,7 +10,7 @@ from parameter_tables import parameter_tables
 from flows.commands.profiles import OPTIONS, apply_settings, load_profile, parameters, profile_names
 from mechanisms.dp_sgd import DpSgd
 from storage.errors import InputError
-from tasks.branches import formal
+from tasks.branches.released import released_branch
 
 DATA = Path("injuries.csv")
 
@@ -114,7 +114,7 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
     """
     chosen = ["formal.target_epsilon=5", f"formal.branch={name}", "formal.mechanism.momentum=0.0"]
     told = parameters("osha-formal-lora", chosen, data=DATA, codelist=DATA)
-    branch, settings = formal.formal_branch(told)
+    branch, settings = released_branch(told)
     fitted = branch.mechanism_for(told, settings)
     assert isinstance(fitted, DpSgd)
     assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (
@@ -124,7 +124,7 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
         0.01,
     )
     assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
-    assert branch.epochs_for(told, settings) == 4
+    assert branch.workloads(told, settings)[name].epochs == 4
 
 
 def test_the_tables_of_parameters_have_every_option() -> None:

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from jobs import Job
 
+from tasks.parameters import FitParameters
+
 pytestmark = pytest.mark.servers
 
 
@@ -32,13 +34,12 @@ def test_run_stages_and_artifacts_are_in_the_server(
         body = {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 100}
         return httpx.post(f"{server}/{what}/filter", json=body, timeout=60).json()
 
-    tasks = of_run("task_runs")
+    tasks, seed = of_run("task_runs"), FitParameters().seed
     names = {task["name"] for task in tasks}
     assert {
         "ingest",
         "features",
-        "SWAG (reweighted)",
-        "sensitivity (reweighted)",
+        *(f"swag-ppm-reweighted{part}, seed {seed}" for part in (": base", ": weighted", "")),
         "release",
     } <= names
     assert all(task["state_type"] == "COMPLETED" for task in tasks)

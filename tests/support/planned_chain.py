@@ -1,15 +1,14 @@
 """A plan of a finished chain, for tests that try to release other than it says."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+import tiny_jobs
 
-from tasks.branches.swag_chain import run_chain
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import ledger_access, publish
 from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 SMALL = {"epochs": 2, "batch_size": 64}
 
@@ -62,11 +61,7 @@ def made(chosen: tuple[Context, RetrainParameters]) -> tuple[Context, PlannedRel
 
 def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRelease:
     """Run the chain; its last round, planned under no ledger yet."""
-    done = run_chain(parameters, lambda step: run_step(context, step))
-    last = parameters.rounds[-1]
-    refs: Any = {"dataset": done.dataset, "prepared": done.prepared}
-    refs |= {"posterior": done.posteriors[last], "measured": done.measured[last]}
-    return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)
+    return tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
 
 
 def nothing_charged(context: Context, planned: PlannedRelease | None = None) -> bool:

@@ -84,11 +84,12 @@ def make_plan(
 
 
 def make_candidate(**changes: Any) -> Candidate:
-    """Returns a fit of a head with measured sensitivity: references `a` to `d`."""
-    names = ("dataset", "prepared", "fitted", "measured")
+    """Returns a posterior over a head's parameters: references `a` to `c`."""
+    names = ("dataset", "prepared", "fitted")
     values: dict[str, Any] = {
-        name: make_ref(letter) for name, letter in zip(names, "abcd", strict=True)
+        name: make_ref(letter) for name, letter in zip(names, "abc", strict=True)
     }
+    values |= {"mechanism": {"kind": "swag-ppm"}, "is_sampled": True}
     return Candidate(**(values | {"model": ModelConfig(trainable="head"), "seed": 1} | changes))
 
 

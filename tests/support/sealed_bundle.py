@@ -140,7 +140,15 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
     model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
     model |= {"lexical": lexical}
     candidate = Candidate.model_validate(
-        {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
+        {
+            **dict.fromkeys(("dataset", "prepared", "fitted"), dataset),
+            **{
+                "mechanism": {"kind": "non-private"},
+                "is_sampled": False,
+                "model": model,
+                "seed": 5,
+            },
+        }
     )
     theta = candidate.build_untrained(context).flat.clone()
     theta += torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))

@@ -1,11 +1,14 @@
 """Retrains of seconds on a tiny encoder, in the test's own process and without Prefect around them."""
 
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from storage.demo_data import write_demo_data
-from tasks.branches.swag_chain import Chain, run_chain
+from tasks.branches.experiment import Outcome, Study
+from tasks.branches.plan import plan_release
+from tasks.branches.released import released_branch
 from tasks.parameters import RetrainParameters
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
@@ -57,13 +60,25 @@ def workspace(home: Path, **options: Any) -> Context:
     return context
 
 
-def fitted(context: Context, chosen: RetrainParameters) -> Chain:
+@dataclass(frozen=True)
+class Made:
+    """The stages of a retrain: of each round, the last of which is released."""
+
+    study: Study
+    outcomes: list[Outcome]
+
+    def of(self, name: str) -> Outcome:
+        (found,) = (each for each in self.outcomes if each.mechanism.stage == name)
+        return found
+
+
+def fitted(context: Context, chosen: RetrainParameters) -> Made:
     """Every stage of a retrain, done or found finished."""
-    return run_chain(chosen, partial(run_step, context))
+    branch, terms = released_branch(chosen)
+    study = Study.of(context, chosen, terms, [branch], partial(run_step, context))
+    return Made(study, study.experiment(branch).run_all())
 
 
-def planned(context: Context, chosen: RetrainParameters, made: Chain) -> PlannedRelease:
-    last = chosen.rounds[-1]
-    refs: Any = {"dataset": made.dataset, "prepared": made.prepared, "prefect_run_id": None}
-    refs |= {"posterior": made.posteriors[last], "measured": made.measured[last]}
-    return PlannedRelease.of_posterior(context, chosen, **refs)
+def planned(context: Context, chosen: RetrainParameters, made: Made) -> PlannedRelease:
+    study = replace(made.study, context=context, parameters=chosen)
+    return plan_release(study, made.outcomes[-1])

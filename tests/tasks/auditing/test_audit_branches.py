@@ -36,9 +36,8 @@ def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
 def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     """The stages of a branch's reruns, the plan first, and its mechanism's name there."""
     study, steps = studied(tmp_path)
-    _, mechanism = reruns(
-        study, AuditParameters(trials=16, trial_draws=7), standard_branches()[name], REF
-    )
+    branch, settings = standard_branches()[name], AuditParameters(trials=16, trial_draws=7)
+    _, mechanism = reruns(study, settings, branch, REF, study.experiment(branch).mechanism)
     return steps, mechanism
 
 

@@ -65,6 +65,7 @@ def test_a_rerun_is_the_mechanisms_own_fit(
         AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS}),
         standard_branches()["swag-ppm"],
         pool_ref,
+        study.experiment(standard_branches()["swag-ppm"]).mechanism,
     )
     done = trials.Trials.load(context.store.open(ref), name)
     pool = audit_pool.Pool.load(context.store.open(pool_ref))
@@ -136,6 +137,7 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
         AuditParameters().model_copy(update={"trials": TRIALS}),
         standard_branches()["dp-sgd-tuned"],
         pool_ref,
+        study.experiment(standard_branches()["dp-sgd-tuned"]).mechanism,
     )
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
@@ -153,7 +155,9 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     ends: list[tuple[trials.Trials, int]] = []
     for context in (whole, broken):
         study, pool_ref = studied(context, chosen, "swag-ppm")
-        make = partial(reruns, study, asked, standard_branches()["swag-ppm"], pool_ref)
+        branch = standard_branches()["swag-ppm"]
+        mechanism = study.experiment(branch).mechanism
+        make = partial(reruns, study, asked, branch, pool_ref, mechanism)
         if context is broken:
             with killed_at(monkeypatch, Plan, "fit", after=TRIALS - 1):
                 make()

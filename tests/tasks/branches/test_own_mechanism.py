@@ -27,7 +27,7 @@ from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.branches.experiment import Study
-from tasks.branches.plan import plan_compared
+from tasks.branches.plan import plan_release
 from tasks.comparing import results, run
 from tasks.comparing.summary import summarise
 from tasks.fitting import scores
@@ -147,7 +147,7 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
     assert audited.figures["trials"] == 16
 
     assert run.write_plans(groups) == {}
-    planned = plan_compared(study, votes)
+    planned = plan_release(study, votes)
     file = publish.save_plan(context, planned, chosen.release)[1]
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
@@ -161,7 +161,7 @@ def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
     for name in names:
         experiment = study.experiment(study.terms.all_branches[name], 0)
         steps[f"plan {name}"] = experiment.plan()
-        steps[f"fit {name}"] = experiment.fit(planned=study.dataset)
+        steps[f"fit {name}"] = experiment.fit(name, experiment.mechanism, planned=study.dataset)
     return {name: step.key(study.context.store) for name, step in steps.items()}
 
 

@@ -9,13 +9,16 @@ import pytest
 import tiny_jobs
 
 from storage.artifacts import ArtifactRef
-from storage.ledger import Row
-from tasks.branches import search
-from tasks.branches.swag_chain import run_chain
+from storage.ledger import Row, SearchFit
+from tasks.branches.released import find_stages
+from tasks.fitting.fits import search_of
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import SEARCHED, claim, release_method, swag_event
+from tasks.releasing import publish
+from tasks.releasing.claims import SEARCHED
 from tasks.releasing.ledger_access import open_ledger
-from tasks.running.stage import Context, Step, run_step
+from tasks.retraining import run as retraining
+from tasks.running.stage import Step, run_step
 
 
 @pytest.fixture
@@ -28,8 +31,8 @@ def parameters(tiny_roberta: Path, tmp_path: Path) -> RetrainParameters:
 
 
 def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path) -> None:
-    """The chain of the settled parameters meets the target without one new fit; each trial is a row
-    with its claim.
+    """The fit meets the target, over the base round of any c; each fit of the search is a row with
+    its claim, and running again fits nothing.
     """
     context = tiny_jobs.workspace(tmp_path / "home")
     ran: list[str] = []
@@ -40,61 +43,49 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
             ran.append(step.label)
         return known or run_step(context, step)
 
-    def settle() -> RetrainParameters:
-        return search.meet_target(context, parameters, do)
+    def rows() -> list[Row]:
+        all_rows = open_ledger(context, parameters.release).measurements()
+        return [row for row in all_rows if isinstance(row.subject, SearchFit)]
 
-    settled = settle()
-    fits = [label for label in ran if label.startswith("fine-tune")]
-    assert fits[:2] == ["fine-tune (base)", "fine-tune (weighted)"]
-    assert fits.count("fine-tune (base)") == ran.count("risks") == 1, "risks do not depend on c"
-    assert "evaluate" not in ran, "tuning does not look at the test half"
-    ran.clear()
-    made = run_chain(settled, do)
-    assert ran == ["evaluate"]
-    figures = context.store.figures(made.measured["reweighted"])
-
-    def tuning_rows() -> list[Row]:
-        return [
-            row
-            for row in open_ledger(context, parameters.release).measurements()
-            if row.label.startswith("tuning")
-        ]
-
-    rows = tuning_rows()
-    assert len(rows) == fits.count("fine-tune (reweighted)")
-    assert all(row.state == "internal" and row.epsilon for row in rows)
-    assert settle() == settled, "running again finds the same"
-    assert len(tuning_rows()) == len(rows)
-    event = swag_event(settled, "reweighted", {"snapshots": 3, "rank": 2}, figures)
-    claimed = claim(settled, event, context.store.figures(made.dataset))
-    assert 2.0 < (claimed.epsilon or 0) <= 3.0
-    assert SEARCHED in claimed.unprotected_inputs
-
-
-def test_method_is_the_same_before_and_after(parameters: RetrainParameters) -> None:
-    """So that one target is one release, whatever settings were found; without a target c is the
-    method.
-    """
-    config: Any = parameters.pseudo_posterior
-    other = parameters.model_copy(update={"pseudo_posterior": config.model_copy(update={"c": 0.5})})
-    assert release_method(parameters) == release_method(other)
-    plain = [
-        p.model_copy(
-            update={
-                "pseudo_posterior": p.pseudo_posterior.model_copy(update={"target_epsilon": None})
-            }
-        )
-        for p in (parameters, other)
+    done = retraining.run(context, parameters, do)
+    seed = parameters.fit.seed
+    fits = [label for label in ran if label.endswith(f", seed {seed}") and " of " not in label]
+    assert fits == [f"swag-ppm-reweighted{part}, seed {seed}" for part in (": base", "")]
+    found = search_of(done.planned.candidate.fitted.path)
+    assert found is not None
+    assert [row.details["c"] for row in rows()] == [
+        pytest.approx(trial.settings["c"]) for trial in found.trials
     ]
-    assert release_method(plain[0]) != release_method(plain[1])
+    assert all(row.state == "internal" and row.epsilon for row in rows())
+    planned, _ = publish.save_plan(context, done.planned, parameters.release)
+    assert planned.selection.searched
+    assert planned.selection.fits == 1 + len(found.trials), "the base round, and each trial once"
+    assert SEARCHED in planned.plan.claim.unprotected_inputs
+    assert 2.0 < (planned.plan.claim.epsilon or 0) <= 3.0
+    ran.clear()
+    before = len(rows())
+    assert retraining.run(context, parameters, do).planned.plan.event == done.planned.plan.event
+    assert (ran, len(rows())) == ([], before)
+    ran.clear()
+    plain = with_config(parameters, target_epsilon=None, c=0.5)
+    retraining.run(context, plain, do)
+    assert f"swag-ppm-reweighted: base, seed {seed}" not in ran, "it depends on no c"
 
 
-def test_without_a_target_nothing_is_fitted(parameters: RetrainParameters, tmp_path: Path) -> None:
-    """The parameters come back as they are."""
-    config = parameters.pseudo_posterior.model_copy(update={"target_epsilon": None})
-    plain = parameters.model_copy(update={"pseudo_posterior": config})
+def with_config(parameters: RetrainParameters, **changes: Any) -> RetrainParameters:
+    config = parameters.pseudo_posterior.model_copy(update=changes)
+    return parameters.model_copy(update={"pseudo_posterior": config})
 
-    def never(*_: Any) -> Any:
-        raise AssertionError("nothing is to be fitted")
 
-    assert search.meet_target(Context(home=str(tmp_path)), plain, never) is plain
+def test_one_target_is_one_method(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """Whatever c was given; without a target c is the method."""
+    context = tiny_jobs.workspace(tmp_path / "home")
+    run_step(context, ingest_records(parameters.data))
+
+    def method(**changes: Any) -> dict[str, Any]:
+        chosen = with_config(parameters, **changes)
+        return find_stages(context, chosen, lambda step: step.find(context.store))[0].method
+
+    assert method() == method(c=0.5, g=0.1)
+    assert method() != method(target_epsilon=4.0)
+    assert method(target_epsilon=None) != method(target_epsilon=None, c=0.5)

@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 import tiny_jobs
 from kills import killed_at
-from tiny_jobs import fitted, retrain
+from tiny_jobs import Made, fitted, retrain
 
 from mechanisms.model import checkpoint
 from mechanisms.posterior import risks
 from storage.errors import StorageError
-from tasks.branches.swag_chain import Chain, run_chain
-from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_access, preflight, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.stage import Context
 
-Trained = tuple[Context, RetrainParameters, Chain]
+Trained = tuple[Context, RetrainParameters, Made]
 PARTS = [
     *(("full", "first"), ("lora", "mean"), ("head", "first"), ("head", "mean")),
     *(
@@ -38,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return tiny_jobs.demo(tmp_path_factory.mktemp("data"), population="demo")
 
 
-def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
+def release(context: Context, chosen: RetrainParameters, made: Made) -> Released:
     planned, file = publish.save_plan(
         context, tiny_jobs.planned(context, chosen, made), chosen.release
     )
@@ -61,7 +59,7 @@ def copied(trained: Trained, home: Path) -> Trained:
     context = tiny_jobs.workspace(home)
     stages = Path(trained[0].home) / "private" / "stages"
     shutil.copytree(stages, home / "private" / "stages", copy_function=os.link, dirs_exist_ok=True)
-    return context, trained[1], run_chain(trained[1], lambda step: step.find(context.store))
+    return context, trained[1], fitted(context, trained[1])
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), PARTS)
@@ -88,11 +86,11 @@ def test_every_part_goes_from_file_to_release(
     for path in Path(done.bundle).rglob("*.json"):
         assert str(tmp_path) not in path.read_text()
         assert str(tiny_roberta) not in path.read_text()
-    measured = made.measured["reweighted"]
-    assert measured
-    running = running_maximum(measured.path)
-    assert running == sorted(running)
-    assert running[-1] == pytest.approx(context.store.figures(measured)["sensitivity"])
+    last = made.outcomes[-1]
+    running = last.mechanism.running_sensitivity(last.fitted.path)
+    assert running is not None
+    assert list(running) == sorted(running)
+    assert running[-1] == pytest.approx(context.store.figures(last.fitted)["sensitivity"])
 
 
 def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
@@ -179,7 +177,7 @@ def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     with pytest.raises(StorageError, match="no space left on the disk"):
         fitted(context, chosen)
     monkeypatch.setattr(checkpoint, "save", real)
-    assert fitted(context, chosen).evaluated
+    assert len(fitted(context, chosen).outcomes) == 3
 
 
 def test_too_little_disk_is_refused_before_work(
@@ -188,4 +186,4 @@ def test_too_little_disk_is_refused_before_work(
     """The free space and what the run would write are reported."""
     monkeypatch.setattr(preflight, "_MARGIN", 1 << 60)
     with pytest.raises(StorageError, match=r"disk: .* GB free"):
-        preflight.check(Context(home=str(tmp_path)), retrain(data, tiny_roberta))
+        preflight.check(Context(home=str(tmp_path)), retrain(data, tiny_roberta), {})

@@ -114,10 +114,10 @@ def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match=r"Give --codelist, or --set model\.prior=none"):
         preflight.check(
-            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without)
+            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without), {}
         )
     without["model"] = {"trainable": "head", "pooling": "mean", "lexical": "titles"}
     with pytest.raises(InputError, match=r"Give --codelist, or set model\.lexical=hashed"):
         preflight.check(
-            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without)
+            Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without), {}
         )

@@ -141,6 +141,8 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
         "dataset": dataset,
         "prepared": dataset,
         "fitted": dataset,
+        "mechanism": {"kind": "non-private"},
+        "is_sampled": False,
         "model": chosen.model,
         "seed": 5,
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import tiny_jobs
 
-from tasks.releasing import ledger_access, ledger_records, plan_page, publish
+from tasks.comparing import summary
+from tasks.releasing import ledger_access, plan_page, publish
 
 
 def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_path: Path) -> None:
@@ -18,23 +20,17 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
         tiny_jobs.demo(tmp_path / "data", records=300, population="demo"), tiny_roberta
     )
     made = tiny_jobs.fitted(context, chosen)
-    assert made.evaluated
     planned = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)[
         0
     ]
-    ledger_records.record_retrain(
-        context,
-        chosen,
-        planned.plan,
-        dataset=made.dataset,
-        evaluated=made.evaluated,
-        measured=made.measured,
-    )
-    own = plan_page.candidate_scores(ledger_access.open_ledger(context, chosen.release), planned)
-    figures = context.store.figures(made.evaluated)
-    last = chosen.rounds[-1]
+    *earlier, outcome = made.outcomes
+    summary.record_claims(made.study, [outcome], earlier=earlier)
+    ledger = ledger_access.open_ledger(context, chosen.release)
+    own = plan_page.candidate_scores(ledger, planned)
+    base = made.of("base").figures["weighted_f1"]
+    assert plan_page.reference_f1(ledger, planned) == pytest.approx(base, abs=1e-5)
     for name, value in own.items():
-        assert abs(value - figures[f"{last}_{name}"]) < 1e-5
+        assert abs(value - outcome.figures[name]) < 1e-5
     assert {"alone_at_80", "alone_at_90", "alone_at_95", "surest_accuracy", "surest_share"} <= set(
         own
     )

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_audit, make_planned, release_key
+from releases import make_audit, make_planned, make_ref, release_key
 from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
-from storage.ledger import BudgetRefused, ComparisonFit, Evaluation, Ledger, Policy, Scores, Subject
+from storage.ledger import (
+    BudgetRefused,
+    ComparisonFit,
+    Evaluation,
+    Ledger,
+    Policy,
+    Sensitivity,
+    Subject,
+)
 from storage.ledger.records import RecordSet
 from tasks.pages import render
 from tasks.releasing import approval, gate, ledger_access, plan_page
@@ -63,7 +71,7 @@ def planned(claim: Claim = LOCAL, **changes: Any) -> PlannedRelease:
         "claim": claim,
         "parameters_digest": "p",
     }
-    candidate = {} if claim is LOCAL else {"measured": None}
+    candidate = {} if claim is LOCAL else {"is_sampled": False}
     return make_planned(candidate=candidate, **(fields | changes))
 
 
@@ -86,7 +94,7 @@ def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
 def evaluated(
     ledger: Ledger, subject: Subject, details: dict[str, Any], *, method: str = "p"
 ) -> None:
-    """A row of a training run by this method, on the records of the plan."""
+    """A row of a training run by this method, of the plan's fit on its records."""
     ledger.record(
         Evaluation(
             subject=subject,
@@ -94,6 +102,7 @@ def evaluated(
             data_fingerprint="f",
             requester="operator",
             parameters_digest=method,
+            artifact_digests={"fit": "c" * 64},
             details=details,
         )
     )
@@ -262,15 +271,16 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
         "surest_accuracy": 0.87,
         "surest_share": 0.12,
     }
-    own = {"weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.3}
-    evaluated(ledger, Scores(), own | {f"weighted_{name}": value for name, value in alone.items()})
+    own, seed = {"weighted_f1": 0.6, "macro_f1": 0.3}, ComparisonFit(branch="swag-ppm", seed=1)
+    evaluated(ledger, seed, own | alone)
     found = answer(page(ledger, planned()), "alone")
     assert found.verdict == "note"
     assert "80% right: 43% of the held-out records" in found.text
     assert "95% right: no threshold achieves it" in found.text
     assert "highest accuracy measured was 87.0%, among the 12% of records" in found.text
     assert "to fail at 90% and 95%" in found.text
-    evaluated(ledger, Scores(), own | {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
+    again = seed.model_copy(update={"seed": 2})
+    evaluated(ledger, again, own | {f"alone_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
 
 
@@ -412,19 +422,16 @@ def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
 
 def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Ledger) -> None:
     """Of the same retrain; a comparison's better fit takes its place."""
-    scores = {
-        "base_weighted_f1": 0.7,
-        "base_macro_f1": 0.5,
-        "weighted_weighted_f1": 0.6,
-        "weighted_macro_f1": 0.4,
-    }
-    evaluated(ledger, Scores(), scores)
+    evaluated(ledger, Sensitivity(round="base"), {"weighted_f1": 0.7, "macro_f1": 0.5})
+    evaluated(
+        ledger, ComparisonFit(branch="swag-ppm", seed=1), {"weighted_f1": 0.6, "macro_f1": 0.4}
+    )
     told = answer(page(ledger, planned()), "accuracy")
     assert "0.100 (14.3 %) below the best model without privacy, 0.700" in told.text
     assert told.verdict == "investigate"
-    other = answer(
-        page(ledger, planned(FORMAL, parameters_digest="q", data_fingerprint="g")), "accuracy"
-    )
+    elsewhere = planned(FORMAL, parameters_digest="q", data_fingerprint="g")
+    fit = elsewhere.candidate.model_copy(update={"fitted": make_ref("e")})
+    other = answer(page(ledger, elsewhere.model_copy(update={"candidate": fit})), "accuracy")
     assert (other.verdict, "It has no scores" in other.text) == ("note", True)
     compared(ledger, "non-private", 0.8)
     assert (

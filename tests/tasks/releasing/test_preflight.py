@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 
+from mechanisms.mechanism import Workload
 from storage.errors import InputError
-from tasks.branches.branch import standard_branches
 from tasks.comparing.run import estimate_seconds
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
@@ -17,12 +17,18 @@ from tasks.releasing.preflight import Estimate
 from tasks.running.run import Run
 from tasks.running.stage import Context
 
+FITS = {
+    "swag-ppm: base": Workload(4, draws=500, vectors=5),
+    "swag-ppm": Workload(4, draws=40, vectors=5),
+    "dp-sgd": Workload(3),
+}
+
 
 def estimate(
     tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None
 ) -> Estimate:
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
-    return Estimate.of(chosen, device="cpu", timed={}, rows=rows, sampled=sampled)
+    return Estimate.of(chosen, device="cpu", fits=FITS, timed={}, rows=rows, sampled=sampled)
 
 
 def test_rows_once_read_are_no_guess(tiny_roberta: Path, tmp_path: Path) -> None:
@@ -34,9 +40,8 @@ def test_rows_once_read_are_no_guess(tiny_roberta: Path, tmp_path: Path) -> None
         tiny_roberta, tmp_path, rows=10_000, sampled={"train": 500, "test": 400, "holdout": 100}
     )
     assert (read.records, read.train) == (900, 500), "the holdout is not encoded"
-    assert read.stages["SWAG"] / guess.stages["SWAG"] == pytest.approx(
-        500 / guess.train, rel=0.02
-    ), "whole batches"
+    for name in FITS:
+        assert read.stages[name] / guess.stages[name] == pytest.approx(500 / guess.train)
     assert read.disk_bytes < guess.disk_bytes
 
 
@@ -45,11 +50,12 @@ def test_a_rerun_of_one_fit_is_no_rerun_of_a_chain(tiny_roberta: Path, tmp_path:
     hour's work.
     """
     names = {"audit trials (dp-sgd)": "dp-sgd", "audit trials (swag-ppm)": "swag-ppm"}
-    plain = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits({"dp-sgd": 3})
+    plain = estimate(tiny_roberta, tmp_path, rows=10_000)
     told = plain.with_trials(names, trials=64, draws=50)
     assert told.of_kind("audit trials (dp-sgd)") == 64 * plain.of_kind("dp-sgd")
-    one = plain.stages["fine-tune"] + plain.stages["SWAG"] + 50 * plain.stages["draw"]
-    assert told.of_kind("audit trials (swag-ppm)") == 64 * plain.counts["fine-tune"] * one
+    epoch, draw = plain.stages["epoch"], plain.stages["draw"]
+    one = 2 * 4 * epoch + (50 + 40) * draw
+    assert told.of_kind("audit trials (swag-ppm)") == pytest.approx(64 * one)
     beside = plain.with_trials(names, trials=64, draws=50, batched=["swag-ppm"])
     assert beside.of_kind("audit trials (swag-ppm)") < told.of_kind("audit trials (swag-ppm)") / 3
     assert beside.of_kind("audit trials (dp-sgd)") == told.of_kind("audit trials (dp-sgd)")
@@ -63,20 +69,16 @@ def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path:
     chosen = chosen.model_copy(
         update={"model": chosen.model.model_copy(update={"trainable": "lora"})}
     )
-    told = Estimate.of(chosen, rows=10_000, device="cpu", timed={}).with_fits({"dp-sgd": 3})
-    assert told.of_kind("dp-sgd") == pytest.approx(
-        3 / chosen.fit.adamw.epochs * told.stages["fine-tune"]
-    )
+    told = Estimate.of(chosen, rows=10_000, device="cpu", fits=FITS, timed={})
+    head = estimate(tiny_roberta, tmp_path, rows=10_000)
+    assert told.of_kind("dp-sgd") == 3 * told.stages["epoch"] != 3 * head.stages["epoch"]
 
 
 def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Without a chain among the branches records are encoded once, and the time is predicted."""
-    names = ["non-private", "dp-sgd"]
-    told = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits(dict.fromkeys(names, 3))
-    chosen = [standard_branches()[name] for name in names]
-    assert estimate_seconds(told, chosen, seeds=2) == pytest.approx(
-        told.stages["features"] + 4 * told.stages["dp-sgd"]
-    )
+    """Records are encoded once, whatever the number of fits."""
+    told = estimate(tiny_roberta, tmp_path, rows=10_000)
+    fits = sum(told.stages[name] for name in FITS)
+    assert estimate_seconds(told, seeds=2) == pytest.approx(told.stages["features"] + 2 * fits)
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +100,14 @@ def test_a_deployment_that_trains_releases_nothing(
     context = by_hand.model_copy(update={"run": deployed})
     at_once = parameters.release.model_copy(update={"enabled": True})
     parameters = parameters.model_copy(update={"release": at_once})
-    preflight.check(by_hand, parameters, to_release=True)
+    preflight.check(by_hand, parameters, {}, to_release=True)
     with pytest.raises(
         InputError, match=r"release\.deployment: a deployment that trains signs nothing"
     ):
-        preflight.check(context, parameters, to_release=True)
+        preflight.check(context, parameters, {}, to_release=True)
     for release in ({"deployment": "release/release"}, {"enabled": False}):
         changed = parameters.model_copy(update={"release": at_once.model_copy(update=release)})
-        preflight.check(context, changed, to_release=True)
+        preflight.check(context, changed, {}, to_release=True)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_what_could_not_release_is_refused_before_it_trains(
     """Files that are not there, and a release that this ledger does not have."""
     asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
     with pytest.raises(InputError, match=said):
-        preflight.check(Context(home=str(tmp_path)), asked, to_release=True)
+        preflight.check(Context(home=str(tmp_path)), asked, {}, to_release=True)
 
 
 def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
@@ -130,4 +132,4 @@ def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
 ) -> None:
     """In any precision an engine gives what one process gives, so that nothing else is refused."""
     with pytest.raises(InputError, match="--engine 0"):
-        preflight.check(Context(home=str(tmp_path), engine="0"), parameters)
+        preflight.check(Context(home=str(tmp_path), engine="0"), parameters, {})

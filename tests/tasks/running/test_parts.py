@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 
+from mechanisms.posterior import risks
 from storage.errors import StorageError
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.run import reruns
@@ -18,14 +19,14 @@ from tasks.branches.branch import Terms, standard_branches
 from tasks.comparing import run as comparison
 from tasks.comparing import spread
 from tasks.comparing.summary import summarise
-from tasks.fitting import fits, risks
+from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
 from tasks.running import engine, parts
 from tasks.running.parts import Part
 from tasks.running.stage import Context, run_step
 
-BY_PARTS = ("features", "risks", "sensitivity")
-OF_PARTS = ("features-part", "risk-part", "trials-part")
+BY_PARTS = ("features", "branch-fit")
+OF_PARTS = ("features-part", "fit-part", "fit-files", "trials-part")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_processes_write_what_one_process_writes(
     fit(parameters, tmp_path / "one", "")
     fit(parameters, tmp_path / "two", "2")
     expected = manifests(tmp_path / "one")
-    assert {name.partition("/")[0] for name in expected} >= {*BY_PARTS, "swag", "evaluate"}
+    assert {name.partition("/")[0] for name in expected} >= {*BY_PARTS, "predictions", "scores"}
     assert manifests(tmp_path / "two") == expected
     assert not manifests(tmp_path / "two", *OF_PARTS)
 
@@ -73,7 +74,7 @@ def test_a_part_that_is_there_is_not_computed_again(
     """The run dies in a pass; the next one computes what is missing, and ends alike."""
     fit(parameters, tmp_path / "whole", "")
     passes: list[range] = []
-    real = risks.risks.risk_pass
+    real = risks.risk_pass
 
     def dies(*arguments: Any, **options: Any) -> Any:
         if dying and len(passes) == 3:
@@ -81,11 +82,11 @@ def test_a_part_that_is_there_is_not_computed_again(
         passes.append(options["draws"])
         return real(*arguments, **options)
 
-    monkeypatch.setattr(risks.risks, "risk_pass", dies)
+    monkeypatch.setattr(risks, "risk_pass", dies)
     dying = True
     with pytest.raises(KeyboardInterrupt):
         fit(parameters, tmp_path / "broken", "")
-    assert len(manifests(tmp_path / "broken", "risk-part")) == 3
+    assert len(manifests(tmp_path / "broken", "fit-part")) == 3
     dying = False
     fit(parameters, tmp_path / "broken", "")
     assert manifests(tmp_path / "broken") == manifests(tmp_path / "whole")
@@ -123,10 +124,8 @@ def test_machines_share_a_place_and_are_told_digests(
     fit(parameters, tmp_path / "home", "tls://nobody:1")
     assert manifests(tmp_path / "home", *BY_PARTS) == manifests(tmp_path / "one", *BY_PARTS)
     assert manifests(tmp_path / "worker", *OF_PARTS)
-    assert not manifests(tmp_path / "worker", "risks", "sensitivity"), (
-        "what is put together is the run's own"
-    )
-    assert not list((tmp_path / "shared").rglob("risk-part/*/manifest.json")), "parts do not stay"
+    assert not manifests(tmp_path / "worker", "branch-fit"), "what is put together is the run's own"
+    assert not list((tmp_path / "shared").rglob("fit-part/*/manifest.json")), "parts do not stay"
     for text in elsewhere:
         asked = json.loads(text)
         assert set(asked) == {"settings", "inputs", "key", "home", "device"}
@@ -134,7 +133,7 @@ def test_machines_share_a_place_and_are_told_digests(
         assert all(set(ref) == {"kind", "uri", "sha256"} for ref in asked["inputs"].values())
     changed = json.loads(elsewhere[-1]) | {"key": "0" * 32}
     with pytest.raises(StorageError, match="code or libraries differ"):
-        risks.compute(json.dumps(changed))
+        fits.compute_units(json.dumps(changed))
 
 
 def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
@@ -144,7 +143,7 @@ def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
 
     def lossy(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
-        for part in (tmp_path / "home" / "private" / "stages" / "risk-part").glob("*"):
+        for part in (tmp_path / "home" / "private" / "stages" / "fit-part").glob("*"):
             shutil.rmtree(part)
             break
 
@@ -159,7 +158,13 @@ def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, b
     branch = standard_branches()["swag-ppm"]
     study = comparison.run(context, parameters, Terms(), (branch,), do=do)[0].study
     pool = do(audit_pool.pool(canaries=4, seed=parameters.fit.seed, prepared=study.prepared))
-    ref, _ = reruns(study, AuditParameters(trials=20, trial_draws=3), branch, pool)
+    ref, _ = reruns(
+        study,
+        AuditParameters(trials=20, trial_draws=3),
+        branch,
+        pool,
+        study.experiment(branch).mechanism,
+    )
     return {file.name: file.read_bytes() for file in context.store.open(ref).iterdir()}
 
 

@@ -139,8 +139,8 @@ def test_a_retrain_by_two_processes(tiny_roberta: Path, tmp_path: Path) -> None:
     figures = []
     for processes in (1, 2):
         context = tiny_jobs.workspace(tmp_path / str(processes), processes=processes)
-        chain = tiny_jobs.fitted(context, chosen)
-        figures.append(context.store.figures(chain.posteriors["base"]))
+        made = tiny_jobs.fitted(context, chosen)
+        figures.append(context.store.figures(made.of("base").fitted))
     assert figures[0]["snapshots"] == figures[1]["snapshots"] == 3
     assert figures[1]["losses"] == pytest.approx(
         figures[0]["losses"], rel=0.05

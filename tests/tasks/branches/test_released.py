@@ -13,11 +13,10 @@ import tiny_jobs
 from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
-from tasks.branches import formal
-from tasks.branches.plan import plan_formal
+from tasks.branches.experiment import Study
+from tasks.branches.released import find_stages, released_branch
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
-from tasks.releasing.claims import release_method
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step, run_step
 
@@ -52,6 +51,11 @@ def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> Retrain
     )
 
 
+def method(context: Context, chosen: RetrainParameters) -> dict[str, Any]:
+    """What a dry run looks a release up by, once the records were read."""
+    return find_stages(context, chosen, lambda step: step.find(context.store))[0].method
+
+
 def test_from_a_file_to_one_release(
     context: Context, data: Mapping[str, Any], tiny_bert: Path
 ) -> None:
@@ -62,8 +66,7 @@ def test_from_a_file_to_one_release(
     chosen = parameters(data, tiny_bert)
 
     def released() -> tuple[publish.Released, PlannedRelease]:
-        study, outcome = formal.run(context, chosen, lambda step: run_step(context, step))
-        planned = plan_formal(study, outcome)
+        planned = tiny_jobs.planned(context, chosen, tiny_jobs.fitted(context, chosen))
         planned, file = publish.save_plan(context, planned, chosen.release)
         assert PlannedRelease.load(file) == planned
         return publish.release(context, planned, chosen.release), planned
@@ -79,7 +82,7 @@ def test_from_a_file_to_one_release(
     )
     assert released()[0] == done
     other = parameters(data, tiny_bert, target_epsilon=4.0)
-    assert release_method(other) != release_method(chosen)
+    assert method(context, other) != method(context, chosen) == planned.method
     untitled = planned.candidate.model.model_copy(update={"prior": "none"})
     told = planned.model_copy(
         update={"candidate": planned.candidate.model_copy(update={"model": untitled})}
@@ -104,10 +107,11 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(
         ran.append(step.label)
         return run_step(here, step)
 
-    formal.find_stages(here, chosen, look)
+    find_stages(here, chosen, look)
     before, seen[:] = list(seen), []
-    formal.run(here, chosen, do)
-    formal.find_stages(here, chosen, look)
+    branch, terms = released_branch(chosen)
+    Study.of(here, chosen, terms, [branch], do).experiment(branch).run_all()
+    find_stages(here, chosen, look)
     assert [label for label, _ in before] == [label for label, _ in seen] == ran
     assert [found for _, found in before] == [False] * len(ran)
     assert [found for _, found in seen] == [True] * len(ran)
@@ -127,7 +131,7 @@ def test_what_cannot_be_is_refused_first(
 ) -> None:
     """No epsilon, and branches that are none or not formal."""
     with pytest.raises(InputError, match=said):
-        formal.formal_branch(parameters(data, tiny_bert, **wanted))
+        released_branch(parameters(data, tiny_bert, **wanted))
 
 
 def test_settings_of_the_mechanism_reach_the_event(
@@ -135,10 +139,10 @@ def test_settings_of_the_mechanism_reach_the_event(
 ) -> None:
     plain = parameters(data, tiny_bert)
     narrow = parameters(data, tiny_bert, mechanism={"weight_noise": 0.25})
-    branch, _ = formal.formal_branch(narrow)
+    branch, _ = released_branch(narrow)
     assert branch.mechanism.model_dump()["weight_noise"] == 0.25
-    assert formal.formal_branch(plain)[0].mechanism.model_dump()["weight_noise"] == 0.5
-    assert release_method(narrow) != release_method(plain)
+    assert released_branch(plain)[0].mechanism.model_dump()["weight_noise"] == 0.5
+    assert method(context, narrow) != method(context, plain)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +158,4 @@ def test_settings_that_are_none(
     data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
-        formal.formal_branch(parameters(data, tiny_bert, mechanism=settings))
+        released_branch(parameters(data, tiny_bert, mechanism=settings))
