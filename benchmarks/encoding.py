@@ -21,9 +21,9 @@ from torch import Tensor
 from mechanisms.model import classifier, encoder_files
 from mechanisms.model.classifier import Classifier, mean
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.model.inputs import TokenInputs, token_budget_batches
+from mechanisms.model.inputs import TokenInputs, length_sorted_batches
 from mechanisms.model.precision import computing, resolved
-from mechanisms.model.threads import forward_tokens, using
+from mechanisms.model.threads import using
 from storage.demo_data import narratives
 
 _CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ def _transformers(precision: Precision, tokens: TokenInputs) -> Callable[[], Ten
     def run() -> Tensor:
         features = torch.empty(len(tokens), encoder.config.hidden_size)
         with torch.inference_mode():
-            for index in token_budget_batches(tokens, budget=forward_tokens(precision, _CPU)):
+            for index in length_sorted_batches(tokens, batch_size=16):
                 batch = tokens.batch(index, _CPU)
                 features[index] = mean(encoder(**batch).last_hidden_state, batch["attention_mask"])
         return features

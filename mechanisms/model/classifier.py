@@ -27,17 +27,18 @@ from mechanisms.model import encoder_files, encoders
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.inputs import (
     Batch,
+    Block,
     FeatureInputs,
     Inputs,
     TokenInputs,
+    blocks,
     length_sorted_batches,
-    token_budget_batches,
 )
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.precision import computing, resolved
 from mechanisms.model.seeding import seeded
-from mechanisms.model.threads import forward_batch_size, forward_passes, forward_tokens
+from mechanisms.model.threads import block_tokens, forward_batch_size, forward_passes
 
 
 class MeanPooled(nn.Module):
@@ -183,36 +184,28 @@ class Classifier:
         return logits.float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
     def encode(
-        self,
-        tokens: TokenInputs,
-        *,
-        batch_size: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
+        self, tokens: TokenInputs, *, on_batch: Callable[[int], None] | None = None
     ) -> FeatureInputs:
         """Runs the frozen encoder once: pooled features float32 [n, width] for trainable part
         `head`.
 
-        `on_batch` gets the number of records of each batch, for progress.
+        The features of a record are a function of that record alone, bit for bit
+        (`inputs.Block`). `on_batch` gets the number of records of each block, for progress.
         """
         if self._pool is None:
             raise TypeError("only trainable part `head` reads features")
         self.whole.eval()
         features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
         pool = self._pool
-        if batch_size is None:
-            batches = token_budget_batches(
-                tokens, budget=forward_tokens(self.precision, self.device)
-            )
-        else:
-            batches = length_sorted_batches(tokens, batch_size=batch_size)
 
-        def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
-            batch = tokens.batch(index, self.device)
+        def pooled(block: Block) -> tuple[Tensor, Tensor]:
+            batch = block.batch(tokens, self.device)
             with torch.no_grad(), computing(self.precision, self.device):
-                return index, pool(batch).float().cpu()
+                return block.index, pool(batch)[: len(block.index)].float().cpu()
 
+        cut = blocks(tokens, budget=block_tokens(self.device))
         with forward_passes(tokens, self.device) as over:
-            for index, part in over(pooled, batches):
+            for index, part in over(pooled, cut):
                 features[index] = part
                 if on_batch is not None:
                     on_batch(len(index))
@@ -380,18 +373,17 @@ def states(
     below = encoders.layers_below(encoder, config.lora_layers).to(device).eval()
     every = torch.empty(len(tokens.ids), encoders.width(encoder))
 
-    def run(index: Tensor) -> tuple[Tensor, Tensor]:
+    def run(block: Block) -> tuple[Tensor, Tensor]:
+        batch = block.batch(tokens, device)
         with torch.no_grad(), computing(resolved(config.precision), device):
-            batch = tokens.batch(index, device)
-            hidden = below(**batch).last_hidden_state
-        mask = batch["attention_mask"].bool()
-        start = tokens.offsets[index].to(device)
+            hidden = below(**batch).last_hidden_state[: len(block.index)]
+        mask = batch["attention_mask"][: len(block.index)].bool()
+        start = tokens.offsets[block.index].to(device)
         place = (start[:, None] + torch.arange(mask.shape[1], device=device))[mask]
         return place.cpu(), hidden[mask].float().cpu()
 
-    size = forward_batch_size(tokens, device)
     with forward_passes(tokens, device) as over:
-        for place, part in over(run, length_sorted_batches(tokens, batch_size=size)):
+        for place, part in over(run, blocks(tokens, budget=block_tokens(device))):
             every[place] = part
             if on_batch is not None:
                 on_batch(len(place))

@@ -23,11 +23,11 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
-from mechanisms.model.inputs import TokenInputs, token_budget_batches
+from mechanisms.model.inputs import Block, TokenInputs, blocks
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.precision import computing
 from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
-from mechanisms.model.threads import forward_passes, forward_tokens
+from mechanisms.model.threads import block_tokens, forward_passes
 
 ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. Not the bundle itself: where it is next to names of
@@ -197,17 +197,20 @@ class Released:
         """
         out = torch.empty(len(tokens), len(self.codes))
 
-        def forward(index: Tensor) -> tuple[Tensor, Tensor]:
-            block = {} if words is None else {"words": words[index].to(self.device)}
+        def forward(block: Block) -> tuple[Tensor, Tensor]:
+            read = dict(block.batch(tokens, self.device))
+            if words is not None:
+                read["words"] = torch.zeros(block.rows, words.shape[1])
+                read["words"][: len(block.index)] = words[block.index]
+                read["words"] = read["words"].to(self.device)
             with torch.no_grad(), computing("float32", self.device):
-                answer = self.model(**tokens.batch(index, self.device), **block)
-                return index, (
-                    answer if isinstance(answer, Tensor) else answer.logits
-                ).float().cpu()
+                answer = self.model(**read)
+            logits = answer if isinstance(answer, Tensor) else answer.logits
+            return block.index, logits[: len(block.index)].float().cpu()
 
-        batches = token_budget_batches(tokens, budget=forward_tokens("float32", self.device))
+        cut = blocks(tokens, budget=block_tokens(self.device))
         with forward_passes(tokens, self.device) as over:
-            for index, answer in over(forward, batches):
+            for index, answer in over(forward, cut):
                 out[index] = answer
         return out
 

@@ -244,18 +244,46 @@ def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor
         yield from order.split(batch_size)
 
 
-def token_budget_batches(tokens: TokenInputs, *, budget: int) -> Iterator[Tensor]:
-    """Index batches of at most `budget` tokens, padding included (one record at least), longest
-    records first.
+LENGTHS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), 512)
+"""Tokens that a record of a block is padded to: the first of these that it fits in."""
 
-    Many short narratives go together and few long ones, so that every batch is about the same work
-    and memory.
+
+@dataclass(frozen=True)
+class Block:
+    """Records that go through an encoder together, in a shape that the length of each decides.
+
+    Rows beyond the records are dummies of one token. A matrix product's last bits can depend on its
+    shape, and so would a record's features on how many others there are.
     """
+
+    index: Tensor
+    """Of the records, int64 [b], b <= rows."""
+    rows: int
+    length: int
+
+    def batch(self, tokens: TokenInputs, device: torch.device) -> Batch:
+        """`input_ids` and `attention_mask`, int64 [rows, length], the records first."""
+        batch = tokens.batch(self.index, torch.device("cpu"))
+        there = batch["attention_mask"]
+        mask = torch.zeros(self.rows, self.length, dtype=torch.int64)
+        mask[:, 0] = 1
+        mask[: len(there), : there.shape[1]] = there
+        ids = torch.full((self.rows, self.length), tokens.pad_id, dtype=torch.int64)
+        ids[: len(there), : there.shape[1]] = batch["input_ids"]
+        read = {"input_ids": ids, "attention_mask": mask}
+        return {name: values.to(device, non_blocking=True) for name, values in read.items()}
+
+
+def blocks(tokens: TokenInputs, *, budget: int) -> Iterator[Block]:
+    """Cuts records into blocks of about `budget` tokens, longest records first.
+
+    Longest first also meets the largest memory need in the first block rather than an hour in.
+    """
+    steps = torch.tensor(LENGTHS)
     lengths = tokens.lengths
-    order = torch.argsort(lengths, descending=True, stable=True)
-    longest = lengths[order].tolist()
-    start = 0
-    while start < len(order):
-        end = start + max(1, budget // max(1, longest[start]))
-        yield order[start:end]
-        start = end
+    place = torch.searchsorted(steps, lengths).clamp(max=len(LENGTHS) - 1)
+    padded = torch.where(lengths <= LENGTHS[-1], steps[place], lengths)
+    for length in padded.unique().flip(0).tolist():
+        rows = max(1, budget // length)
+        for index in (padded == length).nonzero()[:, 0].split(rows):
+            yield Block(index, rows, length)

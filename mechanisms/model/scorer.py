@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,8 +19,6 @@ LABELS = "labels.json"
 """Codes in the order of the scores, where no configuration of transformers names them."""
 MOST_CHARACTERS = 1 << 15
 """Characters of a text that are read, many times what an encoder's tokens take of prose."""
-_AT_ONCE, _CHARACTERS = 32, 16_384
-"""Texts of a batch, and the characters that they would have if each were as long as the longest."""
 Numbers = Literal["float32", "int8"]
 Scores = NDArray[np.float32]
 
@@ -38,6 +37,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Graph:
+    """A graph in onnxruntime. A text goes through it alone, on one core, and texts side by side.
+
+    So a text's scores are a function of that text, bit for bit, whatever is coded beside it and on
+    however many cores.
+    """
+
     session: Any
     codes: tuple[str, ...]
     precision: Numbers = "float32"
@@ -61,13 +66,20 @@ class Graph:
     def rounded(self, texts: Sequence[str]) -> Scores:
         """The same without a second look."""
         scores = np.empty((len(texts), len(self.codes)), np.float32)
-        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        while order:
-            longest = min(len(texts[order[0]]), MOST_CHARACTERS)
-            most = max(1, min(_AT_ONCE, _CHARACTERS // max(longest, 1)))
-            batch, order = order[:most], order[most:]
-            read = np.array([texts[row][:MOST_CHARACTERS] for row in batch], dtype=object)
-            scores[batch] = self.session.run(["logits"], {"texts": read})[0]
+
+        def score(row: int) -> None:
+            read = np.array([texts[row][:MOST_CHARACTERS]], dtype=object)
+            scores[row] = self.session.run(["logits"], {"texts": read})[0][0]
+
+        # the longest first, so that no core is left with one of them
+        rows = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        cores = min(_cores(), len(texts))
+        if cores < 2:
+            for row in rows:
+                score(row)
+            return scores
+        with ThreadPoolExecutor(cores, thread_name_prefix="scores") as pool:
+            list(pool.map(score, rows))
         return scores
 
     @staticmethod
@@ -81,14 +93,17 @@ class Graph:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = int(
-            os.environ.get("OMP_NUM_THREADS") or 0
-        )  # as torch does; 0: every core
+        options.intra_op_num_threads = 1
         file = str(folder / (INT8 if int8 else GRAPH))
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         if not int8:
             return Graph(session, codes_of(folder))
         return Graph(session, codes_of(folder), "int8", exact=Graph.load(folder))
+
+
+def _cores() -> int:
+    """Returns how many texts are scored at a time: as many as torch would use threads."""
+    return int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
 
 
 def codes_of(folder: Path) -> tuple[str, ...]:

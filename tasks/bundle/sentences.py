@@ -34,6 +34,10 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "per record": ("sampling per record", lambda fields: fields["sampling"] == "per-record"),
     "float": ("floating point", lambda fields: not fields["exact_arithmetic"]),
     "exact": ("integer sums", lambda fields: fields["exact_arithmetic"]),
+    "exact batches": (
+        "DP-SGD",
+        lambda fields: fields["exact_arithmetic"] and fields["mechanism"].startswith("dp-sgd"),
+    ),
     "audited": ("audited", lambda fields: "audit" in fields),
     "not audited": ("not audited", lambda fields: "audit" not in fields),
     "records": ("unit: a record", lambda fields: (fields["max_records_per_unit"] or 1) == 1),
@@ -181,14 +185,15 @@ EVERY = (
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
     ),
-    assumed(
-        "A record's features and gradients depend only on that record, to the last bit.",
-        (
-            "Batches can change last bits. Prior descent rounds features to 1/2048, which hides "
-            "most "
-            "changes."
-        ),
+    tested(
+        "The encoder's features of a text are a function of that text alone, to the last bit.",
+        "`tests/mechanisms/model/test_features_of_one_text.py`.",
         "exact",
+    ),
+    assumed(
+        "A record's gradient depends only on that record, to the last bit.",
+        "Which records share a batch can change last bits. Prior descent sums integers only.",
+        "exact batches",
     ),
     assumed(
         "Nobody breaks AES-256, whose output under a secret key is the noise.",

@@ -233,8 +233,7 @@ class Coder:
                 self._answer(self.model.codes[i], score)
                 for i, score in zip(row, values, strict=True)
             )
-            # as answers are written: computed in another batch, a score may differ below their last
-            # digit
+            # as answers are written: another machine's scores may differ below their last digit
             unsure = None if threshold is None else round(answers[0].score, 6) < threshold
             coding = Coding(answers, unsure, self._answer(*group) if unsure and group else None)
             codings.append(coding if inside is None else self._with_set(coding, inside))

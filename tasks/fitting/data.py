@@ -261,9 +261,13 @@ def _encoder(
 
 @lru_cache(maxsize=2)
 def _distinct(dataset: Path, split: str) -> tuple[list[str], torch.Tensor]:
-    """Returns the distinct texts of a split, and the place of each record's among them, int64 [n]."""
+    """Returns the distinct texts of a split, and the place of each record's among them, int64 [n].
+
+    The longest come first: a part's texts are of few lengths, and its blocks hold few dummies.
+    """
     texts: list[str] = load_table(dataset, split).column("text").to_pylist()
-    place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    distinct = sorted(dict.fromkeys(texts), key=lambda text: -len(text))
+    place = {text: number for number, text in enumerate(distinct)}
     return list(place), torch.tensor([place[text] for text in texts], dtype=torch.int64)
 
 

@@ -56,9 +56,7 @@ def released(
         tokens = classifier.tokenize(config, texts)
         assert int(tokens.lengths.max()) == 32, "a text must be cut"
         # One by one, as plain libraries do with single texts.
-        scores = made.predict(
-            made.encode(tokens, batch_size=1) if trainable == "head" else tokens, batch_size=1
-        )
+        scores = made.predict(made.encode(tokens) if trainable == "head" else tokens, batch_size=1)
         folder = tmp_path / "released"
         folder.mkdir()
         export.save(made, folder, codes=CODES)

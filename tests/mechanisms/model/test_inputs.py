@@ -13,7 +13,6 @@ from mechanisms.model.inputs import (
     FeatureInputs,
     TokenInputs,
     length_sorted_batches,
-    token_budget_batches,
 )
 from mechanisms.model.training import epoch_batches
 
@@ -131,20 +130,3 @@ def test_bucketing_spares_most_padding_and_shuffles() -> None:
     # 250 batches: the correlation of a shuffled sequence has standard deviation 0.063, six of them
     # are 0.38.
     assert abs(float(neighbours)) < 0.38
-
-
-@pytest.mark.parametrize("budget", [1, 64, 10_000])
-def test_a_token_budget_is_kept_and_every_record_comes_once(budget: int) -> None:
-    """Padded batches stay within the budget unless one record alone exceeds it; no batch has room
-    for another.
-    """
-    packed, _ = tokens(300)
-    batches = list(token_budget_batches(packed, budget=budget))
-    assert sorted(torch.cat(batches).tolist()) == list(range(300))
-    for batch in batches:
-        longest = int(packed.lengths[batch].max())
-        assert len(batch) == 1 or len(batch) * longest <= budget
-    assert all(
-        (len(batch) + 1) * int(packed.lengths[batch].max()) > budget for batch in batches[:-1]
-    )
-    assert list(token_budget_batches(tokens(0)[0], budget=budget)) == []
