@@ -25,6 +25,8 @@ from storage.ingest.config import IngestConfig
 SPLITS = ("train", "test", "holdout")
 _TRAIN, _TEST, _HOLDOUT = range(3)
 UNUSED = -1
+_AT_A_TIME = 1 << 16
+"""Rows whose digests are objects of Python at a time: each takes some 60 bytes more than its 16."""
 
 Indices = NDArray[np.int64]
 Digests = NDArray[np.uint64]
@@ -60,18 +62,18 @@ def draws(
             others.
     """
     key, person = seed.to_bytes(8, "little"), purpose.encode()
-    numbered = (
-        identities if number is None else np.column_stack([identities, number.astype(np.uint64)])
-    )
-    rows = (
-        np.ascontiguousarray(numbered.astype("<u8"))
-        .view(f"V{8 * numbered.shape[1]}")[:, 0]
-        .tolist()
-    )
-    drawn = b"".join(
-        hashlib.blake2b(row, key=key, person=person, digest_size=8).digest() for row in rows
-    )
-    return np.frombuffer(drawn, dtype="<u8")
+    drawn = bytearray()
+    for start in range(0, len(identities), _AT_A_TIME):
+        part = slice(start, start + _AT_A_TIME)
+        numbered = (
+            identities[part]
+            if number is None
+            else np.column_stack([identities[part], number[part].astype(np.uint64)])
+        )
+        content = np.ascontiguousarray(numbered.astype("<u8")).view(f"V{8 * numbered.shape[1]}")
+        for row in content[:, 0].tolist():
+            drawn += hashlib.blake2b(row, key=key, person=person, digest_size=8).digest()
+    return np.frombuffer(bytes(drawn), dtype="<u8")
 
 
 @dataclass(frozen=True)

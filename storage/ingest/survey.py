@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from storage.ingest.units import several_ids, unit_form, unit_notes
 from storage.narrative_look import Looking, NarrativeLook
 from storage.spelling import Spellings, above_finer, parts_of, twins, with_zero
 from storage.tables.reader import Marks, Table
+from storage.tables.source import to_arrow
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
 _REASONS = {
@@ -84,21 +86,28 @@ class Survey:
 
 @dataclass(frozen=True)
 class _Column:
-    values: list[str]
+    different: pa.Array
+    """Its different values."""
     index: NDArray[Any]
+    """Place of each row's value among them."""
 
     @classmethod
     def of(cls, chunks: Sequence[pa.DictionaryArray]) -> _Column:
         whole = pa.chunked_array(chunks).unify_dictionaries()
         index = np.concatenate([np.from_dlpack(chunk.indices) for chunk in whole.chunks])
-        return cls(whole.chunk(0).dictionary.to_pylist(), index)
+        return cls(whole.chunk(0).dictionary, index)
+
+    @cached_property
+    def values(self) -> list[str]:
+        return self.different.to_pylist()
 
     def spread(self, each: Iterable[bool]) -> NDArray[np.bool_]:
         return np.fromiter(each, np.bool_, len(self.values))[self.index]
 
     @property
     def blank(self) -> NDArray[np.bool_]:
-        return self.spread(not value for value in self.values)
+        lengths = pc.call_function("binary_length", [self.different])
+        return (np.from_dlpack(lengths) == 0)[self.index]
 
 
 def survey(
@@ -224,7 +233,8 @@ def _units(column: _Column, label: str) -> tuple[_Column, list[str]]:
     forms = [unit_form(cell) if cell else "" for cell in column.values]
     place = {form: number for number, form in enumerate(dict.fromkeys(forms))}
     units = _Column(
-        list(place), np.array([place[form] for form in forms], dtype=np.int32)[column.index]
+        to_arrow(list(place)),
+        np.array([place[form] for form in forms], dtype=np.int32)[column.index],
     )
     # guard: test_a_record_of_two_people
     several = several_ids([form for form in place if form])
