@@ -8,6 +8,7 @@ output goes there too.
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -147,7 +148,9 @@ def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
 class _Tally(progress.Listener):
     def __init__(self, report: Callable[[int, int], None], sizes: Mapping[str, int]) -> None:
         self._report, self._sizes = report, sizes
+        self._total, self._done = sum(sizes.values()), 0.0
         self._shares: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def end(self, label: str) -> None:
         self._move(label, 1.0)
@@ -157,6 +160,8 @@ class _Tally(progress.Listener):
             self._move(label, done / total)
 
     def _move(self, label: str, share: float) -> None:
-        self._shares[label] = share
-        done = sum(self._sizes[name] * part for name, part in list(self._shares.items()))
-        self._report(int(done), sum(self._sizes.values()))
+        with self._lock:  # parts of one process report from several threads
+            self._done += self._sizes[label] * (share - self._shares.get(label, 0.0))
+            self._shares[label] = share
+            done = self._done
+        self._report(min(round(done), self._total), self._total)
