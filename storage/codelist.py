@@ -424,3 +424,33 @@ def _levels(codes: Sequence[Code]) -> list[list[str]]:
 
 def _above(code: str, titles: Mapping[str, str]) -> list[str]:
     return [titles[code[:end]] for end in range(len(code) - 1, 0, -1) if code[:end] in titles]
+
+
+MOST_GROUPS = 64
+
+
+def groups(codes: Sequence[Code]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the names of the groups that a list has, and the number of each code's group.
+
+    They are the coarsest level of the list with as many groups as the square root of its codes; one
+    group of all where no level has, or has more than `MOST_GROUPS`. A name is code and title.
+    """
+    titles = {code.code: code.title for code in codes}
+    chains = [[*_levels_above(code, titles), f"{code.code} {code.title}".strip()] for code in codes]
+    for depth in range(max(len(chain) for chain in chains)):
+        names = [chain[min(depth, len(chain) - 1)] for chain in chains]
+        distinct = tuple(dict.fromkeys(names))
+        if len(distinct) ** 2 >= len(codes) and len(distinct) <= min(MOST_GROUPS, len(codes) - 1):
+            places = {name: number for number, name in enumerate(distinct)}
+            return distinct, tuple(places[name] for name in names)
+    return ("all codes",), (0,) * len(codes)
+
+
+def _levels_above(code: Code, titles: Mapping[str, str]) -> list[str]:
+    """Returns the levels above a code, the coarsest first, as code and title where the list has
+    them.
+    """
+    if code.above:
+        return list(reversed(code.above))
+    begins = (code.code[:end] for end in range(1, len(code.code)))
+    return [f"{begin} {titles[begin]}".strip() for begin in begins if begin in titles]

@@ -19,6 +19,7 @@ from mechanisms.privacy.events import (
     Event,
     GaussianReleaseEvent,
     NonPrivateEvent,
+    ParallelEvent,
     SwagPpmEvent,
     is_exact,
 )
@@ -70,7 +71,7 @@ def epsilon_of_one_replaced(
     replacement is one removal and one addition, so that (epsilon, delta) for each gives (2 epsilon,
     (1 + e^epsilon) delta). None: no finite epsilon.
     """
-    of_noise = isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent)
+    of_noise = isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent | ParallelEvent)
     if delta is None and of_noise:
         raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
     if (
@@ -317,7 +318,8 @@ def gaussian(
         accountant=gaussian_cost.accountant(event),
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            *_how_read(event),
+            *_how_read(event.of_training),
+            *_of_halves(event),
             TUNED,
             _arithmetic(event),
         ),
@@ -334,7 +336,8 @@ def _arithmetic(event: Event) -> str:
             "sums are of integers and noise is a Gaussian rounded without error, from a secret "
             "AES-256 stream, which "
             "is assumed to look random: the claim covers the released bits, if a record's "
-            "gradient depends on that record only"
+            "features and gradients "
+            "depend on that record only"
         )
     return "noise is sampled in floating point: attacks on low-order bits are not covered"
 
@@ -361,6 +364,18 @@ def _how_read(event: Event) -> tuple[str, str]:
     )
 
 
+def _of_halves(event: Event) -> tuple[str, ...]:
+    """Returns what the maximum over both halves rests on."""
+    if not isinstance(event, ParallelEvent):
+        return ()
+    decides = "all records of its unit" if event.split == "unit" else "itself"
+    return (
+        "the test half enters nothing but one noisy table of how often the released model is "
+        f"right: a record's half follows from {decides} alone, so that it pays the larger of both "
+        "parts (parallel composition)",
+    )
+
+
 def _descents(event: Event) -> Iterator[DpSgdEvent]:
     if isinstance(event, DpSgdEvent):
         yield event
@@ -368,5 +383,5 @@ def _descents(event: Event) -> Iterator[DpSgdEvent]:
         yield from _descents(part)
 
 
-for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
+for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent, ParallelEvent):
     claims(_event_type, formal=True)(gaussian)

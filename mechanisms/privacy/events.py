@@ -31,6 +31,11 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         """Tells whether weights computed from the records came into it."""
         return False
 
+    @property
+    def of_training(self) -> Event:
+        """The part that read the training half and made the model."""
+        return self
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Every subclass is known by the values of its tag; a tag belongs to one class."""
@@ -163,7 +168,34 @@ class ComposedEvent(Event, frozen=True):
         return tuple(part for part in self.events if isinstance(part, GaussianReleaseEvent))
 
 
+Split = Literal["record", "unit", "coupled"]
+"""What decides a record's half: its own data, its unit's, or other records too."""
+
+
+class ParallelEvent(Event, frozen=True):
+    """A model from the training half, and a noisy table of the test half at this model.
+
+    A record is in one half, which `split` decides, and nothing of the test half entered the
+    training.
+    """
+
+    mechanism: Literal["parallel"] = "parallel"
+    training: AnyEvent
+    evaluation: tuple[GaussianReleaseEvent, ...] = Field(min_length=1)
+    """One after another on the same records; later ones may read what earlier ones released."""
+    split: Split
+
+    @property
+    def of_training(self) -> Event:
+        return self.training
+
+    @property
+    def of_evaluation(self) -> ComposedEvent:
+        return ComposedEvent(events=self.evaluation)
+
+
 def descent_of(event: Event | None) -> DpSgdEvent:
+    event = None if event is None else event.of_training
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return next(part for part in parts if isinstance(part, DpSgdEvent))
 
@@ -175,6 +207,8 @@ def is_exact(event: Event | None) -> bool:
     """Checks whether all that read records were sums of integers with rounded noise: the claim
     covers the bits.
     """
+    if isinstance(event, ParallelEvent):
+        return is_exact(event.training) and is_exact(event.of_evaluation)
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return all(isinstance(part, DpSgdEvent | GaussianReleaseEvent) and part.exact for part in parts)
 

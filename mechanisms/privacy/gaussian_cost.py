@@ -26,7 +26,13 @@ import numpy as np
 from absl import logging as absl_logging
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
+from mechanisms.privacy.events import (
+    ComposedEvent,
+    DpSgdEvent,
+    Event,
+    GaussianReleaseEvent,
+    ParallelEvent,
+)
 from mechanisms.privacy.numerics import safe_root
 
 if TYPE_CHECKING:
@@ -63,6 +69,8 @@ class FormalCost:
 
 @lru_cache(maxsize=256)
 def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost:
+    if isinstance(event, ParallelEvent):
+        return _parallel_cost(event, delta=delta, records_per_unit=records_per_unit)
     epsilon = epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit)
     if records_per_unit > 1:
         # m records replaced move a sum over all records by 2 m clips
@@ -79,6 +87,59 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
         epsilon_rdp=float(of_orders.get_epsilon(delta)),
         epsilon_rdp_mironov=_mironov(of_orders, delta),
     )
+
+
+def _parallel_cost(event: ParallelEvent, *, delta: float, records_per_unit: int) -> FormalCost:
+    """Takes the larger cost of both parts, figure by figure.
+
+    One record replaced may also leave one half for the other, which costs what both parts cost
+    together for one record added or removed.
+    """
+    require_parallel(event, records_per_unit)
+    parts = [
+        cost(part, delta=delta, records_per_unit=records_per_unit)
+        for part in (event.training, event.of_evaluation)
+    ]
+    moved = epsilon_of_event(
+        ComposedEvent(events=(event.training, *event.evaluation)),
+        delta=delta,
+        records_per_unit=records_per_unit,
+    )
+
+    def larger(name: str, *further: float) -> float | None:
+        values = [getattr(part, name) for part in parts]
+        return None if None in values else max(*values, *further)
+
+    epsilon = larger("epsilon")
+    assert epsilon is not None
+    return FormalCost(
+        delta,
+        epsilon,
+        larger("epsilon_replace_one", moved),
+        larger("epsilon_rdp"),
+        larger("epsilon_rdp_mironov"),
+    )
+
+
+def require_parallel(event: ParallelEvent, records_per_unit: int) -> None:
+    """Refuses a split under which no maximum is known.
+
+    Raises:
+        MechanismError: other records decide about a record's half, or records of a unit are sampled
+            in both halves.
+    """
+    # guard: test_a_table_of_a_coupled_split_has_no_claim
+    if event.split == "coupled":
+        raise MechanismError(
+            "event `parallel`: one record decides about the halves of others, so the parts cannot "
+            "be composed in parallel. Sample per record, or leave the table out"
+        )
+    # guard: test_units_in_both_halves_of_sampled_training_have_no_claim
+    if records_per_unit > 1 and event.split != "unit" and gaussian_rate(event.training) is None:
+        raise MechanismError(
+            "event `parallel`: records of a unit are in both halves, and training samples them. "
+            "Split by unit, or leave the table out"
+        )
 
 
 def accountant(event: Event) -> str:
@@ -124,11 +185,22 @@ def _epsilon(
 ) -> float:
     """Computes an epsilon once: events are frozen, and plan, fit, claim and page ask for the same."""
     rate = gaussian_rate(event)
+    if isinstance(event, ParallelEvent):
+        require_parallel(event, records_per_unit)
+        if rate is None:
+            figures = _parallel_cost(event, delta=delta, records_per_unit=records_per_unit)
+            return _figure(figures, relation)
     if rate is not None:
         return epsilon_of_rate(
             rate * records_per_unit * (2 if relation == "REPLACE_ONE" else 1), delta
         )
     return float(_pld(event, records_per_unit, interval, relation).get_epsilon(delta))
+
+
+def _figure(figures: FormalCost, relation: Relation) -> float:
+    if relation == "ADD_OR_REMOVE_ONE":
+        return figures.epsilon
+    return math.inf if figures.epsilon_replace_one is None else figures.epsilon_replace_one
 
 
 def epsilon_of_rate(mu: float, delta: float) -> float:
@@ -163,6 +235,9 @@ def gaussian_rate(event: Event) -> float | None:
     private, with mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None
     where records are sampled.
     """
+    if isinstance(event, ParallelEvent):
+        rates = [gaussian_rate(part) for part in (event.training, event.of_evaluation)]
+        return None if None in rates else max(rate for rate in rates if rate is not None)
     runs = list(_gaussian_steps(event))
     if any(prob < 1 for _, prob, _ in runs):
         return None
@@ -190,6 +265,17 @@ def chance_beyond(event: Event, epsilon: float, *, units: int = 1) -> float | No
         return None
     mu = rate * units
     return float(ndtr(mu / 2 - epsilon / mu))
+
+
+def rate_of_epsilon(epsilon: float, delta: float) -> float:
+    """Returns the largest mu whose epsilon at this delta is at most this, from below."""
+    low, high = 0.0, 1.0
+    while epsilon_of_rate(high, delta) <= epsilon:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if epsilon_of_rate(middle, delta) <= epsilon else (low, middle)
+    return low
 
 
 def profile(event: Event) -> tuple[tuple[float, float], ...]:

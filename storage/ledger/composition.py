@@ -159,6 +159,14 @@ def _rate(event: Mapping[str, Any]) -> Decimal | None:
             rates = [_gaussian(event["noise_multiplier"], 1)]
         case tag if tag in _COMPOSED:
             rates = [_rate(part) for part in event["events"]]
+        case "parallel" if event["split"] != "coupled":
+            # guard: test_a_table_of_the_test_half_costs_the_larger_part
+            halves = [
+                _rate(event["training"]),
+                _rate({"mechanism": "composed", "events": event["evaluation"]}),
+            ]
+            known = [rate for rate in halves if rate is not None]
+            return max(known) if len(known) == len(halves) else None
         case _:
             return None
     total = Decimal(0)

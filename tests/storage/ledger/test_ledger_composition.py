@@ -23,6 +23,7 @@ from mechanisms.privacy.events import (
     DpSgdEvent,
     GaussianReleaseEvent,
     NoiseSegment,
+    ParallelEvent,
 )
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Policy, composition
@@ -395,3 +396,16 @@ def test_units_and_shared_records_follow_the_same_rule(sqlite_site, tmp_path):
         loss(gaussian(), records_per_unit=2).mu_squared
     }
     assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("noise", [ONE / 2, 2 * ONE])
+def test_a_table_of_the_test_half_costs_the_larger_part(noise: float) -> None:
+    """A model and a table of the half that it was not trained on have the larger mu^2, whichever
+    part has it; with a part of unknown rate there is none.
+    """
+    table = gaussian(noise)
+    event = ParallelEvent(training=gaussian(), evaluation=(table,), split="record")
+    rates = [loss(part).mu_squared for part in (gaussian(), table)]
+    assert loss(event).mu_squared == max(rate for rate in rates if rate is not None)
+    unknown = ParallelEvent(training=descent(), evaluation=(table,), split="record")
+    assert loss(unknown).mu_squared is None

@@ -1,0 +1,403 @@
+"""How often a model is right, with intervals that include the noise, from the noisy table alone.
+
+All of it is post-processing of an `AccuracyTable`. The counts are its least-squares solution under
+what must agree (Hay et al. 2010; Li et al. 2015, "The matrix mechanism"): right answers are as many
+by score as by group, and all records as many by score as by the right code's probability. The
+solution is linear in the noisy rows, so that the covariance of every count is known exactly.
+
+**An accuracy** p of N records, W of them wrong, is told through W + e, with e the noise of the
+wrong answers against the right ones, of variance s^2 = a' C a for a = (1 - p, -p). Its interval has
+as ends the p at which E[F(W + e; N, 1 - p)], F the binomial distribution function and e normal, is
+2.5 % and 97.5 %: Clopper and Pearson 1934 averaged over the noise, with half of the probability of
+the observed count, so that it covers as often as it says and not more. N is the noisy number.
+
+**A threshold** for an accuracy is the lowest edge of a bin that passes a test with the whole
+probability of the observed count, at `CONFIDENCE`. Edges are tried from the strictest down in a
+fixed sequence up to the first that fails (Angelopoulos et al. 2021, "Learn then test", section 2.3),
+beginning where a model with half of the errors that the accuracy allows would pass. Simulations
+check both
+(`tests/mechanisms/privacy/test_stated_accuracy.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mechanisms.privacy.accuracy_table import (
+    LIMITS,
+    SCORES,
+    AccuracyTable,
+    Layout,
+    temperature_of,
+)
+from mechanisms.privacy.events import GaussianReleaseEvent
+
+Reals = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+FEWEST = 100
+"""Records below which nothing is said."""
+WIDEST = 0.2
+"""Interval of the accuracy above which nothing is said."""
+_ABOVE_NOISE = 6
+"""Standard deviations of its noise that a group's number has to have."""
+WIDEST_OF_GROUP = 0.3
+"""Interval of a group's accuracy above which it is told together with others."""
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_WEIGHTS /= _WEIGHTS.sum()
+_STEPS = 26
+_BEGIN = 0.5
+"""Share of the errors that a target allows, with which the first edge that is tried would pass."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share with the ends of its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def as_json(self) -> dict[str, float]:
+        return {name: round(value, 4) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The least-squares solution of a layout: counts are `matrix @ rows`, with `covariance` per
+    unit of the noise's variance.
+    """
+
+    matrix: Reals
+    covariance: Reals
+
+
+@lru_cache(maxsize=8)
+def solution_of(groups: int) -> Solution:
+    """Solves min |S x - y|^2 under the agreements, for noise of one variance."""
+    layout = Layout(groups)
+    rows = layout.matrix.astype(np.float64)
+    bins, size = len(SCORES), rows.shape[1]
+    right = np.zeros(size)
+    right[:bins], right[2 * bins : 2 * bins + groups] = 1, -1
+    wrong = np.zeros(size)
+    wrong[bins : 2 * bins], wrong[2 * bins + groups : 2 * bins + 3 * groups] = 1, -1
+    every = np.zeros(size)
+    every[: 2 * bins], every[2 * bins + 3 * groups :] = 1, -1
+    agreements = np.stack([right, wrong, every])
+    normal = rows.T @ rows
+    saddle = np.block([[normal, agreements.T], [agreements, np.zeros((3, 3))]])
+    covariance = np.linalg.inv(saddle)[:size, :size]
+    return Solution(covariance @ rows.T, np.asarray(covariance, np.float64))
+
+
+def counts_of(noisy: Reals, groups: int) -> Reals:
+    """The counts [..., counts] of noisy rows [..., rows]."""
+    return noisy @ solution_of(groups).matrix.T
+
+
+def tail(
+    wrong: ArrayLike, records: ArrayLike, accuracy: ArrayLike, std: ArrayLike, *, half: bool
+) -> Reals:
+    """Returns E[F(wrong + e; records, 1 - accuracy)], e normal: how likely so few wrong answers are.
+
+    The arrays have one shape, or broadcast to it.
+
+    Args:
+        half: counts half of the probability of the observed count itself.
+    """
+    from scipy.special import betainc
+
+    n = np.maximum(np.asarray(records, np.float64), 1e-9)[..., None]
+    k = np.asarray(wrong, np.float64)[..., None] + np.asarray(std)[..., None] * _NODES
+    k = np.clip(k - 0.5 * half, -1 + 1e-9, n - 1e-9)
+    right = np.broadcast_to(np.asarray(accuracy, np.float64)[..., None], np.broadcast(n, k).shape)
+    return betainc(n - k, k + 1, right) @ _WEIGHTS
+
+
+def interval(right: ArrayLike, wrong: ArrayLike, covariance: Reals) -> tuple[Reals, Reals]:
+    """Returns the ends of the 95 % intervals of accuracies, each of the shape of the counts.
+
+    Args:
+        right, wrong: noisy counts.
+        covariance: of both, float64 [2, 2].
+    """
+    right, wrong = np.asarray(right, np.float64), np.asarray(wrong, np.float64)
+
+    def solve(level: float) -> Reals:
+        low, high = np.zeros(right.shape), np.ones(right.shape)
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            above = tail(wrong, right + wrong, middle, _std(middle, covariance), half=True) > level
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        return (low + high) / 2
+
+    outside = (1 - CONFIDENCE) / 2
+    few = right + wrong < 1
+    return np.where(few, 0.0, solve(outside)), np.where(few, 1.0, solve(1 - outside))
+
+
+def _std(accuracy: ArrayLike, covariance: Reals) -> Reals:
+    """Standard deviation of the noise of accuracy * wrong - (1 - accuracy) * right."""
+    p = np.asarray(accuracy, np.float64)
+    variance = (
+        (1 - p) ** 2 * covariance[..., 0, 0]
+        + p**2 * covariance[..., 1, 1]
+        - 2 * p * (1 - p) * covariance[..., 0, 1]
+    )
+    return np.sqrt(np.maximum(variance, 0))
+
+
+def passing(right: Reals, wrong: Reals, covariances: Reals, target: float) -> NDArray[np.int64]:
+    """Returns the last edge of a fixed sequence that passes, int64 [...]; -1 where none does.
+
+    Args:
+        right, wrong: noisy cumulative counts [..., edges], the strictest edge first.
+        covariances: of both at each edge, [edges, 2, 2].
+    """
+    records = right + wrong
+    std = _std(target, covariances)
+    failure = 1 - CONFIDENCE
+    possible = tail(_BEGIN * (1 - target) * records, records, target, std, half=False) <= failure
+    passes = tail(wrong, records, target, std, half=False) <= failure
+    edges = np.arange(right.shape[-1])
+    first = np.where(possible.any(-1), possible.argmax(-1), len(edges))[..., None]
+    failed = ~passes & (edges >= first)
+    end = np.where(failed.any(-1), failed.argmax(-1), len(edges))
+    return np.where(end > first[..., 0], end - 1, -1)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The counts of one table and the covariance of each."""
+
+    counts: Reals
+    covariance: Reals
+    groups: int
+
+    @staticmethod
+    def of(noisy: Reals, groups: int, variance: float) -> Counted:
+        solution = solution_of(groups)
+        return Counted(solution.matrix @ noisy, variance * solution.covariance, groups)
+
+    def sums(self, queries: Reals) -> tuple[Reals, Reals]:
+        """The values of linear queries [q, counts], and their covariance [q, q]."""
+        return queries @ self.counts, queries @ self.covariance @ queries.T
+
+    def query(self, start: int, stop: int) -> Reals:
+        row = np.zeros(len(self.counts))
+        row[start:stop] = 1
+        return row
+
+    def share(self, inside: Reals, outside: Reals) -> Interval:
+        """The share of what a query counts among what both count."""
+        (right, wrong), covariance = self.sums(np.stack([inside, outside]))
+        low, high = interval(right, wrong, covariance)
+        estimate = min(1.0, max(0.0, right / max(right + wrong, 1e-9)))
+        return Interval(float(estimate), float(min(low, estimate)), float(max(high, estimate)))
+
+
+@dataclass(frozen=True)
+class GroupAccuracy:
+    """Of the records whose right code is in a group, or in several that are too small to be told
+    apart.
+    """
+
+    groups: tuple[int, ...]
+    share: float
+    """Of the records."""
+    right: Interval
+    among_best: Interval
+
+
+@dataclass(frozen=True)
+class StatedAccuracy:
+    """What a partner is told."""
+
+    temperature: float
+    records: float
+    """Of the test half, with noise."""
+    right: Interval
+    among_best: Interval
+    """The right code is among the three best."""
+    groups: tuple[GroupAccuracy, ...]
+    thresholds: tuple[Mapping[str, Any], ...]
+    """As in `thresholds.json`, with `low` and `high` of the accuracy."""
+    bins: tuple[Mapping[str, Any], ...]
+    """Of answers by score: `score` (the lowest), `share` of the answers, `right` with its interval."""
+    reached: Mapping[str, float]
+    """The best accuracy above an edge, with its `threshold` and `coverage`, and that of all."""
+    sets: tuple[Mapping[str, Any], ...]
+    """Limits of conformal sets that hold the right code as often as is asked, with `CONFIDENCE`."""
+
+
+def state(
+    table: AccuracyTable,
+    events: Sequence[GaussianReleaseEvent],
+    *,
+    targets: Sequence[float],
+    coverages: Sequence[float],
+) -> StatedAccuracy | None:
+    """States the accuracy that a table tells; None where the test half is too small for the noise."""
+    groups, bins, best = table.groups, len(SCORES), 2 * len(SCORES)
+    counted = Counted.of(table.accuracy.astype(np.float64), groups, events[1].std ** 2)
+    right, wrong = counted.query(0, bins), counted.query(bins, 2 * bins)
+    records = float((right + wrong) @ counted.counts)
+    if records < FEWEST:
+        return None
+    overall = counted.share(right, wrong)
+    if overall.high - overall.low > WIDEST:
+        return None
+    outcomes = [
+        counted.query(best + outcome * groups, best + (outcome + 1) * groups)
+        for outcome in range(3)
+    ]
+    return StatedAccuracy(
+        temperature=temperature_of(table.temperature, events[0]),
+        records=records,
+        right=overall,
+        among_best=counted.share(outcomes[0] + outcomes[1], outcomes[2]),
+        groups=tuple(_groups(counted, records)),
+        thresholds=tuple(_threshold(counted, target, records) for target in sorted(set(targets))),
+        bins=tuple(_bins(counted, records)),
+        reached=_best_edge(counted, records),
+        sets=tuple(_set(counted, coverage, records) for coverage in coverages),
+    )
+
+
+def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
+    """The groups whose accuracy is known closely enough, the largest first, and all others as
+    one.
+    """
+    # chosen by their number alone: by its interval, noise that looks like an accuracy of 1 would win
+    large = [
+        _group(counted, (number,), records)
+        for number in range(counted.groups)
+        if _above_noise(counted, (number,))
+    ]
+    clear = [one for one in large if one.right.high - one.right.low <= WIDEST_OF_GROUP]
+    told = {number for one in clear for number in one.groups}
+    rest = tuple(number for number in range(counted.groups) if number not in told)
+    clear.sort(key=lambda one: -one.share)
+    several = bool(rest) and _above_noise(counted, rest)
+    return [*clear, *([_group(counted, rest, records)] if several else [])]
+
+
+def _members(counted: Counted, members: tuple[int, ...]) -> Reals:
+    """Queries of the records of groups: right, right among the best, wrong, [3, counts]."""
+    queries = np.zeros((3, len(counted.counts)))
+    for outcome, query in enumerate(queries):
+        first = 2 * len(SCORES) + outcome * counted.groups
+        query[[first + number for number in members]] = 1
+    return queries
+
+
+def _above_noise(counted: Counted, members: tuple[int, ...]) -> bool:
+    (number,), ((variance,),) = counted.sums(_members(counted, members).sum(0)[None])
+    return bool(number >= _ABOVE_NOISE * math.sqrt(max(variance, 0.0)))
+
+
+def _group(counted: Counted, members: tuple[int, ...], records: float) -> GroupAccuracy:
+    right, among, wrong = _members(counted, members)
+    return GroupAccuracy(
+        groups=members,
+        share=_share(float((right + among + wrong) @ counted.counts), records),
+        right=counted.share(right, among + wrong),
+        among_best=counted.share(right + among, wrong),
+    )
+
+
+def _threshold(counted: Counted, target: float, records: float) -> dict[str, Any]:
+    bins = len(SCORES)
+    queries = [
+        np.stack([counted.query(0, edge + 1), counted.query(bins, bins + edge + 1)])
+        for edge in range(bins)
+    ]
+    sums = [counted.sums(each) for each in queries]
+    right, wrong = (np.array([value[place] for value, _ in sums]) for place in (0, 1))
+    found = int(passing(right, wrong, np.stack([cov for _, cov in sums]), target))
+    if found < 0:
+        return {"target_accuracy": target, "threshold": None, "coverage": None, "accuracy": None}
+    share = counted.share(*queries[found])
+    return {
+        "target_accuracy": target,
+        "threshold": SCORES[found],
+        "coverage": _share(right[found] + wrong[found], records),
+        "accuracy": round(share.estimate, 4),
+        "low": round(share.low, 4),
+        "high": round(share.high, 4),
+    }
+
+
+def _share(count: float, records: float) -> float:
+    return round(float(min(1.0, max(0.0, count / records))), 4)
+
+
+def _bins(counted: Counted, records: float) -> list[dict[str, Any]]:
+    """Answers by score, in tenths."""
+    bins, stated = len(SCORES), []
+    starts = [n for n, edge in enumerate(SCORES) if math.isclose(edge * 10 % 1, 0, abs_tol=1e-9)]
+    begin = 0
+    for edge in starts:
+        right = counted.query(begin, edge + 1)
+        wrong = counted.query(bins + begin, bins + edge + 1)
+        count = float((right + wrong) @ counted.counts)
+        stated.append(
+            {
+                "score": SCORES[edge],
+                "share": _share(count, records),
+                "right": counted.share(right, wrong).as_json(),
+            }
+        )
+        begin = edge + 1
+    return stated
+
+
+def _set(counted: Counted, coverage: float, records: float) -> dict[str, Any]:
+    """The strictest limit that passes, from the laxest one on."""
+    first, size = 2 * len(SCORES) + 3 * counted.groups, len(LIMITS)
+    queries = [
+        np.stack(
+            [
+                counted.query(first, first + edge + 1),
+                counted.query(first + edge + 1, first + size),
+            ]
+        )
+        for edge in reversed(range(size))
+    ]
+    sums = [counted.sums(each) for each in queries]
+    inside, outside = (np.array([value[place] for value, _ in sums]) for place in (0, 1))
+    found = int(passing(inside, outside, np.stack([cov for _, cov in sums]), coverage))
+    limit = 0.0 if found < 0 else LIMITS[size - 1 - found]
+    return {
+        "coverage": coverage,
+        "limit": limit,
+        "records": round(records),
+        "codes": {},
+        "confidence": CONFIDENCE,
+    }
+
+
+def _best_edge(counted: Counted, records: float) -> dict[str, float]:
+    """The edge above which most answers are right, without any confidence, of those with enough
+    records.
+    """
+    bins = len(SCORES)
+    right = np.cumsum(counted.counts[:bins])
+    every = right + np.cumsum(counted.counts[bins : 2 * bins])
+    enough = np.flatnonzero(every >= min(max(FEWEST / 2, records / 20), every[-1]))
+    shares = (right / np.maximum(every, 1)).clip(0, 1)
+    best = int(enough[shares[enough].argmax()])
+    return {
+        "accuracy": round(float(shares[best]), 4),
+        "threshold": SCORES[best],
+        "coverage": _share(float(every[best]), records),
+        "accuracy_of_all": round(float(shares[-1]), 4),
+    }
