@@ -336,8 +336,7 @@ def _arithmetic(event: Event) -> str:
             "sums are of integers and noise is a Gaussian rounded without error, from a secret "
             "AES-256 stream, which "
             "is assumed to look random: the claim covers the released bits, if a record's "
-            "features and gradients "
-            "depend on that record only"
+            "gradient depends on that record only"
         )
     return "noise is sampled in floating point: attacks on low-order bits are not covered"
 
