@@ -53,7 +53,7 @@ def plan(key: str) -> ReleasePlan:
             draws=500,
             mc_failure_prob=1 / 501,
             neighbouring_relation="replace-one",
-            accountant="autocoder 0.2.0",
+            accountant="autocoder 0.3.0",
             assumptions=(
                 "the SWAG Gaussian stands for the posterior",
                 "the model is well specified",

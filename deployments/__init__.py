@@ -5,7 +5,7 @@ They are data: the little code here gives the program's version and licence.
 
 from pathlib import Path
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 
 def licence_text() -> str:

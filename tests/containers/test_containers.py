@@ -143,7 +143,7 @@ def test_the_images_bill_lists_what_is_installed(house: House) -> None:
     )
     found = json.loads(house.inside("worker-cpu", "python", "-c", script))
     installed = {(re.sub(r"[-_.]+", "-", n).lower(), v) for n, v in found} - {
-        ("autocoder", "0.2.0")
+        ("autocoder", "0.3.0")
     }
     listed = {(re.sub(r"[-_.]+", "-", c["name"]).lower(), c["version"]) for c in bill["components"]}
     assert len(installed) > 100
