@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from houses import IMAGE, PAGE, House
+from printed_pages import code_blocks, commands
 from runs import ended, in_state, release_run, small, start, with_settings
 
 from tasks.running import worker_metrics
@@ -31,8 +32,7 @@ GUIDE = "\n".join(
 
 
 def guide(section: str, number: int) -> list[str]:
-    text = GUIDE.partition(f"## {section}")[2].partition("\n## ")[0]
-    return re.findall(r"```\n(.*?)```", text, re.DOTALL)[number].strip().splitlines()
+    return commands(GUIDE, section, number)
 
 
 def ours(house: House) -> list[str]:
@@ -303,7 +303,7 @@ def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release
     outbox = house.folder / "outbox"
     outbox.mkdir(exist_ok=True)
     os.chown(outbox, 10001, 10001)
-    handover, _ = guide("From training to release", 2)
+    handover, _ = guide("From training to release", 3)
     house.follow(handover, RELEASE=release)
     archive = f"outbox/{release}.tar.zst"
     house.run_here("autocoder", "verify", archive, "--key", "secrets/signing-key.pub.pem")
@@ -319,7 +319,7 @@ def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release
 
 
 def test_a_revoked_bundle_codes_no_more(house: House, release: str) -> None:
-    _, revoke = guide("From training to release", 2)
+    _, revoke = guide("From training to release", 3)
     house.follow(revoke, RELEASE=release)
     assert release in (house.folder / "outbox" / "roots.json").read_text()
     done = coded(house, "refused.csv")
@@ -376,11 +376,7 @@ def test_stages_outlive_the_workspace_in_the_storage(house: House) -> None:
     """The profile `storage`, by the guide's lines: a retrain's stages are there. The server is
     killed and the workspace loses every stage: the same training run computes none.
     """
-    (lines,) = (
-        block
-        for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL)
-        if "COMPOSE_PROFILES=storage" in block
-    )
+    (lines,) = (block for _, block in code_blocks(GUIDE) if "COMPOSE_PROFILES=storage" in block)
     settings = house.folder / ".env"
     settings.write_text(settings.read_text() + lines)
     house.up()

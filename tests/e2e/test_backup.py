@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import printed_pages
 import pytest
 import stack as scripts_stack
 from stacks import Stack
@@ -25,13 +26,8 @@ def commands(number: int) -> list[str]:
     """Lines of a block of the section *Back up and restore*: 0 is the environment, 1 backs up, 2
     restores.
     """
-    section = (
-        (ROOT / "docs" / "how-to" / "back-up-and-recover.md")
-        .read_text()
-        .partition("## Back up and restore")[2]
-        .partition("\n## ")[0]
-    )
-    return re.findall(r"```\n(.*?)```", section, re.DOTALL)[number].strip().splitlines()
+    page = ROOT / "docs" / "how-to" / "back-up-and-recover.md"
+    return printed_pages.commands(page.read_text(), "Back up and restore", number)
 
 
 def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list[str]:
@@ -128,7 +124,7 @@ def test_a_row_lost_on_the_way_is_found(
     """A restore into a ledger that a superuser then shortens does not pass: the head tells."""
     shutil.copy(officer, tmp_path / "KEY.pem")
     shutil.copy(officer.with_name("signing-key.pub.pem"), tmp_path / "KEY.pub.pem")
-    dump, head, _ = commands(1)
+    dump, head, *_ = commands(1)
     follow([dump, head], tmp_path, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
     restore, _, verify, _ = commands(2)
     follow([restore], tmp_path, workspace=tmp_path, url=fresh)

@@ -15,6 +15,7 @@ import pytest
 import stack as scripts_stack
 import yaml
 from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_STATIC_DIRECTORY, temporary_settings
+from printed_pages import code_blocks
 from starlette.testclient import TestClient
 
 from tasks.coding.coder import CLOSED
@@ -645,7 +646,7 @@ def test_prefects_pages_connect_to_their_own_server_alone(tmp_path: Path) -> Non
 
 
 def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    return [block for name, block in code_blocks(GUIDE) if name == language]
 
 
 def test_the_guides_commands_name_what_is_there(composed: dict[str, Any]) -> None:

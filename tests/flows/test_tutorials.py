@@ -4,7 +4,6 @@ form.
 
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 from in_process import invoke
+from printed_pages import code_blocks
 
 from flows import cli
 
@@ -21,10 +21,8 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     """Yields the blocks of a page with their language, whole commands a line each."""
-    for language, body in re.findall(
-        r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), flags=re.MULTILINE | re.DOTALL
-    ):
-        yield language, textwrap.dedent(body).replace("\\\n", " ")
+    for language, body in code_blocks(page.read_text()):
+        yield language, body.replace("\\\n", " ")
 
 
 def form(line: str) -> str:
