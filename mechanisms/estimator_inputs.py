@@ -24,9 +24,7 @@ def mechanism_of(given: Any) -> Mechanism:
         known = kinds()
         if given not in known:
             close = difflib.get_close_matches(given, known, n=1) or ["prior-descent"]
-            raise MechanismError(
-                f"mechanism: there is none of this name. Did you mean {close[0]!r}?"
-            )
+            raise MechanismError(f"mechanism: unknown mechanism. Did you mean {close[0]!r}?")
         given = known[given]
     if isinstance(given, type) and issubclass(given, Mechanism):
         given = given.model_validate({})

@@ -45,8 +45,7 @@ def adopt(
     read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Take over a bundle that you received: check it, unpack it, fit your thresholds, write one
-    report.
+    r"""Verify and install a bundle you received, fit your thresholds, and write one report.
 
     Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's
     key from it, check the bundle again, and refuse it once the file of --roots says that it was
@@ -73,7 +72,7 @@ def adopt(
         )
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
-        raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
+        raise InputError(f"--out: {out} exists. Choose another folder: each bundle has its own.")
     options.require_writable("--out", out)
     with private_errors("adopt"):
         from storage.bundle.adoption import REPORT

@@ -110,10 +110,10 @@ def approve(
           --key officer/signing-key.pem > approval.txt
     """
     if (plan is None) == (policy is None):
-        raise InputError("no subject. Name a plan, or a policy with --policy.")
+        raise InputError("nothing to sign. Pass a plan, or a policy with --policy.")
     reason = reason.strip()
     if (refuse or despite_audit or policy) and not reason:
-        raise InputError("--reason: it is empty. Give a reason, which the signature covers.")
+        raise InputError("--reason: it is empty. State a reason, which the signature covers.")
     if policy is not None:
         if not requester:
             raise InputError("--requester: missing. The signature covers who requests the policy.")
@@ -182,7 +182,7 @@ def _decide(
     plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, ask: Callable[..., None]
 ) -> None:
     if to.only_print and to.post:
-        raise InputError("--print and --post: give one of them")
+        raise InputError("--print and --post are mutually exclusive")
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign

@@ -103,13 +103,14 @@ class SeveralBundleOptions:
                 name, path = "", given
             elif not _NAME.fullmatch(name):
                 raise InputError(
-                    f"--bundle: {name!r} is no name of a column. Take letters, digits and _, "
+                    f"--bundle: {name!r} is not a valid column prefix. Use letters, digits and _, "
                     "such as nature=BUNDLE."
                 )
             prefix = f"{name}_" if name else ""
             if prefix in chosen or (not prefix and len(self.bundle or ()) > 1):
                 raise InputError(
-                    "--bundle: several need a name each. Write nature=BUNDLE and part=OTHER."
+                    "--bundle: several bundles need a name each, such as nature=BUNDLE and "
+                    "part=OTHER."
                 )
             chosen[prefix] = BundleOptions(Path(path), self.home)
         return chosen or {"": BundleOptions(None, self.home)}

@@ -249,11 +249,11 @@ def _require_consistent(
             "no narratives, or two sources. Give narratives as arguments, or a file with --data."
         )
     if files.data is not None and files.out is None:
-        raise InputError("--out: missing. Name the file to write: .csv, .parquet or .jsonl.")
+        raise InputError("--out: missing. Specify the file to write: .csv, .parquet or .jsonl.")
     if review.threshold is not None and review.accuracy is not None:
-        raise InputError("--threshold and --accuracy: give one of them")
+        raise InputError("--threshold and --accuracy are mutually exclusive")
     if files.append and files.overwrite:
-        raise InputError("--append and --overwrite: give one of them")
+        raise InputError("--append and --overwrite are mutually exclusive")
     if files.data is None and any(vars(files).values()):
         raise InputError("--out, --text and other file options require --data")
 

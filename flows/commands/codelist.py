@@ -32,7 +32,7 @@ def codelist(
         str | None,
         typer.Option(
             help=(
-                "Where a concept has several codes: dotted, plain, or the end of its data "
+                "Code to use if a concept has several: dotted, plain, or the end of its data "
                 "type's address."
             )
         ),

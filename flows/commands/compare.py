@@ -19,7 +19,7 @@ _RIVALS = "rivals."
 class SharedOptions:
     target_epsilon: Annotated[
         float | None,
-        options.privacy("--epsilon", help="Of the branches whose noise is solved for a target."),
+        options.privacy("--epsilon", help="Target epsilon for methods that calibrate their noise."),
     ] = None
     delta: Annotated[
         float | None,

@@ -26,7 +26,7 @@ def demo_data(
     from storage.demo_data import write_demo_data
 
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out: {out} is a file. Name a folder.")
+        raise InputError(f"--out: {out} is a file. Choose a folder.")
     with ConsoleListener() as console:
         written = write_demo_data(
             out, records=records, seed=7, progress=console.bar("writing narratives")

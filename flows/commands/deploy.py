@@ -31,7 +31,8 @@ def deploy() -> None:
     """
     if "PREFECT_API_URL" not in os.environ:
         raise InputError(
-            "PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api."
+            "PREFECT_API_URL is not set. Set it to the server's address, such as "
+            "http://127.0.0.1:4200/api."
         )
     file, rules = CATALOGUE / "prefect.yaml", CATALOGUE / "automations.yaml"
     content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)

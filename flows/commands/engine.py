@@ -37,7 +37,7 @@ def engine(
     A worker needs neither records' file, ledger nor signing key. Machines share finished stages by
     AUTOCODER_STORAGE, or have the workspace at the same path, and need the same code. Anyone who
     holds the certificates can join the cluster and run code on its workers: copy their folder to
-    each of its machines, and name it in AUTOCODER_ENGINE_CERTIFICATES.
+    each of its machines, and set AUTOCODER_ENGINE_CERTIFICATES to it.
 
     Examples
 
@@ -63,7 +63,7 @@ def engine(
             *_tls(f"tls://localhost:{port}"),
         )
     elif "://" not in join:
-        raise InputError("--join: it is no address. Give the scheduler's, such as tls://host:8786.")
+        raise InputError("--join: not a valid address. Expected something like tls://host:8786.")
     else:
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
         for name, value in worker_variables(processes).items():

@@ -49,7 +49,7 @@ def revoke(
     r"""Revoke a release in the ledger, and write the agency's next root, which names all
     revocations.
 
-    The budget stays spent. Give the file to every partner that has the bundle (`autocoder ledger
+    The budget stays spent. Send the file to every partner that has the bundle (`autocoder ledger
     show RELEASE`); `autocoder verify --roots` refuses the releases that it revokes. Where a root
     needs more signatures, each holder of a root key adds one by `autocoder keys sign`.
 

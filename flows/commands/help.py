@@ -29,7 +29,7 @@ class Command(TyperCommand):
             for option in order:
                 times = order.count(option)
                 if times > 1 and isinstance(option, TyperOption) and not option.multiple:
-                    raise InputError(f"{option.opts[0]}: given {times} times. Give it once.")
+                    raise InputError(f"{option.opts[0]}: given {times} times. Use it once.")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -53,7 +53,8 @@ class Command(TyperCommand):
                 with formatter.section(title):
                     formatter.write_dl(sections[title])
         if left_out:
-            formatter.write(f"\n{left_out} more options: {ctx.command_path} --help-all\n")
+            options = "option" if left_out == 1 else "options"
+            formatter.write(f"\n{left_out} more {options}: {ctx.command_path} --help-all\n")
 
 
 class Commands(Group):

@@ -19,7 +19,7 @@ def join(
     out: Annotated[Path, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")],
     several: Annotated[
         Literal["refuse", "first", "each"],
-        typer.Option(help="Where the second has an id in several rows."),
+        typer.Option(help="Rows to use if the second table has an id in several rows."),
     ] = "refuse",
     read: options.Read = None,
     overwrite: options.Overwrite = False,

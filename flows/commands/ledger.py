@@ -160,7 +160,8 @@ def verify(
         _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
         say(
-            f"{report.rows} rows read, up to row {report.sequence} {report.hash}; "
+            f"{report.rows} {'row' if report.rows == 1 else 'rows'} read, up to row "
+            f"{report.sequence} {report.hash}; "
             f"{len(report.bad)} bad"
         )
         for note in report.notes:
@@ -170,9 +171,9 @@ def verify(
         if report.bad:
             pass
         elif key is None and any(saved.signature for saved in heads):
-            say("not checked: signatures of the heads (give --public-key)")
+            say("not checked: signatures of the heads (use --public-key)")
         elif not (heads or anchored or earlier):
-            say("not checked: the end of the ledger, where rows could be missing (give --head)")
+            say("not checked: the end of the ledger, where rows could be missing (use --head)")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -213,7 +214,7 @@ def _content(text: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise InputError(
-            f"--approval {text}: it cannot be read as text. Name a file from `autocoder approve`."
+            f"--approval {text}: it cannot be read as text. Pass a file from `autocoder approve`."
         ) from None
 
 
@@ -249,7 +250,7 @@ def export(
     """
     ledger = place.open()
     if what in ("page", "record", "answers") and release is None:
-        raise InputError("--release: missing. Name the release.")
+        raise InputError("--release: missing. Specify the release.")
     if what == "head":
         from storage.ledger.heads import load_private_key, state_head
 
@@ -392,7 +393,7 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | Non
             "backup, or start a new workspace and a policy of smaller caps."
         )
     elif not apply:
-        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are kept: give --apply.")
+        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are kept: use --apply.")
     else:
         known = None if policy is None else Policy.load(policy)
         own = release_key(place.workspace).public_key()

@@ -56,7 +56,9 @@ def show(workspace: Path, serve: str | None) -> None:
     if serve is not None and not (
         address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536
     ):
-        raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
+        raise InputError(
+            f"--serve: {serve} is not ADDRESS:PORT. Expected something like 127.0.0.1:9464."
+        )
     registry = CollectorRegistry()
     registry.register(Everything())
     if serve is None:

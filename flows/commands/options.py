@@ -214,7 +214,7 @@ class RunOptions:
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
             raise InputError(
-                "--label and --codelist: this takes one column of codes. Give each once."
+                "--label and --codelist: this takes one column of codes. Use each option once."
             )
 
         from flows.commands.profiles import parameters
@@ -250,10 +250,10 @@ class RunOptions:
         if len(columns) < 2:
             return [self]
         if len(set(columns)) < len(columns):
-            raise InputError("--label: a column is named twice. Name each once.")
+            raise InputError("--label: a column is listed twice. List each once.")
         if lists and len(lists) != len(columns):
             raise InputError(
-                f"--codelist: {len(lists)} lists for {len(columns)} --label. Give one for each, "
+                f"--codelist: {len(lists)} lists for {len(columns)} --label. Pass one for each, "
                 "in order."
             )
         together = dict(
@@ -420,17 +420,19 @@ def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
     if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{option}: the folder {file.parent} cannot be written to. Name another.")
+        raise InputError(
+            f"{option}: the folder {file.parent} cannot be written to. Choose another."
+        )
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder. Name a file.")
+        raise InputError(f"{option}: {file} is a folder. Choose a file.")
     if file.exists() and not overwrite:
         raise InputError(
-            f"{option}: {file} exists. Name another file, or replace it with --overwrite."
+            f"{option}: {file} exists. Choose another file, or replace it with --overwrite."
         )
     try:
         str(file).encode()
     except UnicodeEncodeError:  # the libraries that write tables take no such path
-        raise InputError(f"{option}: {file} is not UTF-8. Name another file.") from None
+        raise InputError(f"{option}: {file} is not UTF-8. Choose another file.") from None
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

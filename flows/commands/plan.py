@@ -34,7 +34,8 @@ def plan(
         bool,
         typer.Option(
             "--renew",
-            help="State a plan again that is out of date, since its records were fitted again.",
+            help="Refresh a plan that is out of date because its records were used in another "
+            "training run.",
         ),
     ] = False,
     home: options.HomeOfPlan = None,

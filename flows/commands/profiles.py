@@ -45,7 +45,7 @@ def load_profile(name: str) -> dict[str, Any]:
     )
     if not path.is_file():
         raise InputError(
-            f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or give a "
+            f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or pass a "
             ".yaml file."
         )
     try:
@@ -191,7 +191,7 @@ def parameters(
         )
     if not content["data"].get("source"):
         raise InputError(
-            "--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or "
+            "--data: missing. Specify the file of records (CSV, ZIP holding one CSV, Parquet or "
             "JSON Lines)."
         )
     return validate(RetrainParameters, content, where="parameters: ")

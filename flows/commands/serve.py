@@ -64,8 +64,8 @@ def serve(
     it runs: a removed client is refused, and a revoked release no longer codes. Requests are not
     logged. SIGTERM and Ctrl-C let running requests end.
 
-    For other machines put a reverse proxy before it, which ends TLS and limits the time of
-    connections, and name it by --proxy: deployments/serve.Caddyfile is one.
+    To accept connections from other machines, put a reverse proxy that terminates TLS and enforces
+    timeouts in front of it, and pass its address with --proxy. deployments/serve.Caddyfile is one.
 
     Examples
 
@@ -80,14 +80,14 @@ def serve(
     """
     if proxy is None and not _loopback(host):
         raise InputError(
-            f"--host {host} can be reached from elsewhere. Put a proxy before it and name it by "
-            "--proxy."
+            f"--host {host} can be reached from elsewhere. Put a proxy in front of it and pass its "
+            "address with --proxy."
         )
     if wrong := [
         name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)
     ]:
         raise InputError(
-            f"--allowed-host {wrong[0]!r} is not a host's name. Give one, without port or `*`."
+            f"--allowed-host {wrong[0]!r} is not a host name. Expected one without port or `*`."
         )
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
@@ -97,7 +97,7 @@ def serve(
         trust = adopted.trust
     if trust is None and not allow_unsigned:
         raise InputError(
-            "no trusted key. Give the agency's public key by --key, or --allow-unsigned."
+            "no trusted key. Pass the agency's public key with --key, or use --allow-unsigned."
         )
     thresholds = None if adopted is None else adopted.thresholds
     with private_errors("serve"):
@@ -162,13 +162,14 @@ def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
     if no_key:
         if not _loopback(host):
             raise InputError(
-                f"--no-key: {host} can be reached from elsewhere. Give an API key, or --host "
+                f"--no-key: {host} can be reached from elsewhere. Set an API key, or use --host "
                 "127.0.0.1."
             )
         return None
     if file is None and not os.environ.get(KEY, "").strip():
         raise InputError(
-            f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine only."
+            f"no API key. Set one with --api-key-file or ${KEY}, or use --no-key for this machine "
+            "only."
         )
     try:
         text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]

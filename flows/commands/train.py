@@ -84,7 +84,9 @@ def train(
         str | None,
         options.more(help="With --deploy: when it runs by itself, as a cron line of five fields."),
     ] = None,
-    time_zone: Annotated[str, options.more(help="Of --cron, such as Europe/Paris.")] = "UTC",
+    time_zone: Annotated[
+        str, options.more(help="Time zone of --cron, such as Europe/Paris.")
+    ] = "UTC",
     engine: options.Engine = "",
     processes: options.Processes = 1,
 ) -> None:
@@ -92,7 +94,7 @@ def train(
     posterior sample.
 
     Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`.
-    Several --label give a plan each, from one encoding of the texts. After an interruption, run the
+    Each --label makes its own plan, from one encoding of the texts. After an interruption, run the
     same command to resume. Finished stages are reused.
 
     Examples
@@ -118,7 +120,7 @@ def train(
     runs = run.each_label()
     if deploy is not None or cron is not None:
         if len(runs) > 1:
-            raise InputError("--deploy: a deployment plans one release. Give --label once.")
+            raise InputError("--deploy: a deployment plans one release. Use --label once.")
         _require_server(deploy)
         from flows.server import schedules
 
@@ -199,7 +201,7 @@ def _show(
 def _require_server(deploy: str | None) -> None:
     if deploy is None:
         raise InputError(
-            "--cron: nothing is registered. Name the deployment, such as --deploy own."
+            "--cron: nothing is registered. Specify the deployment, such as --deploy own."
         )
     if "PREFECT_API_URL" not in os.environ:
         raise InputError(
@@ -433,7 +435,7 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
         yield "the names of the codes serve as their titles: go on only if every name is public"
         return
     yield (
-        "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
+        "use --codelist, a CSV of code and title: titles are public, and code better at the same ε"
     )
     yield (
         "are the codes public names? Then --set data.ingest.codes_are_names=true makes each "

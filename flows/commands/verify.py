@@ -53,7 +53,7 @@ def verify(
     trust = bundle_options.trust(key, roots) if adopted is None else adopted.trust
     roots = roots or (None if adopted is None else adopted.roots)
     if trust is None and not allow_unsigned:
-        raise InputError("no trusted key. Give the agency's public key by --key.")
+        raise InputError("no trusted key. Pass the agency's public key with --key.")
     try:
         with open_folder(bundle) as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)
@@ -89,9 +89,9 @@ def verify(
             f", by root {sound.root.version} (valid until "
             f"{sound.root.expires_on or 'replaced'}), not revoked"
         )
-    unchecked = [] if listed else ["revocation (give --roots)"]
+    unchecked = [] if listed else ["revocation (use --roots)"]
     if answers is None:
-        unchecked.append("test vectors (give --golden)")
+        unchecked.append("test vectors (use --golden)")
     tried = "" if answers is None else f", {answers} test vectors"
     say(
         f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row "

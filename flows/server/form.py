@@ -262,7 +262,7 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
         raise InputError(
             f"population: the form has other columns ({changed[0]}) than this deployment, whose "
             "population belongs to "
-            "its own records. Name the population of your records."
+            "its own records. Specify the population of your records."
         )
     if changed and form.profile() is None:
         raise InputError(

@@ -62,7 +62,7 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
     v, r = guesses.correct, guesses.guessed
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(
-            f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other"
+            f"{v} right of {r} guesses at {guesses.coins} coins: inconsistent counts"
         )
     if not 0 <= delta < 1 or not 0 < confidence < 1:
         raise MechanismError(

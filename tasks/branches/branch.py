@@ -101,7 +101,7 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
     target_epsilon: Epsilon | None = Field(
         default=None,
         title="Target epsilon",
-        description="Of the branches whose noise is solved for one.",
+        description="Target epsilon for methods that calibrate their noise.",
     )
     delta: Delta = None
     epochs: int = Field(

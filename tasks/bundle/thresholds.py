@@ -75,7 +75,7 @@ def thresholds_on_generated(
     return thresholds_for(
         logits,
         labels,
-        fitted_on=f"{_GENERATED} generated narratives of injuries; no agency's records",
+        fitted_on=f"{_GENERATED} generated narratives of injuries, not real agency records",
     )
 
 

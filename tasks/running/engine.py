@@ -354,7 +354,9 @@ def security_of(engine: str) -> Security | None:
     from distributed.security import Security
 
     if not _ADDRESS.fullmatch(engine):
-        raise InputError(f"--engine {engine}: it is no address. Give one such as tls://host:8786.")
+        raise InputError(
+            f"--engine {engine}: not a valid address. Expected something like tls://host:8786."
+        )
     if engine.startswith("tcp://"):
         if not _LOCAL.fullmatch(engine):
             raise InputError(

@@ -149,7 +149,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
         command("approve", site.plan, "--despite-audit", "--key", stranger, "--reason", "memo 12")
     told = command("approve", site.plan, "--despite-audit", "--key", key, "--reason", "memo 12")
     assert "next: autocoder release" in told
-    with pytest.raises(InputError, match="give --yes"):
+    with pytest.raises(InputError, match="use --yes"):
         command("approve", site.plan, "--key", key)
     assert "approved by" in command("approve", site.plan, "--key", key, "--yes")
 

@@ -172,7 +172,7 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         (("x", "--data", "a.csv"), "Give narratives"),
         (("--data", "a.csv"), "--out"),
         (("x", "--out", "a.csv"), "require --data"),
-        (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
+        (("x", "--threshold", "0.5", "--accuracy", "0.9"), "mutually exclusive"),
         (
             ("--data", "a.csv", "--out", "b.csv", "--engine", "many"),
             "--engine many: give a number of processes",

@@ -68,9 +68,9 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
         ),
         (
             (*serve, "--host", "0.0.0.0"),
-            "--host 0.0.0.0 can be reached from elsewhere. Put a proxy before it",
+            "--host 0.0.0.0 can be reached from elsewhere. Put a proxy in front of it",
         ),
-        ((*serve, "--allowed-host", "*"), "--allowed-host '*' is not a host's name"),
+        ((*serve, "--allowed-host", "*"), "--allowed-host '*' is not a host name"),
     ):
         status, error = told(*arguments)
         assert (status, error.startswith(f"error: {said}"), error.count("\n")) == (2, True, 1), (

@@ -150,7 +150,7 @@ def test_without_a_code_list_the_dry_run_advises_one(new: Job, tmp_path: Path) -
     )
     given = ("retrain", "--profile", "formal", "--data", str(new.data), *columns, "--dry-run")
     job = new.at(tmp_path / "home")
-    assert "advice          give --codelist" in job.command(*given).stdout
+    assert "advice          use --codelist" in job.command(*given).stdout
     named = (
         "--codelist",
         str(new.codelist),

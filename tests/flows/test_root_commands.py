@@ -67,7 +67,7 @@ def test_from_the_first_key_to_a_revocation_under_another(
 def test_without_roots_it_says_what_was_not_checked(sealed: Sealed) -> None:
     """The line and the JSON: revocation was not."""
     given = ("verify", sealed.folder, "--key", sealed.home / "signing-key.pub.pem", "--no-golden")
-    assert "not checked: revocation (give --roots)" in invoke(*given)[1]
+    assert "not checked: revocation (use --roots)" in invoke(*given)[1]
     assert json.loads(invoke(*given, "--json")[1])["revocation_checked"] is False
 
 

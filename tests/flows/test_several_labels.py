@@ -132,12 +132,12 @@ def test_records_to_a_table_of_two_fields(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--label", "Nature", "--label", "Nature"], "a column is named twice"),
+        (["--label", "Nature", "--label", "Nature"], "a column is listed twice"),
         (
             ["--label", "Nature", "--label", "Event", "--codelist", "{list}"],
             "1 lists for 2 --label",
         ),
-        (["--label", "Nature", "--label", "Event", "--deploy", "own"], "Give --label once"),
+        (["--label", "Nature", "--label", "Event", "--deploy", "own"], "Use --label once"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(
@@ -156,9 +156,9 @@ def test_labels_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["{bundle}", "part={bundle}"], "several need a name each"),
-        (["part={bundle}", "part={bundle}"], "several need a name each"),
-        (["Part of Body={bundle}"], "is no name of a column"),
+        (["{bundle}", "part={bundle}"], "several bundles need a name each"),
+        (["part={bundle}", "part={bundle}"], "several bundles need a name each"),
+        (["Part of Body={bundle}"], "is not a valid column prefix"),
     ],
 )
 def test_bundles_without_a_name_of_their_own_are_refused(

@@ -73,5 +73,5 @@ def test_two_released_bundles_are_compared(
         check_accessible_file(page)
     back = command("successor", titled.folder, sealed.folder, *files)
     assert back.startswith("The new model is worse")
-    with pytest.raises(InputError, match="Name another file"):
+    with pytest.raises(InputError, match="Choose another file"):
         invoke("successor", sealed.folder, titled.folder, *files, "--html", page)

@@ -254,7 +254,7 @@ def _private(mechanism: Any = "prior-descent", **options: Any) -> PrivateClassif
         (lambda: _private(epsilon=True).fit(TEXTS, LABELS), "epsilon must be a number"),
         (lambda: _private(delta=0.1).fit(TEXTS, LABELS), "with 30 records below 0.0333"),
         (lambda: _private("dp-sdg").fit(TEXTS, LABELS), "Did you mean 'dp-sgd'"),
-        (lambda: _private(SECRET_TEXT).fit(TEXTS, LABELS), "none of this name"),
+        (lambda: _private(SECRET_TEXT).fit(TEXTS, LABELS), "unknown mechanism"),
         (lambda: _private(bounds=(1, 0)).fit(TEXTS, LABELS), "in this order"),
         (
             lambda: _private().fit(TEXTS, LABELS, sample_weight=[1] * 30),
