@@ -19,7 +19,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, heads
 from storage.ledger.report import read_export
 from tasks.releasing import approval
-from tasks.releasing.claims import key_of
+from tasks.releasing.claims import CHOSEN, key_of
 from tasks.releasing.plan import PlannedRelease, Selection
 
 DECLARES = """
@@ -36,7 +36,7 @@ def planned() -> PlannedRelease:
         make_event(),
         {"fit": {"seed": 1}},
         make_candidate(),
-        Selection(fits=3),
+        Selection(fits=3, compared=True),
     )
     claim = claim_of(
         event,
@@ -61,7 +61,11 @@ EDITS: dict[str, Callable[[PlannedRelease], dict[str, Any]]] = {
             update={"claim": p.plan.claim.model_copy(update={"epsilon": 0.1})}
         )
     },
-    "claim.unprotected_inputs": lambda p: {"selection": Selection(fits=1)},
+    "claim.unprotected_inputs": lambda p: {
+        "plan": p.plan.model_copy(
+            update={"claim": p.plan.claim.model_copy(update={"unprotected_inputs": ("n", CHOSEN)})}
+        )
+    },
     "parameters_digest": lambda p: {"method": {"fit": {"seed": 2}}},
     "idempotency_key": lambda p: {"plan": p.plan.model_copy(update={"idempotency_key": "0" * 64})},
     "artifact_digests": lambda p: {"candidate": make_candidate(fitted=p.candidate.dataset)},

@@ -24,7 +24,7 @@ from mechanisms.model import encoders
 from storage import strict_yaml
 from storage.errors import InputError
 from storage.ledger import policy as ledger_policy
-from storage.tables import csv_rows, json_rows, reader, source
+from storage.tables import csv_rows, encodings, json_rows, reader, source
 from storage.tables.options import ReadOptions
 from storage.tables.reader import survey
 from tasks.coding.quality import draw, text_column
@@ -174,7 +174,7 @@ def test_a_cell_of_gigabytes(
     """
     for module in (csv_rows, json_rows):
         monkeypatch.setattr(module, "LONGEST_RECORD", 2 << 20)
-    for module in (csv_rows, source):
+    for module in (encodings, source):
         monkeypatch.setattr(module, "SMALL", 1 << 16)
     with pytest.raises(InputError, match=r"over 2,097,152 characters|times its size"):
         survey(write(content, tmp_path), text_columns=["Text"])
