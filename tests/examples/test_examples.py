@@ -1,12 +1,15 @@
 """The examples run as they stand and say what is true; the page quotes its example word for word."""
 
+import ast
+import copy
 import io
 import json
 import re
 import runpy
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from fractions import Fraction
 from pathlib import Path
@@ -77,7 +80,13 @@ def test_an_example_runs_and_says_what_is_true(
     with redirect_stdout(out):
         runpy.run_path(str(example), run_name="__main__")
     CHECKS[example.stem](out.getvalue())
-    assert sum(1 for line in example.read_text().splitlines() if line.strip()) < 60
+    assert _statements(example) < 60
+
+
+def _statements(example: Path) -> int:
+    """Its length as a reader takes it in, whatever the width of a line."""
+    tree = ast.parse(example.read_text(encoding="utf-8"))
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
 
 
 def _from_example() -> dict[str, Any]:
@@ -130,15 +139,51 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(
 
 
 def test_the_page_quotes_the_example() -> None:
-    """Every block of Python on the page is a part of the file, whole lines of it, at some
-    indentation.
+    """Every block of Python on the page is consecutive statements of the file, with its comments,
+    however their lines are broken; the last of them may break off.
     """
     code = (ROOT / "examples" / "own_mechanism.py").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "how-to" / "add-a-mechanism.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) >= 5
+    bodies = [
+        node.body
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
     for block in blocks:
+        quoted = textwrap.dedent(block)
+        statements = ast.parse(quoted).body
+        assert statements
         assert any(
-            "\n" + textwrap.indent(block, indent) in "\n" + code
-            for indent in ("", " " * 4, " " * 8)
+            _begins(body[first:], statements) for body in bodies for first in range(len(body))
         ), block
+        assert _comments(quoted) in _comments(code), block
+
+
+def _begins(body: Sequence[ast.stmt], quoted: Sequence[ast.stmt]) -> bool:
+    """Whether a body begins with these statements. Of a class or a function that comes last, the
+    beginning is enough.
+    """
+    whole, last = quoted[:-1], quoted[-1]
+    if len(body) < len(quoted):
+        return False
+    if any(ast.dump(a) != ast.dump(b) for a, b in zip(body, whole, strict=False)):
+        return False
+    there = body[len(whole)]
+    if isinstance(last, ast.ClassDef | ast.FunctionDef) and type(there) is type(last):
+        heads = [ast.dump(_without_body(each)) for each in (there, last)]
+        return heads[0] == heads[1] and _begins(there.body, last.body)
+    return ast.dump(there) == ast.dump(last)
+
+
+def _without_body(statement: ast.stmt) -> ast.stmt:
+    bare: Any = copy.copy(statement)
+    bare.body = []
+    return bare
+
+
+def _comments(code: str) -> str:
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return " ".join(" ".join(found).replace("#", "").split())

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
 from tasks.running import engine, parts
 from tasks.running.parts import Part
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context, Work, run_step
 
 BY_PARTS = ("features", "branch-fit")
 OF_PARTS = ("features-part", "fit-part", "fit-files", "trials-part")
@@ -94,13 +94,17 @@ def test_a_part_that_is_there_is_not_computed_again(
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A cluster whose worker has a workspace of its own; the requests that it gets."""
-    asked: list[str] = []
+def elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Callable[[str], str], str]]:
+    """A cluster whose worker has a workspace of its own; what it is asked to compute, and the
+    requests.
+    """
+    asked: list[tuple[Callable[[str], str], str]] = []
 
     def on_worker(body: Any, requests: list[str], *, done: Any, **_: Any) -> None:
         for number, request in enumerate(requests):
-            asked.append(request)
+            asked.append((body, request))
             body(request)
             done(number)
 
@@ -112,7 +116,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_machines_share_a_place_and_are_told_digests(
     parameters: RetrainParameters,
     tmp_path: Path,
-    elsewhere: list[str],
+    elsewhere: list[tuple[Callable[[str], str], str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker fetches what a part reads and the run fetches the part; a request has nothing else
@@ -120,20 +124,31 @@ def test_machines_share_a_place_and_are_told_digests(
     """
     fit(parameters, tmp_path / "one", "")
     elsewhere.clear()
+    put_together: list[str] = []
+    real = fits._fit
+
+    def spied(work: Work, *arguments: Any) -> Any:
+        put_together.append(work.context.home)
+        return real(work, *arguments)
+
+    monkeypatch.setattr(fits, "_fit", spied)
     monkeypatch.setenv("AUTOCODER_STORAGE", str(tmp_path / "shared"))
     fit(parameters, tmp_path / "home", "tls://nobody:1")
     assert manifests(tmp_path / "home", *BY_PARTS) == manifests(tmp_path / "one", *BY_PARTS)
     assert manifests(tmp_path / "worker", *OF_PARTS)
-    assert not manifests(tmp_path / "worker", "branch-fit"), "what is put together is the run's own"
+    assert set(put_together) == {str(tmp_path / "home")}, "what is put together is the run's own"
     assert not list((tmp_path / "shared").rglob("fit-part/*/manifest.json")), "parts do not stay"
-    for text in elsewhere:
+    for _, text in elsewhere:
         asked = json.loads(text)
         assert set(asked) == {"settings", "inputs", "key", "home", "device"}
         assert asked["home"] is None
         assert all(set(ref) == {"kind", "uri", "sha256"} for ref in asked["inputs"].values())
-    changed = json.loads(elsewhere[-1]) | {"key": "0" * 32}
-    with pytest.raises(StorageError, match="code or libraries differ"):
-        fits.compute_units(json.dumps(changed))
+    last_of_each = dict(elsewhere)
+    assert {fits.compute_units, fits.compute} <= set(last_of_each)
+    for compute, text in last_of_each.items():
+        changed = json.loads(text) | {"key": "0" * 32}
+        with pytest.raises(StorageError, match="code or libraries differ"):
+            compute(json.dumps(changed))
 
 
 def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
