@@ -8,6 +8,7 @@ from storage.ingest.pipeline import (
     check_source,
     ingest,
     preview,
+    read_codes,
     units_of,
 )
 from storage.ingest.sampling import SPLITS
@@ -24,5 +25,6 @@ __all__ = [
     "check_source",
     "ingest",
     "preview",
+    "read_codes",
     "units_of",
 ]

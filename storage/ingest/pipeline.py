@@ -116,7 +116,7 @@ def preview(
     source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None
 ) -> SourcePreview:
     """Checks and samples every row as `ingest` does. Only reads."""
-    whole = None if codelist is None else _read_whole_list(codelist, config)
+    whole = None if codelist is None else read_codes(codelist, config)
     listed = None if whole is None else whole.codes
     records, marks = _open(source, config), _marks(config, listed)
     overview = survey(records, config, listed, marks)
@@ -234,12 +234,13 @@ def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
     return Marks(config.read.missing, codes={code.code for code in listed or ()})
 
 
-def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] | None:
-    return None if codelist is None else _read_whole_list(codelist, config).codes
-
-
-def _read_whole_list(codelist: Path, config: IngestConfig) -> CodeList:
+def read_codes(codelist: Path, config: IngestConfig) -> CodeList:
+    """Reads the code list of a run as its settings say. Whoever reads it again reads it by this."""
     return read_list(codelist, columns=config.codelist_columns, read=config.codelist_read)
+
+
+def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] | None:
+    return None if codelist is None else read_codes(codelist, config).codes
 
 
 def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection:

@@ -42,9 +42,8 @@ def prepare(
     from.
     """
     dataset = do(ingest_records(parameters.data))
-    listed = parameters.data.complete_codelist, parameters.data.ingest.codelist_columns
     for model in dict.fromkeys(models):
-        for step in prior.stages(model, *listed):
+        for step in prior.stages(model, parameters.data):
             do(step)
     model, labels = parameters.model, parameters.data.labels
     if not labels or model.trainable != "head":

@@ -27,28 +27,28 @@ from storage.codelist import (
     describe,
     describe_in_sentence,
     describe_with_levels,
-    read_codelist,
 )
 from storage.datasets import load_codes
 from storage.errors import InputError
+from storage.ingest import read_codes
+from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
 
 _FILE = "titles.safetensors"
 
 
-def stages(model: ModelConfig, codelist: Path | None, columns: Sequence[str] = ()) -> list[Step]:
+def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
     """Returns the stages that a run needs before its fits: one for the code list, where its titles
     are read.
 
-    Args:
-        columns: those of code and title in the list, where they have other names.
-        codelist: one whose every code is a class. For observed codes, which ingest counts, `start`
-            embeds them.
+    That is a list whose every code is a class. For observed codes, which ingest counts, `start`
+    embeds them.
     """
     public = [narratives(model)] if model.lexical == "hashed" else []
+    codelist = data.complete_codelist
     if "titles" not in (model.prior, model.lexical) or codelist is None:
         return public
-    return [*public, titles(model, read_codelist(codelist, columns=columns))]
+    return [*public, titles(model, read_codes(codelist, data.ingest).codes)]
 
 
 def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from storage.artifacts import ArtifactRef
-from storage.codelist import Code, read_codelist
+from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress.public_lists import advice, published_name
+from storage.ingest import read_codes
 from tasks.bundle.texts import code_texts
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
@@ -64,11 +65,7 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeLi
     file = given.codelist_path
     if file is None:
         return None
-    return assess(
-        read_codelist(
-            file, option="--codelist (data.codelist)", columns=given.ingest.codelist_columns
-        )
-    )
+    return assess(read_codes(file, given.ingest).codes)
 
 
 def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:

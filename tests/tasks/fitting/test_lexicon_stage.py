@@ -46,13 +46,18 @@ def context(tmp_path: Path) -> Context:
     return tiny_jobs.workspace(tmp_path / "home")
 
 
-def ingested(context: Context, tmp_path: Path, *, codelist: bool = True) -> ArtifactRef:
-    """Returns a data set of 120 synthetic records."""
+def records(tmp_path: Path, *, codelist: bool = True) -> DataParameters:
+    """120 synthetic records."""
     written = write_demo_data(tmp_path, records=120, seed=3)
     chosen: dict[str, Any] = {"source": str(written.csv), "population": "demo", "ingest": {}}
     if codelist:
         chosen["codelist"] = str(written.codelist)
-    return run_step(context, ingest_records(DataParameters.model_validate(chosen)))
+    return DataParameters.model_validate(chosen)
+
+
+def ingested(context: Context, tmp_path: Path, *, codelist: bool = True) -> ArtifactRef:
+    """Returns a data set of 120 synthetic records."""
+    return run_step(context, ingest_records(records(tmp_path, codelist=codelist)))
 
 
 def features_of(context: Context, config: ModelConfig, dataset: ArtifactRef) -> torch.Tensor:
@@ -97,7 +102,7 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
     assert words is not None
     assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), lexicons.HASHED_COLUMNS)
     assert features_of(context, config, dataset).shape[1] == 16 + lexicons.HASHED_COLUMNS
-    (step,) = prior.stages(config, None)
+    (step,) = prior.stages(config, records(tmp_path, codelist=False))
     assert step.find(context.store) is not None, "a run plans what the lexicon computed"
 
 

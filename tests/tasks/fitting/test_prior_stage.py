@@ -2,6 +2,7 @@
 refused early.
 """
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
     assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
-    (step,) = prior.stages(model(tiny_bert), records.complete_codelist)
+    (step,) = prior.stages(model(tiny_bert), records)
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
 
 
@@ -75,11 +76,30 @@ def test_observed_codes_start_where_they_would_in_the_whole_list(
     assert len(codes) < len(listed), "or this shows nothing"
     whole = dict(zip([code.code for code in listed], describe_with_levels(listed), strict=True))
     assert describe_with_levels(codes) == [whole[code.code] for code in codes]
-    assert prior.stages(model(tiny_bert), records.complete_codelist) == []
+    assert prior.stages(model(tiny_bert), records) == []
     part = build(context, model(tiny_bert), dataset, seed=1).whole.head
     assert isinstance(part, nn.Linear)
     assert part.weight.shape[0] == len(codes)
     assert part.weight.norm(dim=1).min() > 0
+
+
+def test_a_list_is_embedded_as_the_records_read_it(tiny_bert: Path, tmp_path: Path) -> None:
+    """Of a list without a header both read every line, and its titles by the settings' columns."""
+    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    listed = read_codelist(Path(data["codelist"]))
+    bare = tmp_path / "bare.csv"
+    with bare.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows((at, one.title, one.code) for at, one in enumerate(listed))
+    data["codelist"] = str(bare)
+    data["ingest"] = {
+        "codelist_read": {"names": ("number", "words", "key")},
+        "codelist_columns": ("key", "words"),
+    }
+    context, records = tiny_jobs.workspace(tmp_path), DataParameters.model_validate(data)
+    codes = load_codes(run_step(context, ingest_records(records)).path)
+    assert {code.code for code in codes} == {one.code for one in listed}
+    (step,) = prior.stages(model(tiny_bert), records)
+    assert step.key(context.store) == prior.titles(model(tiny_bert), codes).key(context.store)
 
 
 def test_the_key_is_the_lists_and_the_encoders(

@@ -109,6 +109,23 @@ def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> N
         assert (before.warning is None) == (verdict != "to be signed")
 
 
+def test_a_list_without_a_header_is_read_as_the_records_read_it(
+    tmp_path: Path, tiny_roberta: Path
+) -> None:
+    """Read without its settings, such a list would be refused, or be short of its first line."""
+    listed = [Code(code, title) for code, title in zip(CODES, TITLES, strict=True)]
+    names = {"codelist_read": {"names": ("code", "title")}}
+    context = tiny_jobs.workspace(tmp_path / "home")
+    chosen = parameters(tmp_path, tiny_roberta, listed, CODES, **names)
+    file = tmp_path / "list.csv"
+    file.write_text(file.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
+    before = code_lists.assess_parameters(context, chosen)
+    assert before is not None
+    assert before.texts == len(TITLES)
+    run_step(context, ingest_records(chosen.data))
+    assert code_lists.assess_parameters(context, chosen) == before
+
+
 def verdict_of(context: Any, chosen: RetrainParameters) -> str:
     found = code_lists.assess_parameters(context, chosen)
     assert found is not None
