@@ -148,7 +148,7 @@ def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) 
     for name in ("officer", "director"):
         approve(job, plan, name)
     content = json.loads(Path(plan).read_text())
-    content["candidate"]["std_scale"] = 0.5
+    content["candidate"]["mechanism"]["moments"]["std_scale"] = 0.5
     Path(plan).write_text(json.dumps(content))
     changed = job.command("release", plan)
     assert changed.returncode == 2

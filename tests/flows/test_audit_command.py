@@ -114,6 +114,7 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
             require_audit=True, audit_reach=1.0, name="strict", digest="own"
         ),
         rows=tuple,
+        measurements=tuple,
     )
     with pytest.raises(
         BudgetRefused, match="requires an audit that could have contradicted the claim"
@@ -196,7 +197,7 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
     released = any(row.kind == "release" for row in site.ledger.rows())
-    assert ("\nThis plan is release " if released else "\nnext: ") in done.stdout
+    assert ("\nThis plan is release " if released else "\nto do: give more --trials") in done.stdout
     row = list(site.ledger.measurements())[before]
     planned = PlannedRelease.load(Path(site.plan))
     assert row.artifact_digests["audited"] == planned.candidate.fitted.sha256

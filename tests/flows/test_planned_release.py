@@ -37,7 +37,7 @@ def context(finished: Job) -> Context:
 
 
 EDITS: dict[str, Callable[[Any], Any]] = {
-    "std_scale": lambda d: d["candidate"].update(std_scale=1e-12),
+    "std_scale": lambda d: d["candidate"]["mechanism"]["moments"].update(std_scale=1e-12),
     "seed": lambda d: d["candidate"].update(seed=1),
     "model": lambda d: d["candidate"]["model"].update(max_length=64),
     "cohorts": lambda d: d["plan"].update(cohorts=["1999"]),
