@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 if (
@@ -15,6 +16,9 @@ if (
 
 gc.disable()  # until all tests are collected: what is imported stays
 gc.set_threshold(10_000, 10, 10)  # as in a command
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the program
+settings.load_profile("untimed")
 
 pytest_plugins = [
     "tiny_models",
