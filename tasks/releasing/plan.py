@@ -32,7 +32,6 @@ from tasks.bundle import licence
 from tasks.bundle.texts import encoder_digest, name_of, own_texts
 from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.prior import lexicon_of
 from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
     CHOSEN,
@@ -503,6 +502,8 @@ def build_plan(
 
 
 def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
+    from tasks.fitting.prior import lexicon_of  # brings torch
+
     with context.copying(named=None) as own:
         lexicon_of(own, candidate.model, own.store.open(candidate.dataset))
         return () if own.copies is None else tuple(sorted(own.copies.found))
