@@ -7,7 +7,7 @@ PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 case "${1:-dev}" in
   run) extras=train,minilm ;;
-  dev) extras=train,minilm,studies,postgres,stack,s3,skos,kubernetes,dev ;;
+  dev) extras=train,minilm,studies,postgres,stack,s3,skos,stats,kubernetes,dev ;;
   *) echo "setup: '$1' is unknown. Use 'run' or 'dev'." >&2; exit 2 ;;
 esac
 started=$SECONDS
