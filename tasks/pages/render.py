@@ -65,7 +65,7 @@ def _environment() -> Environment:
         "delta": lambda value: delta_text(Decimal(str(value))),
         "epsilon": lambda value: epsilon_text(Decimal(str(value))),
         "exact": lambda value: short(Decimal(value)),
-        "figure": lambda value: "none" if value is None else f"{value:.4g}",
+        "figure": lambda value: "none" if value is None else upper_text(value),
         "odds": odds,
         "one_in": one_in,
         "inline_code": _inline_code,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 
+from mechanisms.privacy.numerics import upper_text
 from storage.ledger import ComparisonFit
 from tasks.comparing import summary
 from tasks.parameters import RetrainParameters
@@ -76,8 +77,8 @@ def test_a_plan_that_is_not_released(
         context, chosen, planned.plan, None, plan_file=file, scores={}, running=running(made)
     )
     assert f"autocoder audit {file}" in texts["next-step"], "what comes next is named"
-    assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["next-step"]
-    assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["next-step"]
+    assert f"| epsilon | {upper_text(6 * sensitivity(made))} |" in texts["next-step"]
+    assert f"| sensitivity | {upper_text(sensitivity(made))} |" in texts["next-step"]
 
 
 def test_the_lines_of_a_terminal(
