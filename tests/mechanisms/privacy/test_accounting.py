@@ -170,7 +170,7 @@ class TestFormal:
         assert made.delta == 1e-4
         assert made.neighbouring_relation == "add-remove"
         assert made.accountant.endswith("PLD")
-        assert "replacing one record costs epsilon 8.059" in made.assumptions[0]
+        assert "replacing one record costs epsilon 8.06" in made.assumptions[0]
 
     @pytest.mark.parametrize("delta", [None, 0.0, 1.0, 1.5, -0.1])
     def test_delta_outside_the_unit_interval(self, delta: float | None) -> None:

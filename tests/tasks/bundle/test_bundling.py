@@ -102,7 +102,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     }
     page = render("statement.md", statement=formal)
     assert "trained with differential privacy" in page
-    assert "δ 1e-6." in page
+    assert "δ = 1e-6." in page
     assert "was estimated on these records" not in page
     assert "differential privacy: ε" not in render("statement.md", statement=statement)
     options = {

@@ -36,4 +36,4 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
     )
     answer = plan_page._alone(own)
     assert answer.verdict == "note"
-    assert "80 % right: no score reaches it" in answer.text
+    assert "80% right: no threshold achieves it" in answer.text

@@ -109,7 +109,10 @@ def test_an_error_of_ours_comes_as_it_is(
     [
         *(("0", "give a number of processes"), ("many", "give a number of processes")),
         *(("tcp://10.1.2.3:8786", r"Use tls://"), ("tls://10.1.2.3:8786", "Make the files once")),
-        *(("http://10.1.2.3:8786", "no address"), ("tcp://127.0.0.1:1", "no scheduler answers")),
+        *(
+            ("http://10.1.2.3:8786", "not a valid address"),
+            ("tcp://127.0.0.1:1", "no scheduler answers"),
+        ),
     ],
 )
 def test_what_could_not_compute_is_refused(
