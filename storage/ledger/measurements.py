@@ -76,7 +76,7 @@ def every(connection: Connection) -> list[Row]:
 
 def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Row]:
     # No more than the length is read of a text that is too long to be a measurement.
-    facts: sa.ColumnElement[Any] = sa.func.substr(_T.facts, 1, _MOST_CHARACTERS + 1)
+    facts: Any = sa.func.substr(_T.facts, 1, _MOST_CHARACTERS + 1)
     if connection.dialect.name == "sqlite":
         facts = sa.cast(facts, sa.LargeBinary)
     query = sa.select(_T.number, _T.recorded_at, facts).where(which).order_by(_T.number)
