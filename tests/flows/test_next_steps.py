@@ -1,5 +1,6 @@
 """Every command that a step prints as the next one runs as it is printed."""
 
+import csv
 import re
 import shlex
 from pathlib import Path
@@ -64,11 +65,11 @@ def test_each_printed_command_runs(
     (tmp_path / "new.csv").write_text((tmp_path / "demo/injuries.csv").read_text())
     assert follow(code, COLUMN="Final Narrative") == []
     (estimate,) = follow(["sample", "coded.csv", "--rows", "100", "--out", "a sample.csv"])
-    rows = (tmp_path / "a sample.csv").read_text().splitlines()
-    assert rows[0].endswith(",human_code")
-    (tmp_path / "a sample.csv").write_text(
-        "\n".join([rows[0], *(f"{row}111" for row in rows[1:])]) + "\n"
-    )
+    with (tmp_path / "a sample.csv").open(newline="", encoding="utf-8") as file:
+        heading, *rows = csv.reader(file)
+    assert heading[-1] == "human_code"
+    with (tmp_path / "a sample.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([heading, *([*cells[:-1], "111"] for cells in rows)])
     assert follow(estimate) == []
 
 
