@@ -267,7 +267,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
         ),
         err=True,
     )
-    for sentence in promise_of(claim):
+    for sentence in promise_of(claim, planned.plan.event):
         say(f"  {sentence}", err=True)
     say("  Not covered:" if claim.unprotected_inputs else "", err=True)
     for line in claim.unprotected_inputs:

@@ -114,7 +114,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         ]
     lines = [
         (
-            f"Nothing was released. The plan would release {plan.event.mechanism}: {kind}, ε "
+            f"Nothing was released. The plan would release {plan.event.of_training.mechanism}: {kind}, ε "
             f"{epsilon}, δ {delta}{reached}."
         )
     ]

@@ -163,7 +163,9 @@ def named_by_plan() -> str:
     file = Path(str(flow_run.get_parameters()["plan"])).expanduser()
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))["plan"]
-        return f"{plan['population']}, {plan['event']['mechanism']} ({file.stem})"
+        event = plan["event"]
+        mechanism = event.get("training", event)["mechanism"]
+        return f"{plan['population']}, {mechanism} ({file.stem})"
     except (OSError, ValueError, KeyError, TypeError):
         return file.stem  # the run itself says what is wrong with the file
 

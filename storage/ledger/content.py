@@ -90,9 +90,9 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
     released.
     """
     claim = plan.claim
-    if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
+    if claim.guarantee_kind == "none" or plan.event.of_training.mechanism == "non-private":
         raise BudgetRefused(
-            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee "
+            f"{plan.release_label}: mechanism {plan.event.of_training.mechanism} with guarantee "
             f"`{claim.guarantee_kind}`"
             " protects no one; it can be recorded as an evaluation, never released"
         )
@@ -115,7 +115,7 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
         "kind": "release",
         "label": plan.release_label,
         "cohorts": tuple(sorted(plan.cohorts)),
-        "mechanism": plan.event.mechanism,
+        "mechanism": plan.event.of_training.mechanism,
         "event": plan.event.model_dump(mode="json"),
         "supersedes": plan.supersedes,
     }
@@ -177,7 +177,7 @@ def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
         "subject": evaluation.subject,
         "label": evaluation.title,
         "release_id": evaluation.release_id,
-        "mechanism": None if event is None else event.mechanism,
+        "mechanism": None if event is None else event.of_training.mechanism,
         "event": None if event is None else event.model_dump(mode="json"),
         "details": evaluation.details | replaced_details(evaluation.claim),
     }

@@ -11,6 +11,7 @@ from mechanisms.privacy.events import (
     ComposedEvent,
     DpSgdEvent,
     GaussianReleaseEvent,
+    ParallelEvent,
     decode,
     is_exact,
 )
@@ -37,7 +38,9 @@ def statement(
     public, audited = row.as_json(), "audit" in row.details
     content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
     content["sampling"] = sampling
-    content["exact_arithmetic"] = row.event is not None and is_exact(decode(row.event))
+    event = None if row.event is None else decode(row.event)
+    content["exact_arithmetic"] = event is not None and is_exact(event)
+    content["accuracy_stated"] = isinstance(event, ParallelEvent)
     replaced = _epsilon_replaced(row)
     if replaced is not None:
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")
@@ -74,7 +77,7 @@ def _chance_beyond(row: Row) -> float | None:
     if not row.delta:
         return 0.0
     event, units = decode(row.event), row.max_records_per_unit or 1
-    if not isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent):
+    if not isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent | ParallelEvent):
         return None
     replaced = row.neighbouring_relation == "replace-one"
     return gaussian_cost.chance_beyond(

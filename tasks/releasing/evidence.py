@@ -243,7 +243,7 @@ def measurement_of(
             default the policy's.
     """
     minimum = ledger.policy().audit_reach if minimum is None else minimum
-    stated = event.model_dump(mode="json")
+    stated = event.of_training.model_dump(mode="json")  # audits rerun the training alone
     subjects = {method_identity(row, stated) for row in _overlapping(ledger, fingerprint)}
     candidate_rows = audits_of(ledger, fitted)
     others = [

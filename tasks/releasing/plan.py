@@ -333,7 +333,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             store.open(store.local(ref))
         if not self.has_bundle(store):
             raise MechanismError(
-                f"release plan: this model (event `{self.plan.event.mechanism}`) has no bundle, "
+                f"release plan: this model (event `{self.plan.event.of_training.mechanism}`) has no bundle, "
                 "so it cannot be "
                 "released. Compare it and audit it"
             )

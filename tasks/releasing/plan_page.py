@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import TARGETS
-from mechanisms.privacy.events import is_exact
+from mechanisms.privacy.events import ParallelEvent, is_exact
 from storage.errors import InputError, StorageError
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
@@ -159,7 +159,7 @@ def page_of(
     statements = sentences_of(
         {
             "guarantee_kind": claim.guarantee_kind,
-            "mechanism": planned.plan.event.mechanism,
+            "mechanism": planned.plan.event.of_training.mechanism,
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             # of a method that does not say it, the weaker promise
@@ -167,6 +167,7 @@ def page_of(
             .get("ingest", {})
             .get("sampling", "stratified"),
             "exact_arithmetic": is_exact(planned.plan.event),
+            "accuracy_stated": isinstance(planned.plan.event, ParallelEvent),
         }
     )
     scores = candidate_scores(ledger, planned)
@@ -209,7 +210,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("cohorts", ", ".join(plan.cohorts)),
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         *_units(page),
-        ("mechanism", plan.event.mechanism),
+        ("mechanism", plan.event.of_training.mechanism),
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
         ("licence", page.planned.output.licence),
@@ -270,9 +271,9 @@ def _promise(planned: PlannedRelease) -> Answer:
     large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
     figures: dict[str, Any] = {
         "claim": claim,
-        "mechanism": planned.plan.event.mechanism,
+        "mechanism": planned.plan.event.of_training.mechanism,
         "formal": formal,
-        "sentences": promise_of(claim),
+        "sentences": promise_of(claim, planned.plan.event),
     }
     figures |= {"large_delta": large_delta}
     proven = "note" if claim.unprotected_inputs else "fine"
@@ -498,7 +499,7 @@ def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, 
     """
     scores: dict[float, list[float]] = {}
     for row in _compared(ledger, planned):
-        if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
+        if row.mechanism == planned.plan.event.of_training.mechanism and row.epsilon is not None:
             scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(row.details["weighted_f1"])
     return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
 

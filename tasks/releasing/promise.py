@@ -5,28 +5,28 @@ The page of a plan begins with these sentences, and `autocoder approve` prints t
 
 from __future__ import annotations
 
-from mechanisms.privacy.events import Claim
+from mechanisms.privacy.events import Claim, Event, ParallelEvent
 from storage.figures import delta_text, epsilon_text
 from tasks.pages.render import odds
 
 
-def promise_of(claim: Claim) -> tuple[str, ...]:
+def promise_of(claim: Claim, event: Event) -> tuple[str, ...]:
     """Returns who is protected, against what, how strongly, and what is not covered."""
     if claim.guarantee_kind == "formal":
-        return _formal(claim)
+        return _formal(claim, both_halves=isinstance(event, ParallelEvent))
     if claim.guarantee_kind == "asymptotic-local":
         return _estimated(claim)
     return ("Nothing is promised: the model was trained without protection.",)
 
 
-def _formal(claim: Claim) -> tuple[str, ...]:
+def _formal(claim: Claim, *, both_halves: bool) -> tuple[str, ...]:
     assert claim.epsilon is not None
     unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
     change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
     excess = f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
     sentences = [
-        f"Each {unit} of the training half is protected, whoever holds the released folder and "
-        "whatever else they know.",
+        f"Each {unit} {'of either half' if both_halves else 'of the training half'} is protected, "
+        "whoever holds the released folder and whatever else they know.",
         f"{change} changes the probability of any released model by at most a factor of "
         f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}.",
     ]
@@ -37,9 +37,8 @@ def _formal(claim: Claim) -> tuple[str, ...]:
         )
     number = len(claim.unprotected_inputs)
     others = f" and the {number} items that are listed below" if number else ""
-    sentences.append(
-        f"This does not cover the test half, figures that are published elsewhere{others}."
-    )
+    half = "" if both_halves else "the test half, "
+    sentences.append(f"This does not cover {half}figures that are published elsewhere{others}.")
     return tuple(sentences)
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from releases import make_planned, make_ref, release_key
 
-from mechanisms.privacy.events import Claim, SwagPpmEvent
+from mechanisms.privacy.accuracy_table import events_of
+from mechanisms.privacy.events import (
+    Claim,
+    DpSgdEvent,
+    NoiseSegment,
+    ParallelEvent,
+    SwagPpmEvent,
+)
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, Scores
 from storage.ledger.records import SAMPLE, RecordSet
 from tasks.releasing import gate
@@ -100,6 +107,17 @@ def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[
             gate.check(CheckedPlan.of(other, ledger))
         audit(ledger, other, 0.3)
     assert ledger.verify().ok
+
+
+def test_a_table_of_the_test_half_hides_no_refutation(ledger: Ledger) -> None:
+    """An audit reran the training alone; the same training next to a table is the same method."""
+    noise = NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0)
+    training = DpSgdEvent(sampling_prob=1.0, segments=(noise,))
+    formal = CLAIM.model_copy(update={"guarantee_kind": "formal", "delta": 1e-5, "epsilon": 2.0})
+    audit(ledger, plan(event=training, claim=formal), 2.4)
+    told = ParallelEvent(training=training, evaluation=events_of(0.5), split="record")
+    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+        gate.check(CheckedPlan.of(plan("9", event=told, claim=formal), ledger))
 
 
 @pytest.mark.parametrize(

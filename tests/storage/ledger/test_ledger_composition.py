@@ -39,6 +39,7 @@ from storage.ledger.composition import (
     total,
     within,
 )
+from storage.ledger.content import plan_content
 from storage.ledger.fold import Release
 from storage.ledger.journal import ForeignLedger, journals_of
 from storage.ledger.recovery import detect, restore
@@ -409,3 +410,6 @@ def test_a_table_of_the_test_half_costs_the_larger_part(noise: float) -> None:
     assert loss(event).mu_squared == max(rate for rate in rates if rate is not None)
     unknown = ParallelEvent(training=descent(), evaluation=(table,), split="record")
     assert loss(unknown).mu_squared is None
+    row = plan_content(make_plan(kind="formal", event=event))
+    assert row["mechanism"] == gaussian().mechanism
+    assert row["event"]["mechanism"] == "parallel"

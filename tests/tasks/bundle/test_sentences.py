@@ -15,7 +15,7 @@ import pytest
 from sealed_bundle import Sealed
 
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.events import GaussianReleaseEvent, ParallelEvent
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
@@ -77,6 +77,8 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "Low-order bits", "the released bits"),
         ({"exact_arithmetic": True}, "the released bits", "Low-order bits"),
         ({}, "all training steps together", "SWAG"),
+        ({}, "The test half is not protected", "one noisy table"),
+        ({"accuracy_stated": True}, "drawn once, with the model", "test half is not protected"),
         ({"mechanism": "noisy-votes"}, "e^ε times", "all training steps together"),
         ({}, "(with n fixed)", "that differ in the values of one unit"),
         (
@@ -176,9 +178,17 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
         "delta": Decimal("0.00001"),
     }
     changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
+    told = ParallelEvent(training=event, evaluation=(event,), split="unit")
+    both = changes | {"event": told.model_dump(mode="json")}
+    with_table = statement(sealed.row.model_copy(update=both), sampling="per-record")
+    check_schema(bundle.STATEMENT, with_table, "privacy_statement")
+    assert with_table["accuracy_stated"]
     made = statement(sealed.row.model_copy(update=changes), sampling="stratified")
     check_schema(bundle.STATEMENT, made, "privacy_statement")
     exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
+    assert not made["accuracy_stated"]
+    same = ("epsilon_replace_one", "chance_beyond_odds")
+    assert [with_table[name] for name in same] == [made[name] for name in same]
     assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)
     assert "epsilon_replace_one" not in statement(sealed.row, sampling="stratified")
 

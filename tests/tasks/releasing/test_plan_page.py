@@ -12,7 +12,14 @@ from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
 from mechanisms.model.config import ModelConfig
-from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
+from mechanisms.privacy.accuracy_table import events_of
+from mechanisms.privacy.events import (
+    Claim,
+    DpSgdEvent,
+    NoiseSegment,
+    ParallelEvent,
+    SwagPpmEvent,
+)
 from storage.ledger import (
     BudgetRefused,
     ComparisonFit,
@@ -151,7 +158,7 @@ def test_the_promise_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
     assert answer(found, "leakage").verdict == verdict
     text = plan_page.markdown(found)
     assert text.index("What is promised") < text.index("Not audited")
-    assert text.count(promise_of(claim)[1]) == 1
+    assert text.count(promise_of(claim, DRAW if claim is LOCAL else DESCENT)[1]) == 1
 
 
 def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
@@ -165,14 +172,22 @@ def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
             "unprotected_inputs": ("n", "settings"),
         }
     )
-    who, how_much, content, left_out = promise_of(claim)
+    who, how_much, content, left_out = promise_of(claim, DESCENT)
     assert "Each record of the training half" in who
     assert "at most a factor of 149 (ε = 5), plus δ = 1e-5" in how_much
     assert "101,000 (ε = 11.5211)" in content
     assert "the 2 items" in left_out
     units = claim.model_copy(update={"privacy_unit": "person", "max_records_per_unit": 3})
-    assert "Each person with at most 3 records" in promise_of(units)[0]
-    assert "No formal guarantee" in promise_of(LOCAL)[0]
+    assert "Each person with at most 3 records" in promise_of(units, DESCENT)[0]
+    assert "No formal guarantee" in promise_of(LOCAL, DRAW)[0]
+
+
+def test_an_officer_signs_that_both_halves_are_protected_where_accuracy_is_stated() -> None:
+    event = ParallelEvent(training=DESCENT, evaluation=events_of(0.5), split="record")
+    who, *_, left_out = promise_of(FORMAL, event)
+    assert "of either half" in who
+    assert "test half" not in left_out
+    assert "test half" in promise_of(FORMAL, DESCENT)[-1]
 
 
 def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
