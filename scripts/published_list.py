@@ -10,6 +10,7 @@ import argparse
 import re
 from pathlib import Path
 
+from flows.commands.options import read_options
 from storage.codelist import read_codelist
 from storage.egress.public_lists import LISTS, entry_digest
 
@@ -21,8 +22,15 @@ def main() -> None:
     )
     parser.add_argument("list", type=Path, help="CSV with code and title, as it was published")
     parser.add_argument("name", help="whose list and which version, such as 'OIICS 2.01, nature'")
+    parser.add_argument(
+        "--columns", nargs="+", default=[], help="those of codes and title, where not found"
+    )
+    parser.add_argument(
+        "--read-codelist", action="append", help="how it is read, as in training: sheet=…"
+    )
     options = parser.parse_args()
-    codes = read_codelist(options.list, option="list")
+    reading = read_options(options.read_codelist, "--read-codelist")
+    codes = read_codelist(options.list, option="--codelist", columns=options.columns, read=reading)
     name = re.sub(r"[^a-z0-9.]+", "-", options.name.casefold()).strip("-")
     LISTS.mkdir(exist_ok=True)
     file = LISTS / f"{name}.txt"

@@ -288,9 +288,9 @@ def _first_two(row: Sequence[str]) -> _Entry:
     return _Entry("", " ".join(cells))
 
 
-def read_parents(path: Path, *, option: str) -> dict[str, str]:
+def read_parents(path: Path, *, option: str, read: ReadOptions = AS_IT_LOOKS) -> dict[str, str]:
     """Reads the code above each code, from a list with the columns `code` and `parent`."""
-    header, rows = read_small(path.expanduser(), ("code", "parent"), option=option)
+    header, rows = read_small(path.expanduser(), ("code", "parent"), option=option, read=read)
     code, parent = header.index("code"), header.index("parent")
     return {row[code].strip(): row[parent].strip() for row in rows}
 

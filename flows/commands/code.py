@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from storage.tables.reader import Table
     from tasks.coding.bundles import Bundles
     from tasks.coding.coder import Coder, Coding
+    from tasks.coding.groups import Levels
     from tasks.coding.job import CodingReport
 
 
@@ -91,6 +92,20 @@ class ReviewOptions:
             "and parent of a list.",
         ),
     ] = "auto"
+    read_codelist: options.ReadCodelist = None
+
+    def levels(self) -> Levels:
+        """Returns the rule of the groups, or the parents of a list, which is read as its option
+        says.
+        """
+        if self.groups in ("auto", "digits", "none"):
+            if self.read_codelist:
+                raise InputError("--read-codelist requires a list as --groups")
+            return cast("Levels", self.groups)
+        from storage.codelist import read_parents
+
+        reading = options.read_options(self.read_codelist, "--read-codelist")
+        return read_parents(Path(self.groups), option="--groups", read=reading)
 
     def threshold_of(self, coder: Coder, adopted: AdoptedBundle | None) -> float | None:
         """Returns the score below which a person must check: the option's, or that of an accuracy."""
@@ -154,9 +169,7 @@ def code(
             from tasks.running.engine import check
 
             check(engine)
-        levels = review.groups
-        if levels not in ("auto", "digits", "none"):
-            levels = str(Path(levels).expanduser().resolve())
+        levels = review.levels()
         folders = {prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()}
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, tuple(each))

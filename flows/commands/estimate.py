@@ -41,6 +41,7 @@ def estimate(
     allow_unlisted: options.AllowUnlisted = False,
     prefix: options.Prefix = "",
     read: options.Read = None,
+    read_codelist: options.ReadCodelist = None,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -75,7 +76,7 @@ def estimate(
             sample,
             by=[name.strip() for name in by.split(",") if name.strip()],
             prefix=prefix,
-            listed=options.listed_codes(codelist),
+            listed=options.listed_codes(codelist, read_codelist),
             allow_unlisted=allow_unlisted,
             read=reading,
         )

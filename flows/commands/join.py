@@ -22,6 +22,14 @@ def join(
         typer.Option(help="Rows to use if the second table has an id in several rows."),
     ] = "refuse",
     read: options.Read = None,
+    read_second: Annotated[
+        list[str] | None,
+        options.more(
+            "--read-second",
+            help="How SECOND is read, where not as --read says.",
+            show_default="as --read",
+        ),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     r"""Join two tables by an id: each row of the first with its row of the second.
@@ -35,11 +43,14 @@ def join(
           --several first --out joined.csv
     """
     reading = options.read_options(read)
+    of_second = options.read_options(read_second, "--read-second") if read_second else reading
     options.require_writable("--out", out, overwrite=overwrite)
     with private_errors("join"):
         from storage.ingest.joining import join as write_joined
 
-        done = write_joined(first, second, out, on=on, several=several, read=reading)
+        done = write_joined(
+            first, second, out, on=on, several=several, read=reading, read_second=of_second
+        )
     say(
         f"{done.rows:,} rows written to {out}; {done.without_second:,} rows of {first.name} have no "
         f"row in {second.name}, {done.unused:,} rows of {second.name} were not used"

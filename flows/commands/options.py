@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
@@ -118,17 +119,31 @@ Template = Annotated[
 Label = Annotated[str | None, data("--label", help="Column of the code.")]
 
 
-def read_options(given: Sequence[str] | None) -> ReadOptions:
-    """Returns the settings of `--read`; refuses one that the reader does not know."""
+def read_options(given: Sequence[str] | None, option: str = "--read") -> ReadOptions:
+    """Returns the settings of an option that says how a table is read; refuses one that the reader
+    does not know.
+    """
     from storage.tables.options import AS_IT_LOOKS, ReadOptions
 
     if not given:
         return AS_IT_LOOKS
     from flows.commands.profiles import apply_settings, validate
 
+    _require_single(given, option)
     return validate(
-        ReadOptions, apply_settings({}, given, option="--read", model=ReadOptions), where="--read: "
+        ReadOptions,
+        apply_settings({}, given, option=option, model=ReadOptions),
+        where=f"{option}: ",
     )
+
+
+def _require_single(given: Sequence[str], option: str) -> None:
+    counts = Counter(setting.partition("=")[0] for setting in given)
+    if twice := next((key for key, count in counts.items() if count > 1), None):
+        raise InputError(
+            f"{option}: {twice} is given twice, and one value serves all that this option is for. "
+            "Give it once."
+        )
 
 
 @dataclass(frozen=True)
@@ -227,6 +242,9 @@ class RunOptions:
             "classification": self.classification,
             "classification-version": self.classification_version,
         }
+        _require_single(self.settings or (), "--set")
+        _require_single(self.read or (), "--read")
+        _require_single(self.read_codelist or (), "--read-codelist")
         read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
         read += [f"data.ingest.codelist_read.{setting}" for setting in self.read_codelist or ()]
         codelist = self.codelist[0] if self.codelist else None
@@ -392,14 +410,17 @@ class OutputOptions:
         say(result.model_dump_json(indent=2) if self.as_json else text)
 
 
-def listed_codes(codelist: Path | None) -> list[str]:
+def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]:
+    """Returns the codes of a published list; none without one, which `read` must not describe."""
+    if codelist is None:
+        if read:
+            raise InputError("--read-codelist requires --codelist")
+        return []
     from storage.codelist import read_codelist
 
-    return (
-        []
-        if codelist is None
-        else [code.code for code in read_codelist(codelist.expanduser(), option="--codelist")]
-    )
+    reading = read_options(read, "--read-codelist")
+    listed = read_codelist(codelist.expanduser(), option="--codelist", read=reading)
+    return [code.code for code in listed]
 
 
 def require_readable(option: str, file: Path) -> None:

@@ -42,6 +42,7 @@ def join(
     on: str,
     several: Several = "refuse",
     read: ReadOptions = AS_IT_LOOKS,
+    read_second: ReadOptions = AS_IT_LOOKS,
 ) -> Joined:
     """Writes the rows of the first table, each with the cells of the second table's row of its id.
 
@@ -59,7 +60,7 @@ def join(
     """
     kind = output_kind(out)
     left = open_table(first, [on], option="FIRST", read=read)
-    right = open_table(second, [on], option="SECOND", read=read)
+    right = open_table(second, [on], option="SECOND", read=read_second)
     _require_single(left, on)
     added = [name for name in right.columns if name != on]
     if twice := [name for name in added if name in left.columns]:

@@ -143,8 +143,11 @@ def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
     )
 
 
-_LISTS = ("code list", "--codelist")
-"""Options that name a code list."""
+_READ_BY: Final = {
+    **dict.fromkeys(("code list", "--codelist", "--groups"), "--read-codelist"),
+    "SECOND": "--read-second",
+}
+"""Options by which the reading of a table is changed that another option names."""
 
 
 class SeveralSheets(InputError):
@@ -203,7 +206,7 @@ class Source:
     @property
     def read_option(self) -> str:
         """Returns the option by which this file's reading is changed."""
-        return "--read-codelist" if self.option in _LISTS else "--read"
+        return _READ_BY.get(self.option, "--read")
 
     @property
     def label(self) -> str:

@@ -40,6 +40,7 @@ class Bundles:
     def key(self) -> list[Any]:
         return [
             [prefix, coder.digest, coder.temperature, coder.model.precision, coder.model.near_tie]
+            + ([] if coder.groups is None else [coder.groups.key])
             for prefix, coder in self.coders.items()
         ]
 

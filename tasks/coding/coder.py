@@ -39,7 +39,7 @@ from tasks.bundle.thresholds import (
     best_accuracy,
     read_thresholds,
 )
-from tasks.coding.groups import Groups, groups_of
+from tasks.coding.groups import Groups, Levels, groups_of
 from tasks.coding.rounding import near_tie
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def open_bundle(
     folder: Path,
     *,
     thresholds: Path | None = None,
-    levels: str = "auto",
+    levels: Levels = "auto",
     precision: Precision = "float32",
     coverage: float | None = None,
 ) -> Coder:

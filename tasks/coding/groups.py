@@ -9,12 +9,12 @@ square root of the codes, so that a reviewer chooses twice among about as many.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.codelist import read_parents
+from storage.artifacts import digest
 from storage.errors import InputError
 
 _SIGNS = ".-/ "
@@ -31,6 +31,11 @@ class Groups:
     """float32 [groups]: levels above a group, and itself."""
     above: Mapping[str, Sequence[str]]
     """The levels above each code, the coarsest first."""
+
+    @property
+    def key(self) -> str:
+        """Returns a digest of the levels, on which the answers depend."""
+        return digest({code: list(levels) for code, levels in self.above.items()})
 
     def most_detailed(
         self, scores: NDArray[np.float32], *, threshold: float
@@ -55,21 +60,26 @@ class Groups:
         return levels[-1] if levels else ""
 
 
-def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto") -> Groups | None:
+Levels = Literal["auto", "digits", "none"] | Mapping[str, str]
+"""Where levels come from: a rule, or a list that gives the code above each code."""
+
+
+def groups_of(
+    codes: Sequence[str], *, classification: str, levels: Levels = "auto"
+) -> Groups | None:
     """Returns the groups of a model's codes, or None without any.
 
     Args:
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
         levels: `digits` takes the leading signs of any classification's codes as levels; `none`
-            disables groups; otherwise the path of a list with the columns code and parent.
+            disables groups; otherwise the code above each code.
     """
     if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None
-    if levels in ("auto", "digits"):
+    if isinstance(levels, str):
         above = {code: _by_signs(code) for code in codes}
     else:
-        parents = read_parents(Path(levels), option="--groups")
-        above = {code: _by_parents(code, parents) for code in codes}
+        above = {code: _by_parents(code, levels) for code in codes}
     sizes = Counter(name for chain in above.values() for name in chain)
     depths = {name: depth for chain in above.values() for depth, name in enumerate(chain, start=1)}
     many = Counter(depths.values())
@@ -79,9 +89,8 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
     if not names:
         if levels != "auto":
             raise InputError(
-                f"--groups {levels}: the codes give no groups that save work: none has only some "
-                "of them. Leave it "
-                "out, or name a list with the columns code and parent"
+                "--groups: the codes give no groups that save work: none has only some of them. "
+                "Leave it out, or name a list with the columns code and parent"
             )
         return None
     names.sort(key=lambda name: (-depths[name], name))

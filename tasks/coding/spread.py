@@ -21,6 +21,7 @@ from storage.tables.reader import Row, survey
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import open_bundle
 from tasks.coding.columns import answer_columns
+from tasks.coding.groups import Levels
 from tasks.coding.job import CodingJob, code_piece
 from tasks.running.engine import map_parts
 
@@ -33,7 +34,7 @@ def spread(
     report: Callable[[int, int], None],
     bundle: Path,
     thresholds: Path | None = None,
-    levels: str = "auto",
+    levels: Levels = "auto",
 ) -> None:
     """Lets workers code all pieces of a job that are missing, and returns when they are there.
 

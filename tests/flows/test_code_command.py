@@ -173,6 +173,7 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         (("--data", "a.csv"), "--out"),
         (("x", "--out", "a.csv"), "require --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "mutually exclusive"),
+        (("--data", "a.csv", "--out", "b.csv", "--read-codelist", "skip=1"), "a list as --groups"),
         (
             ("--data", "a.csv", "--out", "b.csv", "--engine", "many"),
             "--engine many: give a number of processes",

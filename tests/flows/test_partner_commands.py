@@ -18,6 +18,7 @@ from jobs import answers, environment, read_csv, write_csv
 from sealed_bundle import Sealed
 from stack import free_port
 from tiny_models import CODES
+from workbooks import workbook
 
 from storage.errors import InputError, StorageError
 from storage.ledger.heads import key_id
@@ -77,6 +78,30 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
     assert content["sampled"] == 100
     with pytest.raises(InputError, match="--overwrite"):
         invoke("estimate", coded, *options)
+
+
+def test_the_list_of_a_sheet(coded: Path, tmp_path: Path) -> None:
+    """A classification in a workbook of several lists serves `estimate` and the groups of `code`."""
+    book, sample = tmp_path / "lists.xlsx", tmp_path / "sample.csv"
+    titled = [[code, f"T{code}"] for code in CODES]
+    parents = [[code, f"T{code}", code[:1]] for code in CODES]
+    book.write_bytes(
+        workbook([["code", "title"], ["A", "x"], ["B", "y"]], [["code", "title"], *titled],
+                 [["code", "title", "parent"], *parents])
+    )  # fmt: skip
+    command("sample", coded, "--out", sample, "--share", "0.5")
+    rows = [row | {"human_code": next(iter(CODES))} for row in read_csv(sample)]
+    write_csv(sample, rows)
+    given = ("estimate", coded, "--sample", sample, "--json", "--codelist", book)
+    with pytest.raises(InputError, match="--read-codelist sheet="):
+        invoke(*given)
+    with pytest.raises(InputError, match="150 of 150 codes are not on the list"):
+        invoke(*given, "--read-codelist", "sheet=S1")
+    assert "150 on the list" in invoke(*given, "--read-codelist", "sheet=S2")[2]
+    with pytest.raises(InputError, match="sheet is given twice"):
+        invoke(*given, "--read-codelist", "sheet=S1", "--read-codelist", "sheet=S2")
+    with pytest.raises(InputError, match="requires --codelist"):
+        invoke(*given[:-2], "--read-codelist", "sheet=S2")
 
 
 def test_the_tutorial_makes_its_table(

@@ -9,6 +9,7 @@ import pytest
 
 from storage.errors import InputError
 from storage.ingest.joining import Joined, join
+from storage.tables.options import ReadOptions
 
 REPORTS = "id,text\n101,fell\n102,cut\n103,burned\n"
 
@@ -44,6 +45,17 @@ def test_several_rows_of_an_id(tmp_path: Path) -> None:
     assert done.left_out == 2
     done, rows = joined(tmp_path, SEVERAL, several="each")
     assert [row[2] for row in rows] == ["111", "132", "153", ""]
+
+
+def test_each_table_is_read_by_its_own_options(tmp_path: Path) -> None:
+    """The second has other signs and titles than the first."""
+    (tmp_path / "first.csv").write_text(REPORTS)
+    (tmp_path / "second.txt").write_bytes("102*Stöße\n101*Brüche\n".encode("cp850"))
+    reading = ReadOptions(separator="*", encoding="cp850", names=("id", "title"))
+    out = tmp_path / "out.csv"
+    join(tmp_path / "first.csv", tmp_path / "second.txt", out, on="id", read_second=reading)
+    with out.open(newline="") as file:
+        assert [row["title"] for row in csv.DictReader(file)] == ["Brüche", "Stöße", ""]
 
 
 @pytest.mark.parametrize(

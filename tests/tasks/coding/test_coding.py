@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from csv_files import write_csv
 
 from mechanisms.model.scorer import softmax
+from storage.codelist import read_parents
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from tasks.coding import coder as coders
@@ -74,13 +76,13 @@ def test_no_group_holds_what_everybody_knows_already() -> None:
         (("1", "2"), "OIICS", "auto", None),
         (("111", "112", "121", "211"), "OIICS", "auto", {"11", "12", "2", "21"}),
         (("62.01", "62.02", "63.1", "63.2"), "NACE", "digits", {"62", "62.0", "63"}),
-        (("a", "b", "c", "d"), "own", "list.csv", {"X", "Y"}),
+        (("a", "b", "c", "d"), "own", Path("list.csv"), {"X", "Y"}),
     ],
 )
 def test_levels_are_oiics_s_digits_or_those_that_are_named(
     codes: tuple[str, ...],
     classification: str,
-    levels: str,
+    levels: Literal["auto", "digits", "none"] | Path,
     groups: set[str] | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -92,7 +94,8 @@ def test_levels_are_oiics_s_digits_or_those_that_are_named(
     (tmp_path / "list.csv").write_text(
         "code,title,parent\na,,X\nb,,X\nc,,Y\nd,,Y\nX,,all\nY,,all\n"
     )
-    found = groups_of(codes, classification=classification, levels=levels)
+    named = read_parents(levels, option="--groups") if isinstance(levels, Path) else levels
+    found = groups_of(codes, classification=classification, levels=named)
     assert (None if found is None else set(found.names)) == groups
 
 

@@ -4,6 +4,7 @@ unbroken.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tasks.coding import job as coding_job
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
+from tasks.coding.groups import groups_of
 from tasks.coding.job import CodingJob, run
 
 HEADER = ["id", "Text", "version"]
@@ -61,6 +63,21 @@ def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path
         assert {name: row[name] for name in coder.origin} == coder.origin
     assert [row["id"] for row in rows] == [str(n) for n in range(25)]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_other_groups_take_no_pieces_of_an_earlier_job(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that died with one list of groups does not finish with the groups of another."""
+    codes = coder.model.codes
+    parents = [{code: f"{side}{n % 3}" for n, code in enumerate(codes)} for side in "LR"]
+    left, right = (
+        replace(coder, groups=groups_of(codes, classification="own", levels=levels))
+        for levels in parents
+    )
+    with killed_at(monkeypatch, coding_job, "_write_part", after=3):
+        run(Bundles.of(left), job(table, tmp_path / "out.csv"))
+    assert run(Bundles.of(right), job(table, tmp_path / "out.csv")).resumed == 0
 
 
 def test_formats_agree(coder: Coder, table: Path, tmp_path: Path) -> None:
