@@ -159,8 +159,17 @@ def fill(
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
     digests = {name: graph.sha256 for name, graph in graphs.items()}
+    own = own_texts(
+        codes,
+        facts,
+        candidate.model.encoder,
+        statement=claimed,
+        label=row.label or "",
+        registry=None if deployment is None else deployment.stated,
+    )
+    unsigned = () if texts is None else tuple(text for text in own if text not in texts)
     expected = _expected(
-        context, candidate, codes, settings, texts, documents=documents.texts, graphs=digests
+        context, candidate, codes, settings, unsigned, documents=documents.texts, graphs=digests
     )
     gate.inspect(folder, expected)
     return expected
@@ -293,14 +302,11 @@ def _expected(
     candidate: Candidate,
     codes: Sequence[Code],
     settings: BundleParameters,
-    texts: Sequence[str] | None,
+    unsigned: tuple[str, ...],
     *,
     documents: Mapping[str, str],
     graphs: Mapping[str, str],
 ) -> gate.Expected:
-    facts = context.store.figures(candidate.dataset)
-    unit = context.store.recipe(candidate.dataset)["config"]["ingest"].get("unit_column")
-    own = own_texts(codes, facts, candidate.model.encoder, unit=unit)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
     files |= graphs
     untrained = context.workspace.private / "untrained" / candidate.fitted.sha256[:32]
@@ -319,8 +325,7 @@ def _expected(
         files |= {name: file_digest(path) for name, path in places.items() if name not in trained}
     finally:
         shutil.rmtree(untrained, ignore_errors=True)
-    signed = own if texts is None else texts
-    return gate.Expected(files, trained, tuple(text for text in own if text not in signed))
+    return gate.Expected(files, trained, unsigned)
 
 
 def codes_text(codes: Sequence[Code], classification: str, version: str) -> str:

@@ -35,8 +35,8 @@ def statement(
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle
             has them.
     """
-    public, audited = row.as_json(), "audit" in row.details
-    content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
+    audited = "audit" in row.details
+    content: dict[str, Any] = {"schema": 1} | repeated_fields(row)
     content["sampling"] = sampling
     event = None if row.event is None else decode(row.event)
     content["exact_arithmetic"] = event is not None and is_exact(event)
@@ -50,12 +50,18 @@ def statement(
     if audited:
         content |= {
             "audit": row.details["audit"],
-            "unprotected_inputs": [*public["unprotected_inputs"], AUDITED],
+            "unprotected_inputs": [*content["unprotected_inputs"], AUDITED],
         }
     if documents:
         content["documents"] = list(documents)
     content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])
     return content | {"sentences": sentences_of(content)}
+
+
+def repeated_fields(row: Row) -> dict[str, Any]:
+    """Returns the fields that a statement repeats of its row: whatever people named is in these."""
+    public = row.as_json()
+    return {name: public[name] for name in _STATED}
 
 
 def _epsilon_replaced(row: Row) -> float | None:

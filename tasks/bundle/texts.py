@@ -10,6 +10,7 @@ from mechanisms.model import encoder_files
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code
 from storage.egress.public_lists import published_name, reviewed_encoder
+from storage.ledger.policy import RegistryStatement
 
 _NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
@@ -28,14 +29,23 @@ _PUBLIC_NAME = 12
 
 
 def own_texts(
-    codes: Sequence[Code], facts: Mapping[str, Any], encoder: str, *, unit: str | None = None
+    codes: Sequence[Code],
+    facts: Mapping[str, Any],
+    encoder: str,
+    *,
+    statement: Mapping[str, Any] | None = None,
+    label: str = "",
+    registry: RegistryStatement | None = None,
 ) -> tuple[str, ...]:
     """Lists every text of a bundle that is neither published nor a name or number in a narrow form.
 
     Args:
-        facts: figures of the ingest: classification, version and cohorts.
+        codes: as `codelist.csv` has them.
+        facts: figures of the ingest: classification and version.
         encoder: its name or folder.
-        unit: header of the column whose units are protected, which the statement names.
+        statement: `privacy_statement.json`, or those of its fields that are known.
+        label: of the release, which a record for a registry names.
+        registry: what that record repeats of the policy; None where there is no record.
     """
     # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
@@ -48,17 +58,80 @@ def own_texts(
         or not named.isascii()
     ):
         texts.append(f"classification: {named}")
-    texts += [
-        f"cohort: {cohort}" for cohort in facts.get("cohorts", ()) if not _NAME.fullmatch(cohort)
-    ]
-    # guard: test_what_is_handed_in_is_listed_whole
-    if unit and not _NAME.fullmatch(unit):
-        texts.append(f"column of the protected unit: {unit}")
+    texts += _texts_of_statement({} if statement is None else statement)
+    if registry is not None:
+        # guard: test_what_the_record_for_a_registry_says_is_listed
+        if not _NAME.fullmatch(label):
+            texts.append(f"label of the release: {label}")
+        stated = registry.model_dump(mode="json")
+        texts += [f"registry: {name}: {text}" for name, text in _leaves(stated) if text]
     if not _ENCODER.fullmatch(name_of(encoder)):
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
         texts += _texts_of_encoder(encoder)
     return tuple(map(_visible, texts))
+
+
+WRITTEN_BY_THE_PROGRAM = frozenset(
+    {
+        "accountant",
+        "audit",
+        "code_commit",
+        "delta",
+        "delta_text",
+        "documents",
+        "does_not_mean",
+        "epsilon",
+        "epsilon_add_remove",
+        "epsilon_replace_one",
+        "floating_point_caveat",
+        "guarantee_kind",
+        "mc_failure_prob",
+        "mechanism",
+        "neighbouring_relation",
+        "randomness_source",
+        "release_id",
+        "sampling",
+        "sensitivity",
+        "sentences",
+        "trust_model",
+    }
+)
+"""Fields of a statement whose words the program writes; those of any other field are listed."""
+_SENTENCES = frozenset({"assumptions", "unprotected_inputs"})
+"""Fields of sentences that the program writes. What they quote, in backquotes, is listed."""
+_NARROW_FORMS = {
+    "population": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}"),
+    "privacy_unit": re.compile(r"record|unit \([A-Za-z0-9][A-Za-z0-9._-]{0,15}\)"),
+}
+
+
+def _texts_of_statement(statement: Mapping[str, Any]) -> Iterator[str]:
+    for field, value in statement.items():
+        texts = (
+            [] if field in WRITTEN_BY_THE_PROGRAM else [text for _, text in _leaves(value, field)]
+        )
+        if field in _SENTENCES:
+            # guard: test_what_a_sentence_quotes_is_listed
+            texts = [quoted for text in texts for quoted in text.split("`")[1::2]]
+        narrow = _NARROW_FORMS.get(field, _NAME)
+        # guard: test_what_is_handed_in_is_listed_whole
+        texts = [text for text in texts if field in _SENTENCES or not narrow.fullmatch(text)]
+        yield from (f"{field}: {text}" for text in texts)
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every text of a parsed document, keys of inner objects included, with its field."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            if name:
+                yield name, str(key)
+            yield from _leaves(entry, name or str(key))
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _leaves(entry, name)
 
 
 def _visible(text: str) -> str:

@@ -26,9 +26,12 @@ from storage.durable import copy_regular, read_regular, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, Name
 from storage.ledger import BudgetRefused, ComparisonFit, Ledger, ReleasePlan, Row, SearchFit
+from storage.ledger.content import anticipated
 from storage.ledger.models import Mark
+from storage.ledger.policy import RegistryStatement
 from storage.ledger.records import SAMPLE, same_records
 from tasks.bundle import licence
+from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, name_of, own_texts
 from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
@@ -98,6 +101,8 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     """Digest of the encoder in the released model."""
     public: tuple[Annotated[str, Field(pattern=_DIGEST)], ...] = ()
     """Digests of the stages that embedded public texts for the words of the released model."""
+    registry: RegistryStatement | None = None
+    """What the policy states for a registry, which the bundle repeats."""
     texts: tuple[str, ...] = ()
     """Every text of the bundle that no published list has and that is no name or number in a narrow
     form.
@@ -112,18 +117,27 @@ class Output(BaseModel, frozen=True, extra="forbid"):
             licence=licence.resolve(settings.licence),
         )
 
-    def with_contents(self, context: Context, candidate: Candidate) -> Output:
-        """Returns the settings with the encoder and the texts that a bundle of this candidate
-        contains.
-        """
-        encoder, store = candidate.model.encoder, context.store
-        codes = load_codes(store.open(candidate.dataset))
-        unit = store.recipe(candidate.dataset)["config"]["ingest"].get("unit_column")
-        texts = own_texts(codes, store.figures(candidate.dataset), encoder, unit=unit)
-        contents: dict[str, Any] = {"encoder": encoder_digest(encoder), "texts": texts}
+    def with_texts(
+        self, context: Context, candidate: Candidate, plan: ReleasePlan, **changed: Any
+    ) -> Output:
+        """Returns the settings, some of them changed, with the texts of this plan's bundle."""
+        output, store = self.model_copy(update=changed), context.store
+        texts = own_texts(
+            load_codes(store.open(candidate.dataset)),
+            store.figures(candidate.dataset),
+            candidate.model.encoder,
+            statement=repeated_fields(anticipated(plan, audit=None)),
+            label=plan.release_label,
+            registry=output.registry,
+        )
+        return output.model_copy(update={"texts": texts})
+
+    def with_contents(self, context: Context, candidate: Candidate, plan: ReleasePlan) -> Output:
+        """Returns the settings with the encoder and the texts that a bundle of this plan contains."""
+        contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
         if context.copies is None:  # a release takes them by the plan
             contents["public"] = _public_stages(context, candidate)
-        return self.model_copy(update=contents)
+        return self.with_texts(context, candidate, plan, **contents)
 
     @property
     def texts_digest(self) -> str:
@@ -287,11 +301,15 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     def bind(self, ledger: Ledger, context: Context) -> PlannedRelease:
         """Binds the plan to this ledger at its newest row, and states how its fit was chosen by the
-        ledger's rows.
+        ledger's rows and what its policy says for a registry.
 
         An equal saved plan stays, with its approvals.
         """
-        bound = self.with_selection(context, self.selection_now(ledger, context), ledger=None)
+        registry = ledger.policy().registry
+        output = self.output.with_texts(context, self.candidate, self.plan, registry=registry)
+        bound = self.model_copy(update={"output": output}).with_selection(
+            context, self.selection_now(ledger, context), ledger=None
+        )
         try:
             saved = PlannedRelease.load(self.file(context))
             if saved.with_selection(context, saved.selection, ledger=None).digest == bound.digest:
@@ -495,7 +513,7 @@ def build_plan(
     return PlannedRelease(
         plan=plan,
         candidate=candidate,
-        output=output.with_contents(context, candidate),
+        output=output.with_contents(context, candidate, plan),
         method=method,
         selection=selection,
     )

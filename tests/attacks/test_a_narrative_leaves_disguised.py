@@ -12,26 +12,39 @@ import lzma
 import quopri
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sealed_bundle import Sealed
+from pydantic import BaseModel, ValidationError
+from releases import make_event
+from sealed_bundle import Sealed, plan
 
+from mechanisms.model.config import ModelConfig
+from mechanisms.privacy.events import Claim
 from storage.bundle.folder import CARD, CODELIST, UnsoundBundle
 from storage.codelist import Code
 from storage.egress import gate
 from storage.egress.gate import Expected
-from tasks.bundle.texts import own_texts
+from storage.ledger import ReleasePlan
+from storage.ledger.content import anticipated
+from storage.ledger.policy import RegistryStatement
+from tasks.bundle import fill
+from tasks.bundle.deployment import Deployment
+from tasks.bundle.texts import WRITTEN_BY_THE_PROGRAM, own_texts
+from tasks.parameters import BundleParameters
+from tasks.releasing.claims import CHOSEN, COMPARED, SEARCHED, unprotected_inputs
 
 DECLARES = """
 no text leaves that nobody signed
 | 74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes, encodings and
-compressed; each as title, code, classification, cohort, token of an encoder, and in every document
-| what an officer signs without reading it; what a policy's `registry` states; numbers: codes without titles, and
-digits and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
+compressed; each as title, code, classification, population, cohort, unit, token of an encoder, and in every
+document; every text field of plan, claim and a policy's `registry`
+| what an officer signs without reading it; numbers: codes without titles, and digits
+and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
 digest; what is spread over the low bits of weights
 """
 
@@ -39,6 +52,16 @@ SECRET = (
     "The employee was greasing the conveyor chain when his left glove was pulled into the "
     "tail pulley."
 )
+STATED: dict[str, object] = {
+    "curators": ["Office"],
+    "region": "Here",
+    "domain": "Reports",
+    "actors": "Everyone",
+    "refreshment": "Never",
+    "justification": "None",
+    "authors": ["Office"],
+}
+SELECTED = (SEARCHED, COMPARED, CHOSEN)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CODES = (
     ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- "
@@ -193,8 +216,8 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     """
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
-    def listed(codes: list[Code], *, unit: str | None = None, **facts: Any) -> str:
-        shown = "\n".join(own_texts(codes, facts, encoder, unit=unit))
+    def listed(codes: list[Code], *, statement: Any = None, **facts: Any) -> str:
+        shown = "\n".join(own_texts(codes, facts, encoder, statement=statement))
         return re.sub(
             r"\\(?:(\\)|u(.{4})|U(.{8}))",
             lambda one: one[1] or chr(int(one[2] or one[3], 16)),
@@ -208,8 +231,66 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     assert text[:half].rstrip() in cut
     assert text[half:].rstrip() in cut
     assert text in listed([], classification=text)
-    assert text in listed([], cohorts=[text])
-    assert text in listed([], unit=text)
+    assert text in listed([], statement={"cohorts": [text]})
+    assert text in listed([], statement={"privacy_unit": f"unit ({text})"})
+    assert text in listed([], statement={"population": text})
+    assert text in listed([], statement={"a field of tomorrow": {text: 1}})
+
+
+def test_what_a_sentence_quotes_is_listed(sealed: Sealed) -> None:
+    """The sentence in which titles are read leaves among what is not protected."""
+    encoder = sealed.candidate.model.encoder
+    model = ModelConfig(prior="titles", pooling="mean", prior_sentence=f"{SECRET} {{}}")
+    facts = {"sampling": "per-record", "label_space_source": "codelist", "cohorts": ["all"]}
+    for lines, count in ((unprotected_inputs(facts, model=model), 1), (SELECTED, 0)):
+        listed = own_texts([], {}, encoder, statement={"unprotected_inputs": lines})
+        assert len(listed) == count
+        assert all(SECRET in text for text in listed)
+
+
+def test_what_the_record_for_a_registry_says_is_listed(sealed: Sealed) -> None:
+    encoder = sealed.candidate.model.encoder
+    stated = RegistryStatement.model_validate(STATED | {"domain": SECRET})
+    listed = own_texts([], {}, encoder, label=SECRET, registry=stated)
+    assert {f"label of the release: {SECRET}", f"registry: domain: {SECRET}"} <= set(listed)
+    assert own_texts([], {}, encoder, label=SECRET) == ()
+
+
+def marked(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a word of its own into each field that takes one."""
+    made: dict[str, Any] = dict(given)
+    for name in model.model_fields:
+        word = f"Zq {name} qZ"
+        for value in (word, (word,)):
+            with suppress(ValidationError):
+                model.model_validate({**made, name: value})
+                made[name] = value
+    return made
+
+
+def test_whatever_a_finished_document_repeats_is_listed(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every text field of plan, claim and the policy's statement has a word of its own. Whichever
+    of these words is in any file of the bundle is a text that the plan lists, but for the fields
+    whose words the program writes.
+    """
+    found: list[Expected] = []
+    monkeypatch.setattr(gate, "inspect", lambda _, expected: found.append(expected))
+    values = plan("marked", sealed.candidate).model_dump() | {"event": make_event(sensitivity=1.5)}
+    values["claim"] = marked(Claim, values["claim"])
+    row = anticipated(ReleasePlan.model_validate(marked(ReleasePlan, values)), audit=None)
+    stated = RegistryStatement.model_validate(marked(RegistryStatement, STATED))
+    row = row.model_copy(update={"artifact_digests": sealed.candidate.artifact_digests})
+    chosen: Any = {"settings": BundleParameters(), "theta": None, "texts": ()}
+    chosen["deployment"] = Deployment(row, [], stated, repeated=False)
+    fill.fill(tmp_path, sealed.context, row, sealed.candidate, **chosen)
+    files = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    words = {word for text in files for word in re.findall("Zq [a-z_]+ qZ", text)}
+    listed = "\n".join(found[0].unsigned_texts)
+    assert {"Zq population qZ", "Zq privacy_unit qZ", "Zq cohorts qZ", "Zq domain qZ"} <= words
+    unlisted = {word[3:-3] for word in words if word not in listed}
+    assert unlisted <= WRITTEN_BY_THE_PROGRAM | {"assumptions", "unprotected_inputs"}
 
 
 def test_the_gate_refuses_it_and_quotes_nothing(
