@@ -305,8 +305,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
         An equal saved plan stays, with its approvals.
         """
-        registry = ledger.policy().registry
-        output = self.output.with_texts(context, self.candidate, self.plan, registry=registry)
+        registry, output = ledger.policy().registry, self.output
+        if registry != output.registry:
+            output = output.with_texts(context, self.candidate, self.plan, registry=registry)
         bound = self.model_copy(update={"output": output}).with_selection(
             context, self.selection_now(ledger, context), ledger=None
         )
