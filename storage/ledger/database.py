@@ -39,6 +39,10 @@ _WRITE = {**_MEASURE, ledger_row.name: "", record_set.name: ""}
 """Tables that a role may add rows to, and in which columns."""
 
 
+class LedgerLocked(StorageError):
+    """Another process holds the lock; nothing was recorded."""
+
+
 class ConnectionLost(Unavailable):
     """The server went away; whether the last transaction was kept is not known."""
 
@@ -198,7 +202,7 @@ class Database:
         original = str(error.orig).splitlines()[0] if error.orig else ""
         code = getattr(error.orig, "sqlstate", None)
         if "locked" in original or code == "55P03":
-            return StorageError(
+            return LedgerLocked(
                 f"ledger {self.name}: locked by another process for {self.lock_timeout:g} "
                 f"s{self._holder()}. Nothing "
                 "was recorded; try again when that one is done"
@@ -364,8 +368,8 @@ def _use_write_ahead_log(database: Database) -> None:
                 connection.execution_options(isolation_level="AUTOCOMMIT")
                 connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             return
-        except StorageError as error:
-            if "locked" not in str(error.__cause__) or time.monotonic() > deadline:
+        except LedgerLocked:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
 

@@ -78,7 +78,7 @@ def test_metrics_of_the_runs_on_the_stack(stack: Stack, released: str) -> None:
         if s.labels["result"] == "computed"
     }
     assert {s.labels["stage"] for s in families["autocoder_stage_last_seconds"]} == ended_well
-    assert len(ended_well) > 10
+    assert ended_well >= {"ingest", "branch-fit", "predictions", "plan", "release"}
     assert {s.labels["part"]: s.value for s in families["autocoder_up"]} == {
         "ledger": 1,
         "server": 1,

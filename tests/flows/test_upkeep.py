@@ -103,7 +103,6 @@ def test_a_row_cut_off_since_the_night_before_is_found(tmp_path: Path) -> None:
     assert ledger_verify.fn(home=str(workspace.home)).sequence == 3, "again changes nothing"
     engine = sa.create_engine(workspace.ledger_url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TRIGGER ledger_row_no_delete")
         connection.exec_driver_sql("DELETE FROM ledger_row WHERE sequence = 3")
     engine.dispose()
     assert Ledger.open(workspace.ledger_url).verify().ok, "the ledger alone does not tell"
