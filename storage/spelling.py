@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Final
 
 from storage.codelist import describe_shape, normalise_code
@@ -56,7 +56,13 @@ _NO_CODES = (
 )
 _NO_CODE = frozenset(_NO_CODES.split("|"))
 """Words that stand for a missing code, in the languages that agencies write."""
-_SEVERAL = re.compile(r"[;,|/&+]|\s+")
+_BETWEEN: Final = {
+    r"\s*[;|]\s*": True,
+    r"\s*,\s*": False,
+    r"\s*[/&+]\s*": False,
+    r"\s+": False,
+}
+"""What may be between codes, and whether nothing else has it inside; the first that separates."""
 
 
 def _together(code: str) -> str:
@@ -139,13 +145,26 @@ class Spellings:
 
     def is_several(self, value: str) -> bool:
         """Checks whether a cell has several codes, each of them listed."""
-        parts = parts_of(value)
+        parts = parts_of(value, self._listed)
         return len(parts) > 1 and all(part in self._listed or self.match(part) for part in parts)
 
 
-def parts_of(value: str) -> list[str]:
-    """Returns the parts of a cell that may have several codes."""
-    return [part for part in _SEVERAL.split(value) if part]
+def parts_of(value: str, known: Container[str] = ()) -> list[str]:
+    """Returns the parts of a cell that may have several codes; the cell where it has one.
+
+    Only ; and | separate any words. The other signs occur inside names, as in `Slip/trip`, and
+    separate parts that have a digit each, are one sign, or are codes that are known.
+    """
+    for sign, certain in _BETWEEN.items():
+        parts = [part for part in re.split(sign, value) if any(map(str.isalnum, part))]
+        if len(parts) < 2:
+            if certain and parts and re.search(sign, value):
+                return parts
+            continue
+        codes = (part in known or len(part) == 1 or any(map(str.isdigit, part)) for part in parts)
+        if certain or all(codes):
+            return parts
+    return [value]
 
 
 def _of(count: int, total: int) -> str:
@@ -213,7 +232,8 @@ def twins(codes: Mapping[str, int]) -> list[str]:
     if several := _made_of_others(codes):
         notes.append(
             f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are "
-            "made of other codes (--set data.ingest.several_codes=first reads the first)"
+            "made of other codes (--set data.ingest.several_codes=first reads the first, and =each "
+            "makes a record of each)"
         )
     if upper := {above for code in codes for above in _levels(code) if above in codes}:
         notes.append(
@@ -246,7 +266,7 @@ def _made_of_others(codes: Collection[str]) -> list[str]:
     return [
         code
         for code in codes
-        if len(parts := parts_of(code)) > 1
+        if len(parts := parts_of(code, codes)) > 1
         and (
             all(part in codes for part in parts)
             or all(re.search(r"\d", part) and _shape(part) in shapes for part in parts)

@@ -193,11 +193,12 @@ class IngestConfig(BaseModel):
         description="Codes that are not on the list and begin with a listed one: as others that "
         "are not on it, or cut to the longest listed code that they begin with, and counted.",
     )
-    several_codes: Literal["keep", "first"] = Field(
+    several_codes: Literal["keep", "first", "each"] = Field(
         default="keep",
         title="Several codes in one cell",
-        description="Between ; | , + & / or blanks: keep the cell as one code, or read the first "
-        "of them and count such records.",
+        description="Between ; | , + & / or blanks: keep the cell as one code; read the first of "
+        "them; or make a record of each, which then needs a unit column that is the same in all of "
+        "them. Such records are counted.",
     )
     lost_zeros: Literal["keep", "restore"] = Field(
         default="keep",
@@ -347,6 +348,12 @@ class IngestConfig(BaseModel):
             ): (day and self.split_by_unit),
             "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names
             and not self.dated_cohorts,
+            (
+                "several_codes=each makes records of one report, which count together: name the "
+                "person or the id of the report with unit_column, and set max_per_unit and "
+                "split_by_unit (or train_before)"
+            ): self.several_codes == "each"
+            and not (unit and self.max_per_unit and (self.split_by_unit or day)),
             "codelist_columns has one column. Name those of code and title": (
                 len(self.codelist_columns) == 1
             ),

@@ -20,6 +20,7 @@ from storage.datasets import CELLS, CODES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.cell_digests import SIZE, cell_digests
+from storage.ingest.code_cells import Numbers, numbered
 from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, Survey, survey
@@ -167,8 +168,12 @@ def ingest(
     digest, cells = hashlib.sha256(), bytearray()
     parts: list[pa.RecordBatch] = []
     done = 0
-    for batch in records.texts(config.columns, _marks(config, listed)):
-        parts.append(_sampled(batch, done, overview, selection, labels, config, digest, cells))
+    place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
+    batches = records.texts(config.columns, _marks(config, listed))
+    for batch, numbers in numbered(batches, config, place):
+        parts.append(
+            _sampled(batch, done, numbers, overview, selection, labels, config, digest, cells)
+        )
         done += batch.num_rows
         progress((len(overview.state) + done) // 2, len(overview.state))
     if records.changed():
@@ -295,6 +300,7 @@ def _classes(
 def _sampled(
     batch: pa.RecordBatch,
     start: int,
+    numbers: Numbers,
     overview: Survey,
     selection: Selection,
     labels: np.ndarray,
@@ -311,7 +317,7 @@ def _sampled(
     written = list(zip(*(columns[name] for name in config.text_columns), strict=True))
     texts = config.narratives.texts(written)
     ids = (
-        (rows + 1).tolist()
+        (numbers[chosen] + 1).tolist()
         if config.id_column is None
         else [cell.strip() for cell in columns[config.id_column]]
     )
@@ -335,7 +341,13 @@ def _sampled(
     arrays = list(
         map(
             to_arrow,
-            (rows + 1 if config.id_column is None else ids, texts, labels[codes], cohorts, units),
+            (
+                numbers[chosen] + 1 if config.id_column is None else ids,
+                texts,
+                labels[codes],
+                cohorts,
+                units,
+            ),
         )
     )
     fields = [
@@ -366,7 +378,10 @@ def _report(
         if count
     }
     dropped = overview.dropped() | selection.left_out
-    if sum(counts.values()) + sum(dropped.values()) != records.rows:
+    further = 0
+    if overview.numbers is not None:
+        further = len(overview.numbers) - len(np.unique(overview.numbers))
+    if sum(counts.values()) + sum(dropped.values()) != records.rows + further:
         raise StorageError(
             f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them "
             "sampled and "
@@ -383,6 +398,7 @@ def _report(
     return {
         "rows_counted": records.rows,
         "rows_read": len(overview.state),
+        "records_of_further_codes": further,
         "bad_rows_skipped": sum(part.skipped for part in records.files),
         "sampled": int(sampled.sum()),
         "splits": counts,

@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
+from storage.codelist import MAX_CODE, Code, describe_shape
 from storage.errors import InputError
+from storage.ingest.code_cells import CodeCells, Respelling, numbered
 from storage.ingest.config import IngestConfig
 from storage.ingest.dates import NO_DAYS, SLASHED, causes, cohort_of, day_of, fitting
 from storage.ingest.sampling import Digests, digests
 from storage.ingest.units import several_ids, unit_form, unit_notes
 from storage.narrative_look import Looking, NarrativeLook
-from storage.spelling import Spellings, above_finer, parts_of, twins, with_zero
+from storage.spelling import Spellings, above_finer, twins
 from storage.tables.reader import Marks, Table
 from storage.tables.source import to_arrow
 
@@ -41,7 +42,6 @@ ALL = "all"
 """The cohort of a source without dates."""
 
 
-Respelling = Literal["added", "matched", "first", "cut", "restored"]
 _RESPELT: dict[Respelling, str] = {
     "added": "codes were read without what a table program added, such as 111 for 111.0",
     "matched": "codes were read in the spelling of the list (unknown_codes=match)",
@@ -53,9 +53,11 @@ _RESPELT: dict[Respelling, str] = {
 
 @dataclass(frozen=True)
 class Survey:
-    """Holds one entry per row of the source."""
+    """Holds one entry per row of the source, or per code where each makes a record."""
 
     state: NDArray[np.int8]
+    numbers: NDArray[np.int64] | None
+    """Row of the source of each, from 0, where a row of several codes is several; None: the same."""
     codes: NDArray[np.int32]
     """Index into `code_names`, -1 without a code."""
     code_names: list[str]
@@ -121,8 +123,9 @@ def survey(
     chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
     empty: list[NDArray[np.bool_]] = []
     identities: list[Digests] = []
-    rows, looking = 0, Looking()
-    for batch in records.texts(config.columns, marks):
+    place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
+    rows, looking, numbers = 0, Looking(), []
+    for batch, of_batch in numbered(records.texts(config.columns, marks), config, place):
         trimmed = {
             name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
             for name in config.columns
@@ -138,8 +141,11 @@ def survey(
             identifying = whole if config.id_column is None else [trimmed[config.id_column]]
             identities.append(digests([column.to_pylist() for column in identifying]))
         looking.take([trimmed[name] for name in config.text_columns])
+        if config.several_codes == "each":
+            numbers.append(of_batch)
         rows += batch.num_rows
         progress(rows)
+    lines = _Lines(np.concatenate(numbers) if numbers else None)
     columns = {name: _Column.of(parts) for name, parts in chunks.items()}
     lacking = np.concatenate(empty)
     label = records.source.label
@@ -158,7 +164,7 @@ def survey(
             if all(map(holds, unknown))
         ]
         several = [spellings.is_several(code) for code in unknown]
-        ways += ["data.ingest.several_codes=first"] if all(several) else []
+        ways += ["data.ingest.several_codes=first (or each)"] if all(several) else []
         raise InputError(
             f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have "
             "a code that is "
@@ -168,15 +174,16 @@ def survey(
         )
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(
-            f"{label}: {lacking.sum()} records without text ({_named(lacking)}). Fill them in, "
+            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them in, "
             "or set "
             "data.ingest.empty_text=drop"
         )
-    units, notes = None, []
+    units, notes = None, lines.notes()
     if config.unit_column is not None:
-        units, notes = _units(
-            columns[config.unit_column], f"{label}, column {config.unit_column!r}"
+        units, more = _units(
+            columns[config.unit_column], f"{label}, column {config.unit_column!r}", lines
         )
+        notes += more
     # The last reason written is the one that counts, so the gravest comes last.
     state = np.full(rows, USABLE, dtype=np.int8)
     if units is not None:
@@ -190,13 +197,16 @@ def survey(
     notes += twins(by_code) if listed is None else _level_notes(by_code, listed)
     cohorts, cohort_names, late = np.zeros(rows, dtype=np.int32), [ALL], None
     if config.dates_from is not None:
-        cohorts, cohort_names, late, more = _dates(columns[config.dates_from], config, state, label)
+        cohorts, cohort_names, late, more = _dates(
+            columns[config.dates_from], config, state, label, lines
+        )
         notes += more
     if config.id_column is not None:
-        _require_ids(columns[config.id_column], f"{label}, column {config.id_column!r}")
+        _require_ids(columns[config.id_column], f"{label}, column {config.id_column!r}", lines)
     by_unit = units is not None and config.split_by_unit and config.sampling == "per-record"
     overview = Survey(
         state=state,
+        numbers=lines.numbers,
         codes=coded,
         code_names=code_names,
         unknown=unknown,
@@ -227,7 +237,7 @@ def survey(
     return overview
 
 
-def _units(column: _Column, label: str) -> tuple[_Column, list[str]]:
+def _units(column: _Column, label: str, lines: _Lines) -> tuple[_Column, list[str]]:
     """Returns the units by the form that all spellings of an id share, and notes on the ids."""
     # guard: test_an_id_in_another_spelling
     forms = [unit_form(cell) if cell else "" for cell in column.values]
@@ -241,7 +251,7 @@ def _units(column: _Column, label: str) -> tuple[_Column, list[str]]:
     shared = units.spread(form in several for form in place)
     if shared.any():
         raise InputError(
-            f"{label}: {shared.sum():,} ids are made of several ({_named(shared)}), so that one of "
+            f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that one of "
             "these would be protected less than the claim says. Give each record one id, or leave "
             "the cell blank: such records are dropped and counted"
         )
@@ -253,7 +263,7 @@ def _codes(
     column: _Column, config: IngestConfig, listed: Sequence[Code] | None, label: str
 ) -> tuple[NDArray[np.int32], list[str], Counter[str], Counter[Respelling]]:
     place = {code.code: number for number, code in enumerate(listed or ())}
-    reading = _Reading(config, place if listed is not None else None)
+    reading = CodeCells(config, place if listed is not None else None)
     counts = np.bincount(column.index, minlength=len(column.values)).tolist()
     codes = np.full(len(column.values), -1, dtype=np.int32)
     unknown: Counter[str] = Counter()
@@ -277,38 +287,6 @@ def _codes(
     return codes[column.index], list(place), unknown, respelt
 
 
-class _Reading:
-    """Reads the code that a cell means, against a list if there is one."""
-
-    def __init__(self, config: IngestConfig, listed: Mapping[str, int] | None) -> None:
-        self._config, self._listed = config, listed
-        looser = config.unknown_codes == "match" or config.finer_codes == "cut"
-        self._spellings = Spellings(listed) if listed is not None and looser else None
-
-    def read(self, cell: str) -> tuple[str, Respelling | None]:
-        code = normalise_code(cell, self._listed or ())
-        how: Respelling | None = None if code == cell else "added"
-        if self._listed is not None and code in self._listed:
-            return self._with_zeros(code, how)
-        if self._config.several_codes == "first":
-            first, *others = parts_of(code) or [code]
-            if others:
-                code, how = normalise_code(first, self._listed or ()), "first"
-        if self._spellings is None or self._listed is None or code in self._listed:
-            return code, how
-        if self._config.unknown_codes == "match" and (match := self._spellings.match_padded(code)):
-            return match, how if how == "first" else "matched"
-        if self._config.finer_codes == "cut" and (coarser := self._spellings.coarser(code)):
-            return coarser, "cut"
-        return code, how
-
-    def _with_zeros(self, code: str, how: Respelling | None) -> tuple[str, Respelling | None]:
-        if self._config.lost_zeros == "restore":
-            restored = with_zero(code, self._listed or ())
-            return (restored, "restored") if restored else (code, how)
-        return code, how
-
-
 def _respelt_notes(respelt: Counter[Respelling]) -> list[str]:
     return [f"{count:,} {_RESPELT[how]}" for how, count in respelt.items()]
 
@@ -327,7 +305,7 @@ def _level_notes(counts: Mapping[str, int], listed: Sequence[Code]) -> list[str]
 
 
 def _dates(
-    column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str
+    column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
 ) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
     label = f"{label}, column {config.dates_from!r}"
     days = [day_of(cell, config.date_format) for cell in column.values]
@@ -349,7 +327,7 @@ def _dates(
         formats = fitting([cell for cell, _ in unread], month_first=month_first)
         raise InputError(
             f"{label}: {bad.sum()} dates are missing or do not read as "
-            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{formats}){cause}. "
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({lines.named(bad)}{formats}){cause}. "
             "Correct them, set "
             "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
             "data.ingest.cohort=none"
@@ -374,7 +352,7 @@ def _dates(
             raise InputError(
                 f"{label}: {outside.sum()} records are of a {config.cohort} that "
                 "data.ingest.cohorts does not declare "
-                f"({_named(outside)}). Correct their dates, declare it, or set "
+                f"({lines.named(outside)}). Correct their dates, declare it, or set "
                 "data.ingest.outside_cohorts=drop"
             )
         state[outside] = OTHER_COHORT
@@ -408,19 +386,50 @@ def _dates(
     return cohorts, list(place), late, notes
 
 
-def _require_ids(column: _Column, label: str) -> None:
+def _require_ids(column: _Column, label: str, lines: _Lines) -> None:
     blank = column.blank
     if blank.any():
-        raise InputError(f"{label}: {blank.sum()} ids are blank ({_named(blank)}). Fill them in")
-    doubled = np.bincount(column.index)[column.index] > 1
+        raise InputError(
+            f"{label}: {blank.sum()} ids are blank ({lines.named(blank)}). Fill them in"
+        )
+    doubled = np.bincount(column.index[lines.begins])[column.index] > 1
     if doubled.any():
         raise InputError(
-            f"{label}: {doubled.sum()} records share an id with another ({_named(doubled)}); an "
+            f"{label}: {doubled.sum()} records share an id with another ({lines.named(doubled)}); an "
             "id must name one record"
         )
 
 
-def _named(rows: NDArray[np.bool_]) -> str:
-    numbers = np.flatnonzero(rows) + 1
-    more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    return f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers[:10]))}{more}"
+@dataclass(frozen=True)
+class _Lines:
+    """Says where in the file the rows of a survey are."""
+
+    numbers: NDArray[np.int64] | None
+    """Row of the file of each, from 0, where one of the file is several; None: the same."""
+
+    def named(self, rows: NDArray[np.bool_]) -> str:
+        places = np.flatnonzero(rows) if self.numbers is None else np.unique(self.numbers[rows])
+        more = f" and {len(places) - 10} more" if len(places) > 10 else ""
+        word = "row" if len(places) == 1 else "rows"
+        return f"{word} {', '.join(map(str, (places[:10] + 1).tolist()))}{more}"
+
+    @property
+    def begins(self) -> NDArray[np.bool_] | slice:
+        """Chooses the first of each row of the file."""
+        if self.numbers is None:
+            return slice(None)
+        return np.r_[True, self.numbers[1:] != self.numbers[:-1]]
+
+    def notes(self) -> list[str]:
+        if self.numbers is None:
+            return []
+        counts = np.bincount(self.numbers)
+        several = int((counts > 1).sum())
+        return (
+            [
+                f"{several:,} cells have several codes, and each is a record of its own: "
+                f"{len(self.numbers) - len(counts):,} records more (several_codes=each)"
+            ]
+            if several
+            else []
+        )

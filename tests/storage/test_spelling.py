@@ -51,7 +51,7 @@ def test_twins_without_a_list_are_told() -> None:
     ]
     assert twins({"111": 5, "132": 3, "111;132": 2}) == [
         "1 codes of 2 records are made of other codes (--set data.ingest.several_codes=first reads "
-        "the first)"
+        "the first, and =each makes a record of each)"
     ]
     assert twins({"0140": 1, "140": 1})[0].endswith("with other leading zeros")
     assert twins({"111": 5, "132": 3}) == []

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from storage.datasets import load_codes, load_split
 from storage.errors import InputError
-from storage.ingest import IngestConfig, SourcePreview, ingest, preview
+from storage.ingest import IngestConfig, SourcePreview, Units, ingest, preview
 from storage.spelling import Spellings, odd, twins
 
 NACE = ["86", "86.1", "86.10", "86.2", "86.21", "56", "56.1", "56.11", "1", "01.1"]
@@ -117,6 +118,112 @@ def test_several_codes_in_one_cell(tmp_path: Path, cell: str) -> None:
         look(tmp_path, cells, listed)
     seen = look(tmp_path, cells, listed, several_codes="first")
     assert any(note.startswith("5 cells have several codes") for note in seen.notes)
+
+
+@pytest.mark.parametrize(
+    ("cell", "first"),
+    [
+        ("Open wound; Burn", "Open wound"),
+        ("Open wound|Burn|", "Open wound"),
+        ("J690 ;", "J690"),
+        *((name, name) for name in ("Slip/trip", "Cut, laceration", "Open wound", "Fall & slip")),
+        *((name, name) for name in ("S52.5", "29-1141.00", "(none)")),
+    ],
+)
+def test_only_codes_are_separated(tmp_path: Path, cell: str, first: str) -> None:
+    """A name keeps the signs inside it; semicolons and | separate names, too."""
+    cells = ["A1"] * 5 + [cell] * 5
+    assert codes_of(tmp_path, cells, None, several_codes="first") == {"A1", first}
+
+
+def test_another_spelling_is_not_several_codes(tmp_path: Path) -> None:
+    """86,10 is the listed 86.10, and no list of 86 and 10."""
+    listed = ["86", "10", "86.10", "56"]
+    with pytest.raises(InputError, match="with or without points"):
+        look(tmp_path, ["86,10"] * 5 + ["56"] * 5, listed, several_codes="first")
+
+
+EACH: dict[str, Any] = {
+    "several_codes": "each",
+    "unit_column": "person",
+    "max_per_unit": 2,
+    "split_by_unit": True,
+    "sampling": "per-record",
+}
+
+
+def reports(folder: Path, cells: Sequence[str], **more: Any) -> tuple[Path, IngestConfig]:
+    """Records of one person each."""
+    rows = [(f"fell {n}", cell, f"P{n}", f"R{n}") for n, cell in enumerate(cells)]
+    path = written(folder / "in.csv", rows, ("text", "code", "person", "report"))
+    options = {"text_columns": ["text"], "label_column": "code", "date_column": None} | more
+    return path, IngestConfig.model_validate(options)
+
+
+@pytest.mark.parametrize("id_column", ["report", None])
+def test_a_record_of_each_code(tmp_path: Path, id_column: str | None) -> None:
+    """They are of one unit and one split, under its cap, and carry the row that they come from."""
+    cells = ["J690; I10"] * 20 + ["I10"] * 20 + ["K219;I10;J690"] * 10 + ["J690;J690", "J690;"]
+    path, config = reports(tmp_path, cells, id_column=id_column, **EACH)
+    seen = preview(path, config, None)
+    assert (seen.rows, seen.usable) == (92, 92)
+    assert seen.units == Units(number=52, largest=3)
+    assert seen.left_out["over_unit_cap"] == 10
+    assert (
+        "30 cells have several codes, and each is a record of its own: 40 records more"
+        in (seen.notes[0])
+    )
+    ingest(path, tmp_path, config, None)
+    halves = [load_split(tmp_path, split).to_list() for split in ("train", "test")]
+    assert sum(map(len, halves)) == 82
+    units = [{record["unit"] for record in half} for half in halves]
+    assert not units[0] & units[1]
+    codes = load_codes(tmp_path)
+    by_record: dict[Any, set[str]] = {}
+    for record in halves[0] + halves[1]:
+        by_record.setdefault(record["record_id"], set()).add(codes[record["label"]].code)
+    name = "R{}".format if id_column else (lambda n: n + 1)
+    assert by_record[name(0)] == {"J690", "I10"}
+    assert by_record[name(20)] == {"I10"}
+    assert len(by_record[name(40)]) == 2
+    assert by_record[name(50)] == by_record[name(51)] == {"J690"}
+
+
+def test_parts_are_read_as_cells(tmp_path: Path) -> None:
+    """Against the list, in its spelling; a part that it lacks is refused by its number."""
+    listed = written(tmp_path / "l.csv", [("J69.0", "a"), ("I10", "b")], ("code", "title"))
+    path, config = reports(tmp_path, ["J690;I10.0"] * 9 + ["I10"] * 9, **EACH)
+    with pytest.raises(InputError, match="18 of 27 records have a code that is not on"):
+        preview(path, config, listed)
+    seen = preview(path, config.model_copy(update={"unknown_codes": "match"}), listed)
+    assert (seen.usable, seen.codes_observed) == (27, 2)
+
+
+def test_rows_are_named_as_in_the_file(tmp_path: Path) -> None:
+    cells = [("fell", "J690;I10", "P1"), ("", "J690", "P2"), ("cut", "I10", "P3")]
+    path = written(tmp_path / "in.csv", cells, ("text", "code", "person"))
+    options = {"text_columns": ["text"], "label_column": "code", "date_column": None} | EACH
+    config = IngestConfig.model_validate(options | {"empty_text": "refuse"})
+    with pytest.raises(InputError, match=r"1 records without text \(row 2\)"):
+        preview(path, config, None)
+
+
+@pytest.mark.parametrize("lacks", ["unit_column", "max_per_unit", "split_by_unit"])
+def test_each_code_needs_a_unit(tmp_path: Path, lacks: str) -> None:
+    """Otherwise a report would be several units, and in both halves."""
+    kept = {name: value for name, value in EACH.items() if name != lacks}
+    with pytest.raises(ValueError, match=r"(several_codes=each|_unit) .*unit_column"):
+        reports(tmp_path, ["111"], **kept)
+
+
+def test_a_date_splits_records_of_each_code(tmp_path: Path) -> None:
+    kept = {name: value for name, value in EACH.items() if name != "split_by_unit"}
+    more = {"train_before": "2020-01-01", "date_column": "d", "cohort": "none"}
+    rows = [(f"fell {n}", "J690;I10", f"P{n}", f"20{19 + n % 2}-05-01") for n in range(20)]
+    path = written(tmp_path / "in.csv", rows, ("text", "code", "person", "d"))
+    options = {"text_columns": ["text"], "label_column": "code"} | kept | more
+    seen = preview(path, IngestConfig.model_validate(options), None)
+    assert seen.sampled == {"train": 20, "test": 20}
 
 
 @pytest.mark.parametrize(
