@@ -17,6 +17,7 @@ from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import ROUNDS, RoundName
 from storage.ingest import IngestConfig, Name
+from storage.tables.inputs import files_in
 
 _CLASSIFICATION = r"^[A-Za-z0-9 ()._-]{0,80}$"
 
@@ -27,8 +28,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     source: tuple[str, ...] = Field(
         title="Source",
         description="File of records: text with separators, XLSX, ODS, XLS, Parquet, JSON, or "
-        "one of these packed; or "
-        "several with the same columns.",
+        "one of these packed; or several, or a folder of them, with the same columns.",
         min_length=1,
     )
     codelist: str | None = Field(
@@ -98,8 +98,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Returns the files of records."""
-        return tuple(Path(file).expanduser() for file in self.source)
+        """Returns the files of records: those named, and those in the folders that are."""
+        return tuple(files_in([Path(file).expanduser() for file in self.source], "--data"))
 
     def of_label(self, column: str) -> DataParameters:
         """Returns the parameters of the release of one of `labels`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.tables.narratives import Narratives
@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileOptions:
-    data: Annotated[Path | None, options.data(help="Table of narratives, to be coded whole.")] = (
-        None
-    )
+    data: Annotated[
+        Path | None,
+        options.data(
+            help="Table of narratives, to be coded whole: a file, a folder of files of one layout, "
+            "or - for standard input."
+        ),
+    ] = None
     text: options.Text = None
     template: options.Template = None
     out: Annotated[
@@ -172,7 +176,10 @@ def code(
         levels = review.levels()
         folders = {prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()}
         records = Narratives(tuple(columns), template)
-        table = None if files.data is None else _survey(files.data, files, records, tuple(each))
+        table = None
+        if files.data is not None and files.out is not None:
+            data = opened.enter_context(_kept(files.data, files.out, engine))
+            table = _survey(data, files, records, tuple(each))
         # a trial of eight bits on the test vectors takes longer than a few narratives
         # the limits of sets were found in float32, and bundles that share an encoder share its
         # float32 pass
@@ -288,10 +295,26 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
             column_options=options_of,
             read=options.read_options(files.read),
         )
+    table.require_one_layout()
     require_free(table, {f"{prefix}{name}" for prefix in prefixes for name in USUAL})
     for line in table.reading:
         say(f"read {line}", err=True)
     return table
+
+
+@contextmanager
+def _kept(data: Path, out: Path, engine: str) -> Iterator[Path]:
+    from storage.tables.inputs import is_stream, kept
+
+    if is_stream(data):
+        if engine:
+            raise InputError(
+                "--engine: workers cannot read standard input. Save it to a file first."
+            )
+        say("reading standard input", err=True)
+    options.require_writable("--out", out)
+    with kept(data, out.parent) as file:
+        yield file
 
 
 def _notes_on(table: Table, columns: Sequence[str], coders: Mapping[str, Coder]) -> list[str]:

@@ -162,7 +162,7 @@ class RunOptions:
         data(
             help=(
                 "Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of "
-                "one layout."
+                "one layout, or a folder of them."
             )
         ),
     ] = None
@@ -425,6 +425,11 @@ def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]
 
 def require_readable(option: str, file: Path) -> None:
     """Refuse a file that does not exist, before anything large is imported."""
+    if str(file) == "-":
+        raise InputError(
+            f"{option}: - is standard input, and records are read again when a run resumes, is "
+            "audited or released. Save it to a file first: … > records.csv"
+        )
     if not file.expanduser().exists():
         raise InputError(f"{option}: the file {file} does not exist")
 

@@ -27,6 +27,7 @@ from storage.ingest.survey import USABLE, Survey, survey
 from storage.ingest.units import unit_form
 from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
+from storage.tables.inputs import files_in
 from storage.tables.reader import Marks, Table, open_table, to_arrow
 from storage.tables.source import require_columns
 
@@ -104,7 +105,7 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
     the first bytes.
     """
     rows = 0
-    for file in [source] if isinstance(source, Path) else source:
+    for file in files_in(source, "data"):
         overview = open_source(file, read=config.read, required=config.columns)
         rows += overview.rows
         if overview.kind != "jsonl":  # whose columns are known at its end

@@ -27,6 +27,7 @@ from storage.errors import InputError
 from storage.tables import guarded
 from storage.tables.csv_rows import Seen, csv_batches, open_source
 from storage.tables.encodings import require_one_encoding
+from storage.tables.inputs import files_in, title_of
 from storage.tables.json_rows import ABSENT, json_rows, scan_json
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.source import SMALL, Kind, Source, require_columns, to_arrow
@@ -113,7 +114,7 @@ class Table:
     @property
     def reading(self) -> list[str]:
         return [
-            f"{part.source.path.name}: {part.rows:,} rows, {part.source.reading}"
+            f"{Path(title_of(part.source.path)).name}: {part.rows:,} rows, {part.source.reading}"
             + (f", {part.skipped:,} bad rows skipped" if part.skipped else "")
             + (
                 f", {len(part.source.repeated)} repeated headers left out"
@@ -139,6 +140,19 @@ class Table:
             + (". Its last row looks like a total: is it a record?" if part.total else "")
             for part in self.files
         ]
+
+    def require_one_layout(self) -> None:
+        """Refuses further files that have other columns, or columns of another type, than the
+        first, where all are to be written.
+        """
+        for part in self.more:
+            if part.apart or {field.name: field.type for field in part.schema} != {
+                field.name: field.type for field in self.schema
+            }:
+                raise InputError(
+                    f"{part.source.label} has other columns than the first file, or columns of "
+                    "another type. All columns are written, so give files of one layout"
+                )
 
     def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
         required = self.columns if columns is None else tuple(columns)
@@ -226,15 +240,13 @@ def open_table(
     column_options: Mapping[str, str] | None = None,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
-    """Opens a table of one or more files, determines its encoding and reads it to its end, which
-    counts its rows.
+    """Opens a table of one or more files, or of those in a folder, determines its encoding and
+    reads it to its end, which counts its rows.
 
     The columns `required` must exist. Messages name the options by which file and columns were
     given.
     """
-    paths = [path] if isinstance(path, Path) else list(path)
-    if len({file.resolve() for file in paths}) < len(paths):
-        raise InputError(f"{option}: a file is named twice. Name each once")
+    paths = files_in(path, option)
     first, *others = (_open_file(file, required, option, column_options, read) for file in paths)
     for table in others:
         if table.kind != first.kind:
@@ -335,6 +347,8 @@ def read_small(
     path: Path, required: Sequence[str], *, option: str, read: ReadOptions = AS_IT_LOOKS
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the columns and all rows, as text, of a small table that is not a file of records."""
+    if path.is_dir():
+        raise InputError(f"{option}: {path} is a folder. Give a file")
     if path.is_file() and path.stat().st_size > SMALL:
         raise InputError(
             f"{option}: {path} has over {SMALL >> 20} MB. Give a smaller file, not the data file"

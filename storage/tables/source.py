@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from storage.errors import InputError
 from storage.tables import guarded
+from storage.tables.inputs import STREAM, is_stream, title_of
 from storage.tables.options import Quotes, ReadOptions
 
 T = TypeVar("T")
@@ -201,7 +202,8 @@ class Source:
     @property
     def name(self) -> str:
         more = f" and {self.beside} more" if self.beside else ""
-        return f"{self.path}{more}" if self.member is None else f"{self.path} ({self.member}){more}"
+        inside = "" if self.member is None else f" ({self.member})"
+        return f"{title_of(self.path)}{inside}{more}"
 
     @property
     def read_option(self) -> str:
@@ -264,20 +266,17 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     open.
     """
     if path.is_dir():
-        files = [file for file in path.iterdir() if file.is_file() and file.name[:1] != "."]
+        raise InputError(f"{option}: {path} is a folder. Give a file")
+    if is_stream(path):
+        what = "standard input" if path == STREAM else "a pipe"
         raise InputError(
-            f"{option}: {path} is a folder. Give a file; where several are one table, repeat --data "
-            f"for its {len(files):,} files"
-        )
-    if str(path) == "-":
-        raise InputError(
-            f"{option}: - is standard input, which can be read only once. Save it to a file first"
+            f"{option}: {path} is {what}, which can be read only once. Save it to a file first"
         )
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
     if size == 0:
-        raise InputError(f"{option}: {path} is empty. Give a file of records")
+        raise InputError(f"{option}: {title_of(path)} is empty. Give a file of records")
     with path.open("rb") as file:
         magic = file.read(16)
     if magic.startswith(_PARQUET) and (
@@ -465,14 +464,18 @@ def _parquet(path: Path, option: str) -> Source:
     except (pa.ArrowException, OSError, ValueError):  # the last: a column's name is not UTF-8
         readable = False
     if not readable:
-        raise InputError(f"{option}: {path} starts like Parquet but is damaged. Fetch it again")
+        raise InputError(
+            f"{option}: {title_of(path)} starts like Parquet but is damaged. Fetch it again"
+        )
     if rows == 0:
-        raise InputError(f"{option}: {path} has columns and no records. Give a file of records")
+        raise InputError(
+            f"{option}: {title_of(path)} has columns and no records. Give a file of records"
+        )
     return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
 
 
 def _archive(source: Source, read: ReadOptions) -> Source:
-    label, members = f"{source.option}: {source.path}", None
+    label, members = f"{source.option}: {title_of(source.path)}", None
     try:
         with zipfile.ZipFile(source.path) as archive:
             members = archive.infolist()
@@ -517,7 +520,7 @@ def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
         guarded.__file__,
         source.container,
         str(_BOOK_MEMORY),
-        str(source.path.resolve()),
+        str(source.path.absolute()),
     ]
     with subprocess.Popen(
         [*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -532,7 +535,7 @@ def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
     if status == guarded.SHEETS:
         names = json.loads(report)
         raise SeveralSheets(
-            f"{source.option}: {source.path}: its sheets with rows are "
+            f"{source.option}: {title_of(source.path)}: its sheets with rows are "
             f"{', '.join(map(repr, names))}. Name one with {source.read_option} sheet=…",
             names,
         )
@@ -542,7 +545,7 @@ def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
         1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save it as CSV",
     }.get(status, f"{what} is damaged, locked by a password, or none. Save it as CSV")
     if fault:
-        raise InputError(f"{source.option}: {source.path}: {fault}")
+        raise InputError(f"{source.option}: {title_of(source.path)}: {fault}")
 
 
 def _head(source: Source) -> bytes:

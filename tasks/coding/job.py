@@ -160,7 +160,8 @@ def _merge(
                 write([row + next(answers) + origin for row in piece])
     if job.table.changed():
         raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
-    limit_rights(fresh, job.out, job.table.source.path)
+    for part in job.table.files:
+        limit_rights(fresh, job.out, part.source.path)
     sync(fresh)
     _check_output(job, bundles)  # another may have appeared meanwhile
     mark = {

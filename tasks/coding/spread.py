@@ -53,7 +53,7 @@ def spread(
         number = sum(1 for _ in every)
     request = json.dumps(
         {
-            "data": str(job.table.source.path.resolve()),
+            "data": [str(part.source.path.resolve()) for part in job.table.files],
             "read": job.table.options.model_dump(mode="json"),
             "out": str(job.out.resolve()),
             "columns": job.narratives.columns,
@@ -116,7 +116,8 @@ class _Opened:
         self.bundles = Bundles.of(coder)
         records = Narratives(tuple(job_request["columns"]), job_request["template"])
         read = ReadOptions.model_validate(job_request["read"])
-        table = survey(Path(job_request["data"]), text_columns=records.columns, read=read)
+        files = list(map(Path, job_request["data"]))
+        table = survey(files, text_columns=records.columns, read=read)
         answers = (
             answer_columns(coder, top_k=job_request["top_k"], threshold=job_request["threshold"]),
         )

@@ -15,10 +15,10 @@ from flows import cli
 from tasks.running.failures import SAFE
 
 
-def invoke(*arguments: object) -> tuple[int, str, str]:
+def invoke(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
     """Exit code, stdout and stderr; a refusal is raised."""
     with patch.dict(os.environ):
-        result = CliRunner().invoke(cli.app, [str(part) for part in arguments])
+        result = CliRunner().invoke(cli.app, [str(part) for part in arguments], input=stdin)
     if isinstance(result.exception, SAFE):
         raise result.exception
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

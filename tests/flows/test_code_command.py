@@ -6,11 +6,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
-from in_process import CommandRunner
+from in_process import CommandRunner, invoke
 from jobs import Job, environment, read_csv, write_csv
+
+from storage.errors import InputError, StorageError
+from tasks.coding import job as coding_job
 
 
 def command(*arguments: str) -> list[str]:
@@ -131,6 +135,57 @@ def test_killed_it_goes_on(
     assert code(new, *arguments, whole).returncode == 0
     assert out.read_bytes() == whole.read_bytes()
     assert not pieces.exists()
+
+
+def test_standard_input_goes_on_like_a_file(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    narratives: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same bytes again take over the pieces of a run that failed; no narrative stays behind."""
+    texts = narratives(3000)
+    source, out = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts]), "out.csv"
+    given = ("code", "--bundle", tiny_bundle, "--text", "Text", "--json", "--out")
+
+    def piped() -> dict[str, object]:
+        content = source.read_bytes()
+        return json.loads(invoke(*given, tmp_path / out, "--data", "-", stdin=content)[1])
+
+    write_part = coding_job._write_part
+
+    def full(part: Path, *more: Any) -> None:
+        if part.stem != "00000000":
+            raise StorageError("the disk is full")
+        write_part(part, *more)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="disk is full"):
+        patch.setattr(coding_job, "_write_part", full)
+        piped()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.csv.coding", "new.csv"]
+    told = piped()
+    assert (told["rows"], told["resumed"]) == (3000, 2048)
+    invoke(*given, tmp_path / "whole.csv", "--data", source)
+    assert (tmp_path / out).read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    with pytest.raises(InputError, match="--engine: workers cannot read standard input"):
+        invoke(*given, tmp_path / out, "--overwrite", "--data", "-", "--engine", "2")
+
+
+def test_a_folder_is_coded_into_one_table(
+    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """In the order of the names; files with other columns are refused, since all are written."""
+    (tmp_path / "new").mkdir()
+    texts = narratives(6)
+    for n in (1, 0):
+        rows = [{"Text": text, "id": f"{n}"} for text in texts[3 * n : 3 * n + 3]]
+        write_csv(tmp_path / "new" / f"{n}.csv", rows)
+    given = ("code", "--bundle", tiny_bundle, "--text", "Text", "--data", tmp_path / "new", "--out")
+    invoke(*given, tmp_path / "out.csv")
+    assert [row["Text"] for row in read_csv(tmp_path / "out.csv")] == texts
+    write_csv(tmp_path / "new" / "2.csv", [{"Text": "cut"}])
+    with pytest.raises(InputError, match=r"2\.csv has other columns than the first file"):
+        invoke(*given, tmp_path / "more.csv")
 
 
 @pytest.mark.servers

@@ -8,9 +8,11 @@ import gzip
 import io
 import json
 import lzma
+import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +25,9 @@ from workbooks import workbook
 from storage.errors import InputError
 from storage.tables import reader, source
 from storage.tables.csv_rows import dialect
+from storage.tables.inputs import kept
 from storage.tables.options import ReadOptions
-from storage.tables.reader import Marks, open_table
+from storage.tables.reader import Marks, open_table, read_small
 
 ROWS = [
     (str(n), f"The welder, aged {20 + n}, fell from a step", ("0111", "132")[n % 2])
@@ -535,14 +538,80 @@ def test_other_programs_files_are_named(tmp_path: Path, content: bytes, said: st
         read(tmp_path / "in.dat", content)
 
 
-def test_a_folder_and_standard_input(tmp_path: Path) -> None:
-    (tmp_path / "year").mkdir()
-    for n in (2023, 2024):
-        (tmp_path / "year" / f"{n}.csv").write_text(written())
-    with pytest.raises(InputError, match=r"is a folder.* for its 2 files"):
-        open_table(tmp_path / "year", HEADER)
-    with pytest.raises(InputError, match="standard input"):
+def yearly(folder: Path) -> Path:
+    years = folder / "years"
+    years.mkdir()
+    for n in (2024, 2023):
+        (years / f"{n}.csv").write_text(f"text,code\nfell in {n},1\n")
+    for name in (".DS_Store", "~$2023.csv", "Thumbs.db"):
+        (years / name).write_text("x")
+    return years
+
+
+def test_a_folder_is_one_table(tmp_path: Path) -> None:
+    """Its files are read in the order of their names, each counted; what programs leave is not."""
+    table = open_table(yearly(tmp_path), ["text"])
+    assert [row[0] for row in table.text_rows(["text"])] == ["fell in 2023", "fell in 2024"]
+    assert [line[:16] for line in table.reading] == ["2023.csv: 1 rows", "2024.csv: 1 rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("2025.csv", "text,kode\ncut,1\n", r"2025\.csv has no column 'code'"),
+        ("2025.pdf", "%PDF-1.7", r"2025\.pdf is a PDF"),
+        ("2025.jsonl", '{"text": "cut", "code": "1"}\n', r"2025\.jsonl has another format"),
+    ],
+)
+def test_a_file_of_a_folder_that_is_no_part_of_the_table(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    years = yearly(tmp_path)
+    (years / name).write_text(content)
+    with pytest.raises(InputError, match=said):
+        open_table(years, ["text", "code"])
+
+
+def test_folders_that_are_no_table(tmp_path: Path) -> None:
+    years = yearly(tmp_path)
+    with pytest.raises(InputError, match=r"named twice"):
+        open_table([years, years / "2023.csv"], ["text"])
+    with pytest.raises(InputError, match=r"has folders inside \(1\)"):
+        open_table(tmp_path, ["text"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"is an empty folder"):
+        open_table(tmp_path / "empty", ["text"])
+    with pytest.raises(InputError, match=r"is a folder. Give a file"):
+        read_small(years, ["text"], option="code list")
+
+
+def test_what_is_read_only_once(tmp_path: Path) -> None:
+    """It is named as that, since a table is read several times; a kept stream leaves no file."""
+    with pytest.raises(InputError, match="- is standard input"):
         open_table(Path("-"), HEADER)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="is a pipe, which can be read only once"):
+        open_table(pipe, HEADER)
+    writer = Thread(target=pipe.write_text, args=("text,code\nfell,1\n",))
+    writer.start()
+    with kept(pipe, tmp_path) as file:
+        table = open_table(file, ["text"])
+        assert list(table.text_rows(["text"])) == [("fell",)]
+        assert table.reading[0].startswith("standard input: 1 rows")
+        assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    writer.join()
+
+
+def test_a_kept_workbook(tmp_path: Path) -> None:
+    """A program of its own reads it, too."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(workbook([["text"], ["fell"]]),))
+    writer.start()
+    with kept(pipe, tmp_path) as file:
+        assert list(open_table(file, ["text"]).text_rows(["text"])) == [("fell",)]
+    writer.join()
 
 
 @pytest.mark.parametrize("name", ["new.dta", "old.dta", "in.sav", "in.por", "in.xpt"])
