@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mechanisms.model.scorer import GRAPH, LABELS, Graph, Scorer, softmax
+from mechanisms.model.scorer import GRAPH, INT8, LABELS, Graph, Scorer, softmax
 from storage.bundle.folder import GOLDEN, UnsoundBundle
 from storage.errors import InputError
+from tasks.bundle.tokenizer import check_tokenizer
 from tasks.running import installation
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def check_answers(
         contents: the bundle's files, parsed.
 
     Raises:
-        UnsoundBundle: the model cannot be loaded, or gives another answer.
+        UnsoundBundle: model, graphs or tokenizer cannot be loaded, or the model gives another
+            answer.
         InputError: the answers are required and cannot be computed here.
     """
     with_graph = (bundle / GRAPH).is_file()
@@ -120,11 +122,15 @@ def check_answers(
                 f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}"
             )
         return None
+    check_tokenizer(bundle, [answer["text"] for answer in contents[GOLDEN]])
     name = GRAPH if with_graph else LABELS if (bundle / LABELS).is_file() else "config.json"
     # libraries raise any error on a malformed model
     try:
         if with_graph:
             scorer: Scorer = Graph.load(bundle)
+            if (bundle / INT8).is_file():
+                name = INT8
+                Graph.load(bundle, int8=True)
         else:
             from mechanisms.model import export
 

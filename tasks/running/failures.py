@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
-from storage import core_dumps
+from storage import core_dumps, umask
 from storage.errors import InputError, StorageError, Unavailable
 from tasks.running import installation
 
@@ -43,6 +43,7 @@ def private_errors(stage: str) -> Iterator[None]:
     no dump either.
     """
     core_dumps.forbid()
+    umask.forbid_other_writers()
     try:
         yield
     except SAFE:

@@ -4,18 +4,22 @@ or makes its scores meaningless, and which `verify` calls sound.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from in_process import invoke
 from sealed_bundle import Sealed
 
 from mechanisms.errors import MechanismError
 from storage.bundle.check import check
 from storage.bundle.folder import GOLDEN, THRESHOLDS, UnsoundBundle
+from tasks.bundle import tokenizer
 from tasks.bundle.thresholds import read_thresholds
 
 DECLARES = """
 a sound bundle is cheap to check and has usable scores
-| temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test vectors
+| temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test vectors; nine
+tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and without a graph
 | a model that is slow or wrong
 """
 
@@ -38,6 +42,68 @@ def test_thresholds_that_make_every_score_nan(
     (folder / THRESHOLDS).write_text(content)
     check(sealed.unsigned_proof(folder), None, unsigned=True)
     assert read_thresholds(folder / THRESHOLDS)["temperature"] == 7
+
+
+def _grown(times: int) -> dict[str, Any]:
+    grows = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    return {"type": "Sequence", "normalizers": [grows] * times}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a pattern that goes back": {"pre_tokenizer": _split("(a|aa)+b")},
+    "a pattern of blanks": {"pre_tokenizer": _split("( +)+x")},
+    "a letter becomes a million": {"normalizer": _grown(2)},
+    "a table of random bytes": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "3q2+7w" * 64}
+    },
+    "a table that ends early": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAgHh4eHg="}
+    },
+    "padded to 8 billion": {
+        "padding": {
+            "strategy": {"Fixed": 1 << 33},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        }
+    },
+    "no vocabulary": {"model": {"type": "WordPiece", "vocab": {}}},
+    "a model of no kind": {"model": {"type": "none", "vocab": {}}},
+    "a normalizer of no kind": {"normalizer": {"type": "none"}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_never_ends(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`verify` meets it in a process with limits, and says which file it is."""
+    graph = request.getfixturevalue("titled" if len(name) % 2 else "sealed")
+    monkeypatch.setattr(tokenizer, "SECONDS", 2)
+    folder = graph.copy(tmp_path, seal=False)
+    file = folder / "0_Transformer" / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | HOSTILE[name]))
+    code, out, _ = invoke("verify", graph.unsigned_proof(folder), "--allow-unsigned", "--json")
+    assert code == 1
+    assert json.loads(out)["file"] == "0_Transformer/tokenizer.json"
+
+
+def test_a_sound_tokenizer_passes(worded: Sealed, tmp_path: Path) -> None:
+    folder = worded.unsigned_proof(worded.copy(tmp_path, seal=False))
+    code, out, _ = invoke("verify", folder, "--allow-unsigned", "--json")
+    assert code == 0
+    assert json.loads(out)["golden_answers"] == 48
 
 
 def test_more_test_vectors_than_a_release_writes(sealed: Sealed, tmp_path: Path) -> None:

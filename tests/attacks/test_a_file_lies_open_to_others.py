@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sealed_bundle import Sealed
 
 from storage.bundle.seal import workspace_key
 from storage.durable import write_atomically
@@ -26,9 +27,11 @@ from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
 from tasks.coding.quality import draw
 
+ROOT = Path(__file__).parents[2]
 DECLARES = """
 no file lies open
-| ledgers behind links that lead nowhere, in a circle, over two; shared storage with seven modes, by links and URLs;
+| a partner's adoption under four umasks; ledgers
+behind links that lead nowhere, in a circle, over two; shared storage with seven modes, by links and URLs;
 Prefect's folder; core dumps, to files and to programs; coded copies, summaries and samples of closed files, and files
 that replace closed ones
 | what was open before, and access lists; S3's rights; swap
@@ -86,6 +89,24 @@ def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
     SharedStore(str(place))
     SharedStore(str(tmp_path / "new"))
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o020, 0o002, 0o077])
+def test_a_umask_that_lets_everyone_write(sealed: Sealed, tmp_path: Path, umask: int) -> None:
+    """A partner adopts under it, from a folder that everyone may write: nobody else may write a file
+    of the bundle, its thresholds or what is known of the agency. One that shares with a group stays, and one that is closer.
+    """
+    bundle = sealed.copy(tmp_path)
+    for path in (bundle, *bundle.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o022)
+    command = [sys.executable, "-m", "flows.cli", "adopt", str(bundle)]
+    command += ["--key", str(sealed.home / "signing-key.pub.pem"), "--out", str(tmp_path / "a")]
+    subprocess.run(command, umask=umask, check=True, capture_output=True, cwd=ROOT)
+    modes = [one.stat().st_mode & 0o777 for one in (tmp_path / "a", *(tmp_path / "a").rglob("*"))]
+    assert len(modes) > 10
+    forbidden = 0o022 if not umask & 0o002 else umask
+    assert not any(mode & forbidden for mode in modes)
+    assert any(mode & 0o020 for mode in modes) == (umask == 0o002)
 
 
 DIES = """

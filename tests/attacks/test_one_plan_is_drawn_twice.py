@@ -517,11 +517,15 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     assert again.verify().notes == ()
 
 
-@pytest.mark.parametrize("place", ["/dev/zero", "/dev/full", "/"])
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/full", "/", "a pipe"])
 def test_a_journal_that_is_no_file(house: Workspace, place: str) -> None:
-    """A link to a device without an end, or to a folder: refused before anything is read of it."""
+    """A link to a device without an end, to a folder or to a pipe: refused before anything is read
+    of it.
+    """
     journal = house.private / "ledger.journal"
     journal.parent.mkdir(exist_ok=True)
+    if place == "a pipe":
+        os.mkfifo(place := str(house.home / "pipe"))
     journal.symlink_to(place)
     with pytest.raises((InputError, StorageError)):
         opened(house).ensure_genesis_row(requester="operator")
