@@ -94,7 +94,8 @@ def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
 @pytest.mark.parametrize("umask", [0o000, 0o020, 0o002, 0o077])
 def test_a_umask_that_lets_everyone_write(sealed: Sealed, tmp_path: Path, umask: int) -> None:
     """A partner adopts under it, from a folder that everyone may write: nobody else may write a file
-    of the bundle, its thresholds or what is known of the agency. One that shares with a group stays, and one that is closer.
+    of the bundle, its thresholds or what is known of the agency. One that shares with a
+    group stays, and one that is closer.
     """
     bundle = sealed.copy(tmp_path)
     for path in (bundle, *bundle.rglob("*")):
