@@ -57,9 +57,9 @@ base() {
     lacking "Debian's packages can't be had: $(tail -n 1 "$FOLDER/$1.log")"
 }
 
-# python:3.11-slim: Debian's Python with the certificates and the package indexes of this machine, and torch for the CPU.
+# python:3.11.14-slim-trixie: Debian's Python with the certificates and the package indexes of this machine, and torch for the CPU.
 stand_in_python() {
-  say "stand-in for python:3.11-slim"
+  say "stand-in for python:3.11.14-slim-trixie"
   local work=$FOLDER/python torch
   rm -rf "$work"
   mkdir -p "$work/torch-index/torch"
@@ -77,15 +77,15 @@ COPY torch-index /opt/torch-index
 RUN printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\ndefault-timeout = 180\n' > /etc/pip.conf \
  && ln -s /usr/bin/python3.11 /usr/local/bin/python && rm -f /usr/lib/python3*/EXTERNALLY-MANAGED
 D
-  docker build --quiet --tag python:3.11-slim "$work" >/dev/null
+  docker build --quiet --tag python:3.11.14-slim-trixie "$work" >/dev/null
   rm -rf "$work"
 }
 
-# postgres:17, redis:8, caddy:2: Debian's, with as much of the official images' behaviour as docker-compose.yml leans on.
+# postgres:17.6, redis:8.2.1, caddy:2.10.2: Debian's, with as much of the official images' behaviour as docker-compose.yml leans on.
 # The S3 server's is another program by its name: rclone of a package for Python, which keeps objects as files too, behind
 # Caddy, which answers where its health is asked for.
 stand_in_servers() {
-  say "stand-ins for postgres:17, redis:8, caddy:2, $S3_SERVER"
+  say "stand-ins for postgres:17.6, redis:8.2.1, caddy:2.10.2, $S3_SERVER"
   local work=$FOLDER/servers
   rm -rf "$work"
   mkdir -p "$work"
@@ -134,7 +134,7 @@ exec /app/rclone serve s3 --addr 127.0.0.1:7071 "$2"
 D
   chmod 755 "$work/rclone" "$work/versitygw"
   printf 'FROM autocoder-stand-in:trixie\nCOPY rclone versitygw /app/\n' > "$work/storage"
-  for image in postgres:17 redis:8 caddy:2; do
+  for image in postgres:17.6 redis:8.2.1 caddy:2.10.2; do
     docker build --quiet --tag "$image" --file "$work/${image%:*}" "$work" >/dev/null
   done
   docker build --quiet --tag "$S3_SERVER" --file "$work/storage" "$work" >/dev/null
@@ -142,13 +142,13 @@ D
 }
 
 images() {
-  local wanted=(python:3.11-slim postgres:17 redis:8 caddy:2 "$S3_SERVER") missing=()
+  local wanted=(python:3.11.14-slim-trixie postgres:17.6 redis:8.2.1 caddy:2.10.2 "$S3_SERVER") missing=()
   for image in "${wanted[@]}"; do present "$image" || missing+=("$image"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   if curl --silent --max-time 10 --output /dev/null https://registry-1.docker.io/v2/; then
     for image in "${missing[@]}"; do timeout 300 docker pull --quiet "$image" >/dev/null 2>&1 || break; done
   fi
-  present python:3.11-slim || stand_in_python
+  present python:3.11.14-slim-trixie || stand_in_python
   for image in "${wanted[@]:1}"; do present "$image" || { stand_in_servers; break; }; done
 }
 
@@ -159,7 +159,7 @@ case "${1:-}" in
     images
     echo "DOCKER_HOST=${DOCKER_HOST:-unix:///var/run/docker.sock}"
     # torch for the CPU comes from its own index, or from the stand-in that has it
-    docker image inspect --format '{{join .RepoTags " "}}{{.Config.Env}}' python:3.11-slim | grep -q PYTHON_VERSION ||
+    docker image inspect --format '{{join .RepoTags " "}}{{.Config.Env}}' python:3.11.14-slim-trixie | grep -q PYTHON_VERSION ||
       echo "AUTOCODER_TORCH_INDEX=file:///opt/torch-index" ;;
   stop) stop ;;
   *) sed -n '2,6p' "$0" >&2; exit 2 ;;

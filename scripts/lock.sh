@@ -3,7 +3,9 @@
 # that still fit are kept. torch has no hash, since a site chooses its build (scripts/setup.sh), and CUDA's libraries come with it.
 set -euo pipefail
 BIN=${1:-.venv/bin}
-"$BIN/uv" pip compile pyproject.toml --quiet --all-extras --universal --generate-hashes --no-header --no-annotate --output-file requirements.lock
+# What builds the program is in it too.
+"$BIN/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+  | "$BIN/uv" pip compile pyproject.toml - --quiet --all-extras --universal --generate-hashes --no-header --no-annotate --output-file requirements.lock
 "$BIN/python" - <<'PY'
 import re
 from pathlib import Path

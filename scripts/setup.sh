@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates the virtual environment and installs the pinned versions: `setup.sh run` what the program needs, `setup.sh dev` the
-# tests' tools too. uv installs and checks the lock file's hashes; where uv cannot be had, pip does. TORCH=cuda takes the CUDA
+# tests' tools too. uv installs and checks the lock file's hashes; where uv cannot be had, pip does both (scripts/hashed_install.py). TORCH=cuda takes the CUDA
 # build of torch, TORCH=cpu the CPU build; the default is CUDA where `nvidia-smi` answers.
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
@@ -75,6 +75,6 @@ step 3 "the program and $(grep -cE '^[a-zA-Z0-9_.-]+==' "$pins") pinned versions
 if [ -n "$uv" ]; then
   with_uv -c requirements.lock -e ".[$extras]" || fail "the packages were not installed"
 else
-  with_pip -c "$pins" -e ".[$extras]" || fail "the packages were not installed"
+  "$VENV/bin/python" scripts/hashed_install.py "$extras" >>"$log" 2>&1 || fail "the packages were not installed"
 fi
 echo "Installed in $((SECONDS - started)) s: torch $(installed). Log: $log"

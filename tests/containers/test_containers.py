@@ -23,7 +23,7 @@ from tasks.running import worker_metrics
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
-"""Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours is in the layers above."""
+"""Megabytes of python:3.11.14-slim-trixie, which a stand-in exceeds; what is ours is in the layers above."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDE = "\n".join(
     (DOCS / "how-to" / f"{page}.md").read_text()

@@ -6,6 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import hashed_install
+import pytest
 from packaging.requirements import Requirement
 
 IMAGES = Path(__file__).parents[2] / "deployments" / "images"
@@ -39,7 +41,7 @@ def normal(name: str) -> str:
 
 def test_the_build_imports_only_what_it_installs() -> None:
     (extras,) = re.findall(
-        r"-e '\.\[([a-z0-9,]+)\]'", (IMAGES / "autocoder.Dockerfile").read_text()
+        r"hashed_install\.py ([a-z0-9,]+) ", (IMAGES / "autocoder.Dockerfile").read_text()
     )
     there = installed("autocoder", frozenset(extras.split(",")))
     distributions = metadata.packages_distributions()
@@ -54,3 +56,47 @@ def test_the_build_imports_only_what_it_installs() -> None:
     ]
     assert not missing, "no extra of the image brings them"
     assert "model-signing" not in there, "what only the tests use is no part of it"
+
+
+def test_each_package_is_installed_by_its_hash() -> None:
+    """All but torch have one; what the lock file has in another version, or without one, ends the
+    installation.
+    """
+    lock = (IMAGES.parents[1] / "requirements.lock").read_text()
+    locked = hashed_install.pins(lock)
+    assert [name for name, entry in locked.items() if "--hash=" not in entry] == ["torch"]
+    assert {"hatchling", "editables", "cyclonedx-bom"} <= set(locked)
+
+    def report(name: str, version: str) -> dict[str, object]:
+        return {"install": [{"metadata": {"name": name, "version": version}}]}
+
+    version = locked["rfc8785"].split()[0].partition("==")[2]
+    (entry,) = hashed_install.chosen(report("RFC8785", version), locked)
+    assert entry == locked["rfc8785"]
+    for name, other in (("rfc8785", f"{version}1"), ("torch", "2.13.0"), ("unknown", "1")):
+        with pytest.raises(SystemExit):
+            hashed_install.chosen(report(name, other), locked)
+
+
+def test_extras_of_extras_are_required() -> None:
+    project = {
+        "project": {
+            "name": "own",
+            "dependencies": ["a"],
+            "optional-dependencies": {"x": ["own[y]", "b"], "y": ["c"], "z": ["d"]},
+        }
+    }
+    assert sorted(hashed_install.requirements(project, ["x"])) == ["a", "b", "c"]
+
+
+def test_no_image_is_named_by_a_tag_that_moves() -> None:
+    """Digests cannot be looked up without a registry, so each is named by its whole version."""
+    images = re.findall(r"^FROM (\S+)", (IMAGES / "autocoder.Dockerfile").read_text(), re.MULTILINE)
+    compose = (IMAGES.parents[1] / "docker-compose.yml").read_text()
+    images += [
+        image
+        for image in re.findall(r"^ +image: (\S+)", compose, re.MULTILINE)
+        if not image.startswith(("autocoder", "*"))
+    ]
+    assert len(images) == 5
+    assert all(re.search(r":v?\d+\.\d+", image) for image in images), images

@@ -1,0 +1,90 @@
+"""Installs the program's dependencies with pip, each by the hash that the lock file has for it.
+
+pip takes no hashes beside an editable install, and no part of a lock file. So it first says what
+it would install, as a dry run; of that the lock file's entries are installed, and then the program
+without dependencies, by a build backend that has a hash too. torch comes before, by itself, from
+the index that a site chooses, and has no hash.
+
+    python scripts/hashed_install.py train,minilm
+    python scripts/hashed_install.py --tool cyclonedx-bom /build/sbom    # beside the program
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+
+
+def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
+    """Lists what the program and its extras require, extras of extras included."""
+    name, optional = project["project"]["name"], project["project"]["optional-dependencies"]
+    lines = list(project["project"]["dependencies"])
+    for extra in extras:
+        lines += optional[extra]
+    own = re.compile(rf"{name}\[(.+)\]")
+    inner = {one for line in lines if (found := own.match(line)) for one in found[1].split(",")}
+    lines = [line for line in lines if not own.match(line)]
+    return lines if inner <= set(extras) else requirements(project, sorted({*extras, *inner}))
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Returns the entries of a lock file by name, with their hashes."""
+    entries = re.split(r"\n(?=[A-Za-z0-9])", lock.strip("\n"))
+    return {_normal(entry.partition("==")[0].partition("[")[0]): entry for entry in entries}
+
+
+def chosen(report: dict[str, Any], locked: dict[str, str]) -> list[str]:
+    """Returns the lock file's entries of what pip would install.
+
+    Raises:
+        SystemExit: one has another version there, or no hash.
+    """
+    lines = []
+    for item in report["install"]:
+        name, version = item["metadata"]["name"], item["metadata"]["version"]
+        entry = locked.get(_normal(name), "")
+        if f"=={version} " not in entry or "--hash=" not in entry:
+            sys.exit(f"hashed_install: {name} {version} has no hash in requirements.lock")
+        lines.append(entry)
+    return lines
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def install(asked: list[str], *options: str) -> None:
+    """Installs requirements with all that they require, each by its hash."""
+    locked = pins((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as made:
+        constraints, wanted = Path(made) / "constraints.txt", Path(made) / "requirements.txt"
+        constraints.write_text("\n".join(entry.split("\\")[0] for entry in locked.values()))
+        wanted.write_text("\n".join(asked))
+        plan = [*PIP, *options, "--dry-run", "--quiet", "--report", "-", "-c", str(constraints)]
+        done = subprocess.run([*plan, "-r", str(wanted)], stdout=subprocess.PIPE, check=True)
+        wanted.write_text("\n".join(chosen(json.loads(done.stdout), locked)))
+        hashed = ["--require-hashes", "--no-deps", "-r", str(wanted)]
+        subprocess.run([*PIP, *options, *hashed], check=True)
+
+
+def install_program(extras: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    install([*requirements(project, extras), *project["build-system"]["requires"]])
+    own = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+    subprocess.run([*PIP, *own], check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--tool":
+        install([sys.argv[2]], "--target", sys.argv[3])
+    else:
+        install_program(sys.argv[1].split(","))
