@@ -223,6 +223,24 @@ class AccuracyTable:
     def layout(self) -> Layout:
         return Layout(self.groups)
 
+    @property
+    def is_whole(self) -> bool:
+        """Checks that there are as many rows as the layout has."""
+        sizes = len(TEMPERATURES) + 1, len(self.layout.matrix)
+        return self.temperature.shape == sizes[:1] and self.accuracy.shape == sizes[1:]
+
+    @staticmethod
+    def example(records: int, groups: int) -> AccuracyTable:
+        """Returns the table of as many records of no one, half of them right, without noise."""
+        layout, bins, limits = Layout(groups), len(SCORES), len(LIMITS)
+        right = np.full(bins, records / 2 / bins)
+        among = np.zeros(groups)
+        of_group = np.full(groups, records / 2 / groups)
+        likely = np.full(limits, records / limits)
+        counts = np.concatenate([right, right, of_group, among, of_group, likely])
+        rows = np.round(layout.matrix @ counts).astype(np.int64)
+        return AccuracyTable(np.zeros(len(TEMPERATURES) + 1, np.int64), rows, groups)
+
 
 def draw(
     logits: Any,

@@ -272,6 +272,12 @@ def state(
     )
 
 
+def could_state(records: int, *, groups: int, events: Sequence[GaussianReleaseEvent]) -> bool:
+    """Checks whether a table of so many records, half of them right, would tell their accuracy."""
+    example = AccuracyTable.example(records, groups)
+    return state(example, events, targets=(), coverages=()) is not None
+
+
 def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
     """The groups whose accuracy is known closely enough, the largest first, and all others as
     one.

@@ -23,6 +23,7 @@ PAGE = "PRIVACY.md"
 CARD = "README.md"
 CODELIST = "codelist.csv"
 THRESHOLDS = "thresholds.json"
+ACCURACY = "accuracy.json"
 GOLDEN = "golden.jsonl"
 MATERIALS = "bom.cdx.json"
 LICENCE = "LICENSE"
@@ -34,7 +35,10 @@ SIGNATURE = "model.sig"
 SEAL = frozenset({PROOF, SIGNATURE})
 """Files added after the ledger's row was committed. They do not enter the content's digest."""
 OWN_FILES = frozenset(
-    {STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, GOLDEN, MATERIALS, LICENCE, RECORD, ANSWERS}
+    {
+        *(STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, ACCURACY, GOLDEN, MATERIALS, LICENCE),
+        *(RECORD, ANSWERS),
+    }
 )
 """Files of a bundle's content next to those of the model."""
 

@@ -103,6 +103,7 @@ FILES: dict[str, Kind] = {
     bundle.CARD: Kind(_text, _MB),
     bundle.CODELIST: Kind(_codelist, 16 * _MB),
     bundle.THRESHOLDS: _json("thresholds"),
+    bundle.ACCURACY: _json("accuracy"),
     bundle.GOLDEN: Kind(_golden, 4 * _MB),
     bundle.MATERIALS: Kind(_strict, _MB),
     bundle.LICENCE: Kind(_text, _MB),

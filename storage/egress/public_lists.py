@@ -48,6 +48,12 @@ def published_name(codes: Sequence[Code]) -> str | None:
     return None
 
 
+def is_published(entry: Code) -> bool:
+    """Checks that some published list has this code with this title."""
+    digest = entry_digest(entry)
+    return any(digest in places for places in _places().values())
+
+
 def reviewed_encoder(sha256: str) -> str | None:
     """Returns the name of the reviewed encoder whose files have this digest; None without one."""
     lines = Path(__file__).with_name("encoders.txt").read_text(encoding="ascii").splitlines()

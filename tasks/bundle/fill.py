@@ -23,17 +23,21 @@ from torch import Tensor
 from mechanisms.model import export, onnx_graph, packaged
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.scorer import GRAPH, INT8, Graph
+from mechanisms.privacy.accuracy_table import AccuracyTable
+from mechanisms.privacy.events import ParallelEvent, decode
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
-from storage.codelist import Code
+from storage.codelist import Code, groups
 from storage.datasets import load_codes
 from storage.egress import gate
 from storage.egress.allow_list import encoder_place
 from storage.errors import InputError, StorageError
+from storage.ingest import IngestConfig
 from storage.ledger import Row
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
+from tasks.bundle.accuracy import ToldAccuracy
 from tasks.bundle.deployment import Deployment
 from tasks.bundle.statement import statement, statement_page
 from tasks.bundle.texts import name_of, own_texts
@@ -50,6 +54,8 @@ CLIENTS = {
 }
 """Versions of published libraries that read a bundle, as `make test-clients` runs them."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentence-transformers")
+_OF_EXAMPLE = 10_000
+"""Records of the table of a rehearsal."""
 _NAMESPACE = uuid.UUID("6f3d9f0e-54f7-4d7b-9f0a-2d0f5a6b8c11")
 
 
@@ -62,6 +68,8 @@ def fill(
     settings: BundleParameters,
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
+    *,
+    table: AccuracyTable | None = None,
 ) -> gate.Expected:
     """Writes the content of a drawn release's bundle into an empty folder and passes it through the
     gate.
@@ -74,6 +82,7 @@ def fill(
         texts: those on no published list that the signed plan lists; None: all that there are.
         deployment: what the record for a registry and the answers to NIST SP 800-226 say; without
             it there are none.
+        table: that was drawn with the parameters, where the row's event has one; None: an example.
 
     Raises:
         UnsoundBundle: a file may not leave; names it.
@@ -111,6 +120,9 @@ def fill(
     if candidate.model.trainable == "head":
         encoder = public_features.encoder_digest(released)
         score = partial(public_features.logits, encoder=encoder)
+    told = _told(context, row, candidate, codes, table)
+    if told is not None:
+        documents.add(bundle.ACCURACY, bundle.json_text(told.as_json()))
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
     thresholds = calibration.thresholds_on_generated(
@@ -173,6 +185,22 @@ def fill(
     )
     gate.inspect(folder, expected)
     return expected
+
+
+def _told(
+    context: Context,
+    row: Row,
+    candidate: Candidate,
+    codes: Sequence[Code],
+    table: AccuracyTable | None,
+) -> ToldAccuracy | None:
+    event = None if row.event is None else decode(row.event)
+    if not isinstance(event, ParallelEvent):
+        return None
+    if table is None:  # owes nothing to the records, as the whole rehearsal
+        table = AccuracyTable.example(_OF_EXAMPLE, len(groups(codes)[0]))
+    ingest = context.store.recipe(candidate.dataset)["config"]["ingest"]
+    return ToldAccuracy.of(table, event, codes, IngestConfig.model_validate(ingest))
 
 
 class _Documents:

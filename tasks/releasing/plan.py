@@ -36,6 +36,7 @@ from tasks.bundle.texts import encoder_digest, name_of, own_texts
 from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
+from tasks.releasing import test_half
 from tasks.releasing.claims import (
     CHOSEN,
     COMPARED,
@@ -53,6 +54,7 @@ from tasks.releasing.claims import (
     unprotected_inputs,
 )
 from tasks.releasing.ledger_records import sample_of
+from tasks.releasing.test_half import Untold
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -260,6 +262,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     """The settings that the key names by their digest."""
     selection: Selection = Selection()
     """How the fit was chosen, by the ledger; `unprotected_inputs` says it in words."""
+    untold: Untold | None = None
+    """Why a partner is told nothing of the test half; None where a table of it is released."""
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -478,7 +482,13 @@ def build_plan(
     facts = store.figures(candidate.dataset)
     ingest = store.recipe(candidate.dataset)["config"]["ingest"]
     recipe, folder = store.recipe(candidate.fitted), store.open(candidate.fitted)
-    planned, event = fits.plan_of(folder), fits.event_of(folder)
+    planned = fits.plan_of(folder)
+    event, untold = test_half.parallel_event(
+        fits.event_of(folder),
+        facts=facts,
+        ingest=IngestConfig.model_validate(ingest),
+        codes=load_codes(store.open(candidate.dataset)),
+    )
     draws = planned.mechanism.draws
     settled = {"mechanism": planned.mechanism.model_dump(mode="json"), "is_sampled": draws}
     candidate = _as_recorded(recipe, candidate, settled)
@@ -517,6 +527,7 @@ def build_plan(
         output=output.with_contents(context, candidate, plan),
         method=method,
         selection=selection,
+        untold=untold,
     )
 
 

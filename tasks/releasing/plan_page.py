@@ -51,6 +51,7 @@ from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.promise import promise_of
+from tasks.releasing.test_half import REASONS
 from tasks.running.stage import Context
 
 NOTICE = (
@@ -211,6 +212,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         *_units(page),
         ("mechanism", plan.event.of_training.mechanism),
+        ("accuracy for partners", _accuracy_for_partners(page.planned)),
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
         ("licence", page.planned.output.licence),
@@ -224,6 +226,17 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("plan", page.file),
         ("digest", page.planned.digest),
     ]
+
+
+def _accuracy_for_partners(planned: PlannedRelease) -> str:
+    event = planned.plan.event
+    if not isinstance(event, ParallelEvent):
+        return f"none: {REASONS[planned.untold or 'no noise']}"
+    decides = "all records of its unit" if event.split == "unit" else "a record itself"
+    return (
+        f"a noisy table of the test half, drawn with the model, at no further cost: {decides} "
+        "decides its half"
+    )
 
 
 def _units(page: PlanPage) -> list[tuple[str, str]]:

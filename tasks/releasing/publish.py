@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import rfc8785
 from pydantic import BaseModel
-from torch import Tensor
 
 from mechanisms.model import checkpoint
+from mechanisms.privacy.events import ParallelEvent
 from storage.artifacts import ArtifactRef
 from storage.bundle import folder as bundle
 from storage.bundle.seal import release_key, seal
+from storage.codelist import groups
+from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
@@ -58,6 +60,7 @@ from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease, own_candidate, release_lock
+from tasks.releasing.samples import Sample
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
@@ -296,7 +299,7 @@ def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
 class Draw:
     """A release's sample, in memory, and the digest of its file."""
 
-    theta: Tensor
+    sample: Sample
     digest: str
 
 
@@ -308,9 +311,10 @@ def _draw_once(
 ) -> Draw:
     """Returns the sample of a release: the one on the disk, or the first one.
 
-    A note is on the disk before a sample is taken. Whoever finds the note without the sample takes
-    no second one: the first may have been read in the unfinished file. A fit that is released as it
-    is needs no note, since taking its parameters again gives the same.
+    A note is on the disk before a sample is taken or the noise of a table. Whoever finds the note
+    without the sample takes no second one: the first may have been read in the unfinished file. A
+    fit that is released as it is, without a table, needs no note, since taking its parameters again
+    gives the same.
     """
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
@@ -321,12 +325,10 @@ def _draw_once(
         file.parent.mkdir(parents=True, exist_ok=True)
         draw = _unlinked_draw(context, fresh, row, planned, key)
         if draw is None:
-            if planned.candidate.is_sampled:
-                _note(begun, release_id)
-            theta = planned.candidate.take(context)
-            content = _signed_draw(theta, row, planned, key)
+            sample = Sample.draw(context, planned, note=partial(_note, begun, release_id))
+            content = _signed_draw(sample, row, planned, key)
             write_atomically(fresh, content)
-            draw = Draw(theta, hashlib.sha256(content).hexdigest())
+            draw = Draw(sample, hashlib.sha256(content).hexdigest())
         try:
             os.link(fresh, file)
         except FileExistsError:
@@ -361,18 +363,21 @@ def _described(row: Row, planned: PlannedRelease) -> dict[str, Any]:
     }
 
 
-def _vouched(theta: Tensor, described: Mapping[str, Any]) -> bytes:
+def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
     """Returns the bytes that a releasing worker signs of a sample."""
-    values = hashlib.sha256(theta.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-    return rfc8785.dumps({"statement": "autocoder draw", "theta": values, **described})
+    values = {
+        name: hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        for name, tensor in sample.tensors.items()
+    }
+    return rfc8785.dumps({"statement": "autocoder draw", **values, **described})
 
 
 def _signed_draw(
-    theta: Tensor, row: Row, planned: PlannedRelease, key: EllipticCurvePrivateKey
+    sample: Sample, row: Row, planned: PlannedRelease, key: EllipticCurvePrivateKey
 ) -> bytes:
     described = _described(row, planned)
-    signature = heads.sign_bytes(_vouched(theta, described), key)
-    return checkpoint.to_bytes({"theta": theta}, described | {"signature": signature})
+    signature = heads.sign_bytes(_vouched(sample, described), key)
+    return checkpoint.to_bytes(sample.tensors, described | {"signature": signature})
 
 
 def _unlinked_draw(
@@ -395,7 +400,8 @@ def _saved_draw(
     key: EllipticCurvePrivateKey,
 ) -> Draw:
     """Reads a sample once. It counts by its digest in the ledger's row; before there is one, a
-    sample counts by the signature of this machine's key, and a fit by its parameters.
+    sample counts by the signature of this machine's key, and a fit without a table by its
+    parameters.
     """
     release_id = row.release_id
     if not file.is_file():
@@ -413,26 +419,34 @@ def _saved_draw(
         )
     try:
         tensors, described = checkpoint.from_bytes(content)
-        theta = tensors["theta"]
+        sample = Sample.of(tensors, groups=_groups(context, planned))
     except (ValueError, KeyError):
-        theta, described = None, {}
+        sample, described = None, {}
     expected = _described(row, planned)
-    if theta is None or {name: described.get(name) for name in expected} != expected:
+    if sample is None or {name: described.get(name) for name in expected} != expected:
         raise StorageError(
             f"release {release_id}: {file} is not a sample of the reserved plan. Run "
             "`autocoder ledger recover`"
         )
     # guard: test_weights_of_another_fit_where_the_draw_lies
-    planned.candidate.require_draw(context, theta)
+    planned.candidate.require_draw(context, sample.theta)
     signature, public = str(described.get("signature")), key.public_key()
-    recorded = row.draw_digest is not None or not planned.candidate.is_sampled
+    random = planned.candidate.is_sampled or sample.table is not None
+    recorded = row.draw_digest is not None or not random
     # guard: test_a_sample_that_another_program_put_there
-    if not recorded and not heads.verify_bytes(_vouched(theta, expected), signature, public):
+    if not recorded and not heads.verify_bytes(_vouched(sample, expected), signature, public):
         raise StorageError(
             f"release {release_id}: this machine's key did not sign the sample {file}. Run "
             "`autocoder ledger recover`"
         )
-    return Draw(theta, digest)
+    return Draw(sample, digest)
+
+
+def _groups(context: Context, planned: PlannedRelease) -> int | None:
+    if not isinstance(planned.plan.event, ParallelEvent):
+        return None
+    codes = load_codes(context.store.open(planned.candidate.dataset))
+    return len(groups(codes)[0])
 
 
 def _mark_drawn(
@@ -446,7 +460,7 @@ def _mark_drawn(
     if row.state == "drawn":
         return row
     plan = planned.plan
-    sensitivity = candidate.sensitivity_at(context, draw.theta)
+    sensitivity = candidate.sensitivity_at(context, draw.sample.theta)
     epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
         _require(row.release_id),
@@ -481,9 +495,17 @@ def _bundle(
     release_id = _require(row.release_id)
 
     def build(folder: Path) -> None:
-        theta = draw().theta
+        sample = draw().sample
         fill.fill(
-            folder, context, row, candidate, theta, settings, planned.output.texts, deployment
+            folder,
+            context,
+            row,
+            candidate,
+            sample.theta,
+            settings,
+            planned.output.texts,
+            deployment,
+            table=sample.table,
         )
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 

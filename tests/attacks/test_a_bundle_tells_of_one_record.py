@@ -27,9 +27,12 @@ half: with the same draw all files are the same, with their own draws all but we
 | what is listed as unprotected, n among it; a sampling that couples records; the draw itself, which ε bounds
 """
 
-PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"}
-"""Weights, and what is computed only from them: answers, thresholds, which the card repeats, and
-digests.
+PAID = {
+    *("2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"),
+    "accuracy.json",
+}
+"""Weights and the noisy table, and what is computed only from them: answers, accuracy, thresholds,
+which the card repeats, and digests.
 """
 
 Built = tuple[Context, PlannedRelease, Tensor]

@@ -37,6 +37,7 @@ from tasks.fitting.prior import lexicon_of
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.samples import Sample
 from tasks.running.stage import Context
 
 DECLARES = """
@@ -275,7 +276,9 @@ def sampling(home: Path) -> tuple[Context, Any, Any, Path]:
     context = Context(home=str(Workspace(home).create().home))
     row: Any = SimpleNamespace(release_id="0" * 16, state="reserved", draw_digest=None)
     planned: Any = SimpleNamespace(
-        plan=SimpleNamespace(idempotency_key="k"), candidate=Posterior(), digest="0" * 64
+        plan=SimpleNamespace(idempotency_key="k", event=None),
+        candidate=Posterior(),
+        digest="0" * 64,
     )
     return context, row, planned, draw_path(context.workspace, "0" * 16)
 
@@ -306,8 +309,8 @@ def test_a_sample_that_is_changed_after_it_was_recorded(tmp_path: Path) -> None:
     draw = publish._draw_once(context, row, planned, release_key())
     row.state, row.draw_digest = "drawn", draw.digest
     again = publish._draw_once(context, row, planned, release_key())
-    assert torch.equal(again.theta, draw.theta)
-    file.write_bytes(publish._signed_draw(torch.randn(4), row, planned, release_key()))
+    assert torch.equal(again.sample.theta, draw.sample.theta)
+    file.write_bytes(publish._signed_draw(Sample(torch.randn(4)), row, planned, release_key()))
     with pytest.raises(StorageError):
         publish._draw_once(context, row, planned, release_key())
 
@@ -319,7 +322,7 @@ def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> N
     """
     context, row, planned, file = sampling(tmp_path / "home")
     stranger = ec.generate_private_key(ec.SECP256R1())
-    hostile = publish._signed_draw(torch.full((4,), 0.25), row, planned, stranger)
+    hostile = publish._signed_draw(Sample(torch.full((4,), 0.25)), row, planned, stranger)
 
     def put() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

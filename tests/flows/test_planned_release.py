@@ -126,7 +126,7 @@ def test_who_died_after_drawing_has_drawn(
         raise KeyboardInterrupt
 
     planned: Any = SimpleNamespace(
-        plan=SimpleNamespace(idempotency_key="k"), candidate=Source(), digest="0" * 64
+        plan=SimpleNamespace(idempotency_key="k", event=None), candidate=Source(), digest="0" * 64
     )
     with monkeypatch.context() as patched:
         if dies == "os.link":
@@ -145,6 +145,6 @@ def test_who_died_after_drawing_has_drawn(
     draw = publish._draw_once(context, row, planned, release_key())
     file = draw_path(context.workspace, row.release_id)
     assert len(taken) == 1
-    assert torch.equal(draw.theta, taken[0])
+    assert torch.equal(draw.sample.theta, taken[0])
     assert torch.equal(checkpoint.load(file)[0]["theta"], taken[0])
     assert [p.name for p in file.parent.iterdir()] == ["draw.safetensors"]

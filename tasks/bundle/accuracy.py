@@ -1,0 +1,136 @@
+"""Tells a partner how often the released model is right, from the noisy table that was drawn with
+it.
+
+Nothing here reads a record. Groups of codes are named by what their codes begin with, and by a
+title where the bundle's code list or a published list has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from mechanisms.model.config import TARGETS
+from mechanisms.model.conformal import COVERAGES
+from mechanisms.privacy.accuracy_table import BEST, AccuracyTable
+from mechanisms.privacy.events import ParallelEvent
+from mechanisms.privacy.stated_accuracy import (
+    CONFIDENCE,
+    GroupAccuracy,
+    Interval,
+    StatedAccuracy,
+    state,
+)
+from storage.codelist import Code, groups
+from storage.egress.public_lists import is_published
+from storage.ingest import IngestConfig
+
+_SIGNS = ".-/ "
+
+
+@dataclass(frozen=True)
+class ToldAccuracy:
+    """Holds what a table tells, or None where its noise hides the accuracy."""
+
+    stated: StatedAccuracy | None
+    names: tuple[str, ...]
+    """Of the groups of codes."""
+    dated_from: str | None
+    """Day from which the test half's records are, where the halves are split by date."""
+    unit: str
+    """What is in one half alone: `record` or `unit`."""
+
+    @staticmethod
+    def of(
+        table: AccuracyTable, event: ParallelEvent, codes: Sequence[Code], ingest: IngestConfig
+    ) -> ToldAccuracy:
+        stated = state(table, event.evaluation, targets=TARGETS, coverages=COVERAGES)
+        day = ingest.train_before
+        unit = "unit" if event.split == "unit" else "record"
+        return ToldAccuracy(stated, group_names(codes), None if day is None else str(day), unit)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of `accuracy.json`."""
+        content: dict[str, Any] = {
+            "schema": 1,
+            "stated": self.stated is not None,
+            "test_half": {"dated_from": self.dated_from, "unit": self.unit},
+        }
+        return content if self.stated is None else content | self._figures(self.stated)
+
+    def _figures(self, stated: StatedAccuracy) -> dict[str, Any]:
+        return {
+            "confidence": CONFIDENCE,
+            "records": round(stated.records),
+            "temperature": stated.temperature,
+            **_shares(stated.right, stated.among_best),
+            "groups": [self._group(group) for group in stated.groups],
+            "scores": [dict(one) for one in stated.bins],
+        }
+
+    def _group(self, group: GroupAccuracy) -> dict[str, Any]:
+        names = [self.names[number] for number in group.groups]
+        return {
+            "names": names,
+            "share": group.share,
+            **_shares(group.right, group.among_best),
+        }
+
+
+def _shares(right: Interval, among: Interval) -> dict[str, Any]:
+    return {"right": right.as_json(), f"among_{BEST}_best": among.as_json()}
+
+
+def group_names(codes: Sequence[Code]) -> tuple[str, ...]:
+    """Returns a name for each group of a code list, made of codes and published titles alone."""
+    names, group_of = groups(codes)
+    members: list[list[Code]] = [[] for _ in names]
+    for code, number in zip(codes, group_of, strict=True):
+        members[number].append(code)
+    if len(names) == 1:
+        return ("all codes",)
+    titles = {code.code: code.title for code in codes}
+    begins = [_common_beginning(group) for group in members]
+    return tuple(
+        _name(group, begin if begins.count(begin) == 1 else "", titles)
+        for group, begin in zip(members, begins, strict=True)
+    )
+
+
+def _common_beginning(group: Sequence[Code]) -> str:
+    columns = zip(*(code.code for code in group), strict=False)
+    same = takewhile(lambda signs: len(set(signs)) == 1, columns)
+    return "".join(signs[0] for signs in same).rstrip(_SIGNS)
+
+
+def _name(group: Sequence[Code], begin: str, titles: Mapping[str, str]) -> str:
+    first, last = group[0].code, group[-1].code
+    if not begin:
+        return first if first == last else f"{first} to {last}"
+    above = {title for code in group for title in code.above}
+    siblings = {code.code for code in group if code.title not in above and len(group) > 1}
+    for written in _levels_above(begin, first):
+        if written in siblings and not begin.startswith(written):
+            continue
+        # guard: test_a_level_above_that_nobody_published_names_no_group
+        found = titles.get(written) or _published_title(written, group)
+        if found:
+            return f"{written} {found}"
+    return begin
+
+
+def _levels_above(begin: str, code: str) -> Iterator[str]:
+    """Yields what a level above may be called, the most detailed first: as the codes begin, or with
+    zeros behind.
+    """
+    for end in range(len(begin), 0, -1):
+        yield begin[:end]
+        yield begin[:end] + re.sub(r"[0-9]", "0", code[end:])
+
+
+def _published_title(written: str, group: Sequence[Code]) -> str:
+    above = dict.fromkeys(title for code in group for title in code.above)
+    return next((title for title in above if is_published(Code(written, title))), "")

@@ -1,0 +1,66 @@
+"""Draws what a release draws, and reads it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms.privacy.accuracy_table import AccuracyTable
+from mechanisms.privacy.events import ParallelEvent
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.test_half import Answers
+from tasks.running.stage import Context
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a release draws: its parameters, and the table of the test half where one is told."""
+
+    theta: Tensor
+    table: AccuracyTable | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        if self.table is None:
+            return {"theta": self.theta}
+        counts = {"temperature": self.table.temperature, "accuracy": self.table.accuracy}
+        return {"theta": self.theta} | {
+            name: torch.from_numpy(value) for name, value in counts.items()
+        }
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], *, groups: int | None) -> Sample:
+        """Reads the tensors of a file; another form is a ValueError or KeyError.
+
+        Args:
+            groups: of the planned table; None where there is none.
+        """
+        if groups is None:
+            return Sample(tensors["theta"])
+        rows = {name: tensors[name].numpy() for name in ("temperature", "accuracy")}
+        table = AccuracyTable(rows["temperature"], rows["accuracy"], groups)
+        if not table.is_whole or any(row.dtype != np.int64 for row in rows.values()):
+            raise ValueError("another table")
+        return Sample(tensors["theta"], table)
+
+    @staticmethod
+    def draw(context: Context, planned: PlannedRelease, *, note: Callable[[], None]) -> Sample:
+        """Draws once; a second call draws again.
+
+        Args:
+            note: is called right before anything random is drawn.
+        """
+        candidate, event = planned.candidate, planned.plan.event
+        if candidate.is_sampled:
+            note()
+        theta = candidate.take(context)
+        if not isinstance(event, ParallelEvent):
+            return Sample(theta)
+        answers = Answers.of(context, candidate, theta)
+        if not candidate.is_sampled:
+            note()
+        return Sample(theta, answers.draw(event))

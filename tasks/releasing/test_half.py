@@ -1,0 +1,106 @@
+"""Decides whether a release also tells how often its model is right, and draws that table.
+
+The table is a noisy count of the test half at the released model. A record is in one half alone, so
+that the table costs nothing where each record pays the larger of both parts
+(`mechanisms.privacy.accuracy_table`). Where that is not known, there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mechanisms.privacy.claims import formal
+from mechanisms.privacy.events import (
+    ComposedEvent,
+    DpSgdEvent,
+    Event,
+    GaussianReleaseEvent,
+    ParallelEvent,
+)
+from mechanisms.privacy.gaussian_cost import gaussian_rate
+from storage.codelist import Code, groups
+from storage.datasets import load_codes
+from storage.ingest import IngestConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.privacy.accuracy_table import AccuracyTable
+    from tasks.fitting.candidate import Candidate
+    from tasks.running.stage import Context
+
+Untold = Literal["no noise", "coupled", "sampled", "few"]
+"""Why nothing is told of the test half."""
+REASONS: Mapping[Untold, str] = {
+    "no noise": "the mechanism's guarantee is not one of Gaussian noise",
+    "coupled": "sampling by code lets one record move others between the halves. Set "
+    "data.ingest.sampling to per-record",
+    "sampled": "training samples its records, and budgets of such releases have no exact sum with "
+    "a table. Set sampling_prob to 1",
+    "few": "the test half is too small for the noise",
+}
+
+
+def parallel_event(
+    training: Event, *, facts: Mapping[str, Any], ingest: IngestConfig, codes: list[Code]
+) -> tuple[Event, Untold | None]:
+    """Returns what a release does to both halves, at the cost of the training alone; where nothing
+    is told of the test half, the training's event and why.
+
+    Args:
+        facts: figures of the records' ingest.
+    """
+    from mechanisms.privacy.accuracy_table import events_of
+    from mechanisms.privacy.stated_accuracy import could_state
+
+    if not formal(training) or not isinstance(
+        training, DpSgdEvent | GaussianReleaseEvent | ComposedEvent
+    ):
+        return training, "no noise"
+    # guard: test_a_half_that_other_records_decide_is_told_nothing_of
+    if facts["sampling"] != "per-record":
+        return training, "coupled"
+    rate = gaussian_rate(training)
+    if rate is None:
+        return training, "sampled"
+    evaluation = events_of(rate)
+    if not could_state(int(facts["test"]), groups=len(groups(codes)[0]), events=evaluation):
+        return training, "few"
+    split: Literal["unit", "record"] = "unit" if ingest.split_by_unit else "record"
+    return ParallelEvent(training=training, evaluation=evaluation, split=split), None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Holds a model's scores of the test half, which are private, and what a table is made of."""
+
+    logits: Tensor
+    """float32 [n, codes]."""
+    labels: Tensor
+    codes: list[Code]
+
+    @staticmethod
+    def of(context: Context, candidate: Candidate, theta: Tensor) -> Answers:
+        """Computes the scores of the model that is released."""
+        from tasks.fitting.model_inputs import load_inputs
+
+        inputs, labels = load_inputs(context.store.open(candidate.prepared), "test")
+        logits = candidate.classifier(context, theta).predict(inputs)
+        return Answers(logits, labels, load_codes(context.store.open(candidate.dataset)))
+
+    def draw(self, event: ParallelEvent) -> AccuracyTable:
+        """Draws the table with the operating system's entropy. A second call draws again."""
+        from mechanisms.privacy import accuracy_table
+        from mechanisms.privacy.noise import SecretStream, new_key
+
+        names, group_of = groups(self.codes)
+        return accuracy_table.draw(
+            self.logits,
+            self.labels,
+            group_of,
+            groups=len(names),
+            events=event.evaluation,
+            stream=SecretStream(new_key()),
+        )

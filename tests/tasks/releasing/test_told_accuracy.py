@@ -1,0 +1,167 @@
+"""A release tells its partner how often its model is right, at no further cost, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_jobs
+from kills import killed_at
+from releases import release_key
+
+from mechanisms.model import checkpoint
+from mechanisms.privacy.events import ParallelEvent
+from storage.bundle import folder as bundle
+from storage.demo_data import write_demo_data
+from storage.errors import StorageError
+from storage.ledger.recovery import draw_path
+from tasks.parameters import BundleParameters, ReleaseParameters, RetrainParameters
+from tasks.releasing import plan_page, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.samples import Sample
+from tasks.releasing.test_half import Answers
+from tasks.running.stage import Context
+
+Planner = Callable[..., PlannedRelease]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    return tiny_jobs.workspace(tmp_path_factory.mktemp("told"))
+
+
+@pytest.fixture(scope="module")
+def planner(context: Context, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Planner:
+    """Plans a formal release of 600 records at epsilon 4, by label and other settings."""
+    written = write_demo_data(tmp_path_factory.mktemp("data"), records=600, seed=3)
+
+    def plan(label: str, *, ingest: Mapping[str, Any] | None = None, **formal: Any) -> Any:
+        data = {
+            "source": str(written.csv),
+            "codelist": str(written.codelist),
+            "population": "demo",
+            "ingest": {"sampling": "per-record", "test_share": 0.5} | dict(ingest or {}),
+        }
+        model = {
+            "encoder": str(tiny_bert),
+            "trainable": "head",
+            "pooling": "mean",
+            "max_length": 32,
+            "prior": "titles",
+        }
+        chosen = RetrainParameters.model_validate(
+            {
+                "data": data,
+                "model": model,
+                "formal": {"target_epsilon": 4.0} | formal,
+                "release": {"label": label},
+            }
+        )
+        planned = tiny_jobs.planned(context, chosen, tiny_jobs.fitted(context, chosen))
+        return publish.save_plan(context, planned, chosen.release)[0]
+
+    return plan
+
+
+def settings(planned: PlannedRelease) -> BundleParameters:
+    return ReleaseParameters(label=planned.plan.release_label)
+
+
+def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner: Planner) -> None:
+    """The stated interval is about the model's accuracy on the test half; epsilon is that of the
+    training alone, and the same again is the same release.
+    """
+    planned = planner("told")
+    event = planned.plan.event
+    assert isinstance(event, ParallelEvent)
+    assert (event.split, planned.untold) == ("record", None)
+    done = publish.release(context, planned, settings(planned))
+    folder = Path(done.bundle)
+    told = json.loads((folder / bundle.ACCURACY).read_text())
+    statement = json.loads((folder / bundle.STATEMENT).read_text())
+    assert statement["accuracy_stated"]
+    assert statement["mechanism"] == "prior-descent"
+    assert 4 * 0.995 <= float(statement["epsilon"]) <= 4
+    answers = Answers.of(context, planned.candidate, planned.candidate.take(context))
+    exact = float((answers.logits.argmax(1) == answers.labels).float().mean())
+    width = told["right"]["high"] - told["right"]["low"]
+    assert 0 < width <= 0.2
+    assert abs(told["right"]["estimate"] - exact) <= width
+    assert abs(told["records"] - len(answers.labels)) <= 60
+    assert sum(group["share"] for group in told["groups"]) == pytest.approx(1, abs=0.3)
+    assert publish.release(context, planned, settings(planned)) == done
+
+
+def test_no_noise_is_drawn_twice(
+    context: Context, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while the scores are computed, a release goes on; killed after noise was drawn, before
+    its file is there, it ends.
+    """
+    planned = planner("killed")
+    drawn: list[Any] = []
+    draw = Answers.draw
+    monkeypatch.setattr(
+        Answers, "draw", lambda own, event: drawn.append(draw(own, event)) or drawn[-1]
+    )
+    with killed_at(monkeypatch, Answers, "of"):
+        publish.release(context, planned, settings(planned))
+    assert not drawn
+    with killed_at(monkeypatch, publish, "_signed_draw"):
+        publish.release(context, planned, settings(planned))
+    assert len(drawn) == 1
+    with pytest.raises(StorageError, match="nothing is sampled twice"):
+        publish.release(context, planned, settings(planned))
+    assert len(drawn) == 1
+
+
+def test_a_table_that_another_program_put_there(
+    context: Context, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fit's own parameters next to another table, before there is a digest in the ledger."""
+    planned = planner("foreign")
+    with killed_at(monkeypatch, Answers, "of"):
+        publish.release(context, planned, settings(planned))
+    ledger = publish.open_ledger(context, settings(planned))
+    row = ledger.find(planned.plan.idempotency_key)
+    assert row is not None
+    sample = Sample.draw(context, planned, note=lambda: None)
+    file = draw_path(context.workspace, str(row.release_id))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(publish._signed_draw(sample, row, planned, release_key()))
+    with pytest.raises(StorageError, match="key did not sign"):
+        publish.release(context, planned, settings(planned))
+    cut = sample.tensors | {"accuracy": sample.tensors["accuracy"][:-1]}
+    _, described = checkpoint.from_bytes(file.read_bytes())
+    file.write_bytes(checkpoint.to_bytes(cut, described))
+    with pytest.raises(StorageError, match="is not a sample"):
+        publish.release(context, planned, settings(planned))
+
+
+@pytest.mark.parametrize(
+    ("ingest", "formal", "why"),
+    [
+        ({"sampling": "stratified"}, {}, "coupled"),
+        ({"test_share": 0.05}, {}, "few"),
+        ({}, {"target_epsilon": 0.05}, "few"),
+    ],
+)
+def test_a_half_that_other_records_decide_is_told_nothing_of(
+    context: Context,
+    planner: Planner,
+    ingest: dict[str, Any],
+    formal: dict[str, Any],
+    why: str,
+) -> None:
+    """Nor one that is too small; the plan's page says why."""
+    planned = planner(f"untold-{why}-{len(formal)}", ingest=ingest, **formal)
+    assert planned.untold is not None
+    assert planned.untold == why
+    assert planned.plan.event == planned.plan.event.of_training
+    page = plan_page.load_plan_page(context, planned, file=planned.file(context))
+    assert plan_page.REASONS[planned.untold] in dict(plan_page.facts(page))["accuracy for partners"]
+    assert np.isfinite(planned.plan.claim.epsilon or np.nan)
