@@ -7,6 +7,7 @@ reads only the texts of the sample.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.codelist import Code, CodeList, read_list, restrict
-from storage.datasets import CELLS, CODES, split_file
+from storage.datasets import CELLS, CODES, SplitWriter, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.cell_digests import SIZE, cell_digests
@@ -32,8 +33,6 @@ from storage.tables.reader import Marks, Table, open_table, to_arrow
 from storage.tables.source import require_columns
 
 REPORT = "report.json"
-_GROUP = 8192
-"""Records per row group: independent of the reader's blocks, so that the file is, too."""
 
 _LINE = json.JSONEncoder(separators=(",", ":")).encode
 Progress = Callable[[int, int | None], None]
@@ -150,8 +149,8 @@ def ingest(
 ) -> IngestResult:
     """Reads, checks, samples and splits records; writes `out_dir`.
 
-    `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json
-    (the label space in order), report.json (counts, no narratives) and cells.parquet (digests of
+    `out_dir` gets train.arrow, test.arrow, holdout.arrow (where it has a share), codes.json (the
+    label space in order), report.json (counts, no narratives) and cells.parquet (digests of
     their text cells). Files of a killed run are overwritten.
 
     Args:
@@ -167,20 +166,32 @@ def ingest(
     selection = _select(overview, config, records)
     space, labels = _classes(overview, selection, listed, config)
     digest, cells = hashlib.sha256(), bytearray()
-    parts: list[pa.RecordBatch] = []
+    counts = _counts(selection, config)
+    files = {name: split_file(out_dir, name) for name in counts}
+    for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
+        stale.unlink(missing_ok=True)
     done = 0
     place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
     batches = records.texts(config.columns, _marks(config, listed))
-    for batch, numbers in numbered(batches, config, place):
-        parts.append(
-            _sampled(batch, done, numbers, overview, selection, labels, config, digest, cells)
-        )
-        done += batch.num_rows
-        progress((len(overview.state) + done) // 2, len(overview.state))
+    with ExitStack() as opened:
+        schema = _schema(config)
+        writers = [
+            opened.enter_context(SplitWriter(_partial(file), schema)) for file in files.values()
+        ]
+        for batch, numbers in numbered(batches, config, place):
+            rows = _sampled(
+                batch, done, numbers, overview, selection, labels, config, digest, cells
+            )
+            split = selection.split[done : done + batch.num_rows]
+            split = split[split != UNUSED]
+            for number, writer in enumerate(writers):
+                writer.write(rows.filter(to_arrow(split == number)))
+            done += batch.num_rows
+            progress((len(overview.state) + done) // 2, len(overview.state))
     if records.changed():
+        for file in files.values():
+            _partial(file).unlink()
         raise StorageError(f"{records.source.label} changed during reading. Run again")
-    sample = pa.Table.from_batches(parts).combine_chunks()
-    counts = _counts(selection, config)
     report = _report(records, overview, selection, counts, config) | {
         "read_as_blank": marks.counts,
         "label_space": len(space),
@@ -189,20 +200,13 @@ def ingest(
         else "observed",
         "fingerprint": digest.hexdigest(),
     }
-    for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
-        stale.unlink(missing_ok=True)
-    split = selection.split[selection.split != UNUSED]
-    for number, name in enumerate(counts):
-        rows = sample.filter(to_arrow(split == number))
-        with pa.OSFile(str(_partial(split_file(out_dir, name))), "wb") as file:
-            pq.write_table(rows.combine_chunks(), file, compression="zstd", row_group_size=_GROUP)
     if cells:  # each once and sorted, which says nothing of its record's place
         every = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
         )
         pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
-    for name in counts:
-        _partial(split_file(out_dir, name)).replace(split_file(out_dir, name))
+    for file in files.values():
+        _partial(file).replace(file)
     for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
         write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
     return IngestResult(
@@ -308,7 +312,7 @@ def _sampled(
     config: IngestConfig,
     digest: Any,
     cells: bytearray,
-) -> pa.RecordBatch:
+) -> pa.Table:
     split = selection.split[start : start + batch.num_rows]
     chosen = np.flatnonzero(split != UNUSED)
     rows = chosen + start
@@ -338,7 +342,6 @@ def _sampled(
         line = (SPLITS[half], name, text, overview.code_names[code], cohort, unit)
         digest.update(f"{_LINE(line)}\n".encode("ascii"))
         cells += cell_digests(own)
-    names = ("record_id", "text", "label", "cohort", "unit")
     arrays = list(
         map(
             to_arrow,
@@ -351,11 +354,18 @@ def _sampled(
             ),
         )
     )
-    fields = [
-        pa.field(name, array.type, nullable=name == "unit")
-        for name, array in zip(names, arrays, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    return pa.Table.from_arrays(arrays, schema=_schema(config))
+
+
+def _schema(config: IngestConfig) -> pa.Schema:
+    types = {
+        "record_id": pa.int64() if config.id_column is None else pa.string(),
+        "text": pa.string(),
+        "label": pa.int32(),
+        "cohort": pa.string(),
+        "unit": pa.string(),
+    }
+    return pa.schema([pa.field(name, kind, name == "unit") for name, kind in types.items()])
 
 
 def _pseudonym(unit: str) -> str:

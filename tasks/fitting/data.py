@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -18,15 +17,19 @@ from safetensors.torch import save_file
 from mechanisms.model import checkpoint, classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import TokenInputs, save_features
+from mechanisms.model.inputs import TokenInputs, joined, save_features
 from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, Store, files_digest
-from storage.datasets import load_labels, load_table, split_file
+from storage.datasets import SplitWriter, load_labels, load_split, load_table, split_file
 from storage.errors import StorageError
+from tasks.fitting.distinct_texts import DistinctTexts, text_batches
 from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import lexicon_of
 from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PART = 512
 """Texts that are encoded and saved at a time: few enough that several workers end together."""
@@ -93,9 +96,11 @@ def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
             for folder in work.inputs.values()
             for split in SPLITS
         ]
-        texts = sorted({text for column in columns for text in column.to_pylist()})
-        pq.write_table(pa.table({"text": texts}), split_file(work.out, _ALL))
-        return {"texts": len(texts)}
+        every = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+        texts = pa.table({"text": every.unique()}).sort_by("text")
+        with SplitWriter(split_file(work.out, _ALL), texts.schema) as writer:
+            writer.write(texts)
+        return {"texts": texts.num_rows}
 
     return Step(
         name="texts",
@@ -137,7 +142,7 @@ def _parts(
         part
         for split in splits
         for part in Texts(
-            end=max(len(_distinct(work.inputs["dataset"], split)[0]), 1),
+            end=max(len(_distinct(work.inputs["dataset"], split)), 1),
             model=model.frozen(),
             encoder_digest=encoder_digest,
             split=split,
@@ -158,43 +163,38 @@ def _digest_of(model: ModelConfig) -> str:
 
 def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[str, Any]:
     dataset = work.inputs["dataset"]
-    tables = {name: load_table(dataset, name) for name in SPLITS}
-    total = sum(table.num_rows for table in tables.values())
+    splits = {name: load_split(dataset, name) for name in SPLITS}
+    total = sum(map(len, splits.values()))
     lexicon = lexicon_of(work.context, model, dataset)
     work.sized(total)
-    tokens_seen, done, place, parts = 0, 0, {}, []
+    tokens_seen, done, every, parts = 0, 0, None, []
     if model.trainable == "head" and "encoding" in work.inputs:
-        place = {text: n for n, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
+        every = _distinct(work.inputs["texts"], _ALL)
         encoded = [
             checkpoint.load(part)[0]
             for part in sorted(work.inputs["encoding"].glob("*.safetensors"))
         ]
-        parts = [encoded] * len(tables)
+        parts = [encoded] * len(splits)
     elif model.trainable == "head":
-        parts = _parts(work, model, encoder_digest, list(tables))
-    for number, (name, table) in enumerate(tables.items()):
-        texts = table.column("text").to_pylist()
+        parts = _parts(work, model, encoder_digest, list(splits))
+    for number, (name, split) in enumerate(splits.items()):
         file = work.out / f"{name}.safetensors"
         if model.trainable != "head":
-            tokens = classifier.tokenizer(model)(texts)
+            tokens = _tokens(split, model, lexicon)
             tokens_seen += int(tokens.offsets[-1])
-            words = None if lexicon is None else lexicon.words(texts)
             states = _states(work, tokens, model=model, before=done, total=total)
-            replace(tokens, words=words, states=states).save(file)
-            done += len(texts)
+            replace(tokens, states=states).save(file)
+            done += len(split)
             work.progress(done, total)
         else:
-            places = (
-                torch.tensor([place[text] for text in texts])
-                if place
-                else _distinct(dataset, name)[1]
-            )
+            distinct = _distinct(dataset, name) if every is None else every
+            places = distinct.places_in(split)
             tokens_seen += int(torch.cat([part["lengths"] for part in parts[number]])[places].sum())
-            blocks = blocks_of(texts, places, [part["features"] for part in parts[number]], lexicon)
+            blocks = blocks_of(split, places, [part["features"] for part in parts[number]], lexicon)
             width = parts[number][0]["features"].shape[1] + (
                 0 if lexicon is None else lexicon.columns
             )
-            save_features(file, (len(texts), width), blocks)
+            save_features(file, (len(split), width), blocks)
         save_labels(work.out, name, load_labels(dataset, name))
     _encoder.cache_clear()
     _distinct.cache_clear()
@@ -223,9 +223,9 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
             raise StorageError(
                 f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"
             )
-        distinct, _ = _distinct(work.inputs["dataset"], texts.split)
+        distinct = _distinct(work.inputs["dataset"], texts.split)
         tokenizer, encoder = _encoder(texts.model, work.context.device)
-        tokens = tokenizer(distinct[texts.first : texts.end])
+        tokens = tokenizer(distinct.texts(texts.first, texts.end))
         work_done = tokens.lengths.sort(descending=True).values.cumsum(0) / tokens.lengths.sum()
         encoded = 0
 
@@ -260,19 +260,21 @@ def _encoder(
 
 
 @lru_cache(maxsize=2)
-def _distinct(dataset: Path, split: str) -> tuple[list[str], torch.Tensor]:
-    """Returns the distinct texts of a split, and the place of each record's among them, int64 [n].
+def _distinct(dataset: Path, split: str) -> DistinctTexts:
+    return DistinctTexts.of(dataset, split)
 
-    The longest come first: a part's texts are of few lengths, and its blocks hold few dummies.
-    """
-    texts: list[str] = load_table(dataset, split).column("text").to_pylist()
-    distinct = sorted(dict.fromkeys(texts), key=lambda text: -len(text))
-    place = {text: number for number, text in enumerate(distinct)}
-    return list(place), torch.tensor([place[text] for text in texts], dtype=torch.int64)
+
+def _tokens(split: Dataset, model: ModelConfig, lexicon: Lexicon | None) -> TokenInputs:
+    tokenize = classifier.tokenizer(model)
+    parts = []
+    for texts in text_batches(split, PART):
+        words = None if lexicon is None else lexicon.words(texts)
+        parts.append(replace(tokenize(texts), words=words))
+    return cast("TokenInputs", joined(parts or [tokenize([])]))
 
 
 def blocks_of(
-    texts: Sequence[str],
+    split: Dataset,
     places: torch.Tensor,
     parts: Sequence[torch.Tensor],
     lexicon: Lexicon | None,
@@ -280,17 +282,13 @@ def blocks_of(
     """Yields the features of all records in order, `PART` records at a time, with their words where
     there are any.
     """
-    for start in range(0, len(texts), PART):
-        wanted = places[start : start + PART]
+    for number, texts in enumerate(text_batches(split, PART)):
+        wanted = places[number * PART : number * PART + len(texts)]
         block = torch.empty(len(wanted), parts[0].shape[1])
         for part in torch.unique(wanted // PART).tolist():
             here = wanted // PART == part
             block[here] = parts[part][wanted[here] % PART]
-        yield (
-            block
-            if lexicon is None
-            else lexicon.join(block, lexicon.words(texts[start : start + PART]))
-        )
+        yield (block if lexicon is None else lexicon.join(block, lexicon.words(texts)))
 
 
 def _states(

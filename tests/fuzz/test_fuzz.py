@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 import yaml
@@ -28,7 +27,7 @@ from storage.bundle.archive import open_folder, pack
 from storage.bundle.check import check
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.trust import Root, Trust, sign_newest, with_next_root, write_roots
-from storage.datasets import CELLS
+from storage.datasets import load_table
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, ingest
 from storage.ledger import Ledger, Policy
@@ -163,8 +162,8 @@ def test_training_takes_a_file_whole_or_not_at_all(seed: Path, examples: int) ->
             if result is None:
                 return
             report = result.report
-            halves = (file for file in out.glob("*.parquet") if file.name != CELLS)
-            written = sum(pq.read_metadata(half).num_rows for half in halves)
+            halves = (load_table(out, file.stem) for file in out.glob("*.arrow"))
+            written = sum(half.num_rows for half in halves)
             assert written == result.train + result.test + result.holdout == report["sampled"]
             assert report["rows_counted"] == written + sum(report["dropped"].values())
             assert survey(file, text_columns=["Final Narrative"]).rows == report["rows_counted"]

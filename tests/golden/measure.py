@@ -203,12 +203,12 @@ def _splits(home: Path) -> dict[str, Any]:
     """Returns the number of records in each half, and the digest of each half's texts and codes in
     their order.
     """
-    import pyarrow.parquet as pq
+    from storage.datasets import load_table
 
     found = {}
     for name in ("train", "test"):
-        (file,) = (home / "private" / "stages" / "ingest").glob(f"*/{name}.parquet")
-        table = pq.read_table(file)
+        (file,) = (home / "private" / "stages" / "ingest").glob(f"*/{name}.arrow")
+        table = load_table(file.parent, name)
         content = json.dumps(table.select(["text", "label"]).to_pylist(), sort_keys=True)
         found[name] = {
             "records": table.num_rows,

@@ -218,7 +218,7 @@ def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     whole = run(text_of(records), tmp_path / "a", config)
     monkeypatch.setattr(reader, "_PIECE_ROWS", rows)
     assert run(text_of(records), tmp_path, config) == whole
-    for name in ("train.parquet", "test.parquet", "holdout.parquet", "codes.json", "report.json"):
+    for name in ("train.arrow", "test.arrow", "holdout.arrow", "codes.json", "report.json"):
         assert (tmp_path / "out" / name).read_bytes() == (
             tmp_path / "a" / "out" / name
         ).read_bytes()
@@ -393,18 +393,18 @@ def test_leftovers_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
     """A holdout of another configuration and half-written files do not survive."""
     out = tmp_path / "out"
     out.mkdir()
-    for name in ("holdout.parquet", "train.parquet", "train.parquet.partial", "codes.json"):
+    for name in ("holdout.arrow", "train.arrow", "train.arrow.partial", "codes.json"):
         (out / name).write_bytes(b"half")
     run(text_of(), tmp_path)
     assert sorted(path.name for path in out.iterdir()) == [
         "cells.parquet",
         "codes.json",
         "report.json",
-        "test.parquet",
-        "train.parquet",
+        "test.arrow",
+        "train.arrow",
     ]
     assert len(load_split(out, "train")) == 3
-    with pytest.raises(StorageError, match=r"holdout\.parquet is missing"):
+    with pytest.raises(StorageError, match=r"holdout\.arrow is missing"):
         load_split(out, "holdout")
 
 

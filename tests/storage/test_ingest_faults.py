@@ -65,7 +65,7 @@ def refused(
         else:
             check_source(path, config or IngestConfig(), codelist)
     assert MARKER not in everything_said(caught.value)
-    assert not list(folder.glob("*.parquet"))
+    assert not list(folder.glob("*.arrow"))
     return str(caught.value)
 
 
@@ -413,4 +413,4 @@ def test_source_changed_between_the_passes(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match="changed during reading"):
         ingest(path, tmp_path, IngestConfig(), None, append)
-    assert not list(tmp_path.glob("*.parquet"))
+    assert not list(tmp_path.glob("*.arrow"))

@@ -32,7 +32,7 @@ def said_by_both(content: bytes, folder: Path) -> list[str]:
             act()
         assert "PLANTED" not in str(caught.value)
         said.append(str(caught.value))
-    assert not list(folder.glob("*.parquet"))
+    assert not list(folder.glob("*.arrow"))
     return said
 
 

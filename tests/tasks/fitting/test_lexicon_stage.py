@@ -5,10 +5,10 @@ resumed after a kill.
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import tiny_jobs
 import torch
+from datasets import Dataset
 from pydantic import ValidationError
 from torch import nn
 
@@ -22,7 +22,7 @@ from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
 from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.comparing import run as comparison
-from tasks.fitting import data, prior
+from tasks.fitting import data, distinct_texts, prior
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.prior import lexicon_of
@@ -190,7 +190,9 @@ def test_texts_encoded_once(
         "burns",
     ]
     config, dataset = model(tiny_bert).frozen(), ingested(context, tmp_path)
-    monkeypatch.setattr(data, "load_table", lambda *_: pa.table({"text": texts}))
+    split = Dataset.from_dict({"text": texts})
+    monkeypatch.setattr(data, "load_split", lambda *_: split)
+    monkeypatch.setattr(distinct_texts, "load_split", lambda *_: split)
     monkeypatch.setattr(data, "load_labels", lambda *_: [0] * len(texts))
     whole = (
         classifier.build(config, num_labels=2, seed=1)
