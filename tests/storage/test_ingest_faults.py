@@ -305,8 +305,8 @@ def test_check_reads_the_code_list(tmp_path: Path) -> None:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    """A path that is no file is refused, a folder included."""
-    for path, said in ((tmp_path / "absent.csv", "no file"), (tmp_path, "is a folder")):
+    """A path that is no file is refused, and a folder without files."""
+    for path, said in ((tmp_path / "absent.csv", "no file"), (tmp_path, "is an empty folder")):
         with pytest.raises(InputError, match=said):
             check_source(path, IngestConfig(), None)
 
