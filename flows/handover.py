@@ -35,11 +35,13 @@ class Revoked(BaseModel, frozen=True):
 
 
 def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) -> HandedOver:
-    """Packs a release for a partner into a folder, and records that; the bundle is checked as the
+    """Packs a release for a partner into a folder, and records that; the archive is checked as the
     partner will.
     """
     from storage.bundle import registry
+    from storage.bundle.archive import open_folder
     from storage.bundle.check import check
+    from storage.bundle.folder import PROOF, UnsoundBundle
     from storage.bundle.seal import VARIABLE, signing_public_key
     from storage.bundle.trust import Trust
     from tasks.bundle import golden
@@ -53,16 +55,28 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         if local.is_file() and VARIABLE not in os.environ
         else signing_public_key(workspace.private)
     )
-    sound = check(bundle, Trust(trusted))
-    golden.check_answers(bundle, sound.contents)
+
+    def check_as_partner(packed: Path) -> None:
+        with open_folder(packed) as opened:
+            sound = check(opened, Trust(trusted))
+            if sound.digest != row.bundle_digest:
+                raise UnsoundBundle(PROOF, "is of another bundle than the committed one")
+            golden.check_answers(opened, sound.contents)
+
     signing = place.open_to_sign()
     archive, record = registry.hand_over(
-        signing, row, bundle, folder, partner=partner, requester="operator"
+        signing,
+        row,
+        bundle,
+        folder,
+        partner=partner,
+        requester="operator",
+        check=check_as_partner,
     )
     return HandedOver(
         archive=str(archive),
         release_id=release,
-        bundle_digest=sound.digest,
+        bundle_digest=str(row.bundle_digest),
         row=record.sequence,
         partner=record.details["partner"],
         release_row=row.sequence,

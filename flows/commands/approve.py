@@ -83,6 +83,14 @@ def approve(
             help="The agency's public key, or its roots; pinned on this machine at the first use."
         ),
     ] = None,
+    first_release: Annotated[
+        bool,
+        typer.Option(
+            "--first-release",
+            help="With a pinned key: the agency released nothing yet, so no signature is in its "
+            "ledger.",
+        ),
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Sign without being asked, in a script.")
     ] = False,
@@ -121,7 +129,7 @@ def approve(
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
     elif plan is not None:
-        ask = partial(_ask, agency_key=agency_key, yes=yes)
+        ask = partial(_ask, agency_key=agency_key, first=first_release, yes=yes)
         _decide(plan, key, "refuse" if refuse else "approve", reason, to, ask)
 
 
@@ -221,6 +229,7 @@ def _ask(
     settings: LedgerParameters,
     *,
     agency_key: Path | None,
+    first: bool,
     yes: bool,
 ) -> None:
     from tasks.releasing import approval, ledger_access, plan_page
@@ -235,7 +244,7 @@ def _ask(
         if ledger is not None:
             plan_page.require_releasable(context, CheckedPlan.of(planned, ledger))
         if ledger is not None and pinned is not None:
-            approval.require_agencys(ledger, pinned)
+            approval.require_agencys(ledger, pinned, first=first)
     if pinned is None:
         say(
             (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,12 +37,22 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
 
 
 def hand_over(
-    ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
+    ledger: Ledger,
+    release: Row,
+    folder: Path,
+    out: Path,
+    *,
+    partner: str,
+    requester: str,
+    check: Callable[[Path], object],
 ) -> tuple[Path, Row]:
     """Packs a bundle into folder `out` and records the partner. The same file to one partner is one
     row.
 
     The row comes before the archive is put in place, so that the ledger knows every archive.
+
+    Args:
+        check: what the partner will do with the archive; raises if it would be refused.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
     details: dict[str, object] = {
@@ -55,6 +65,8 @@ def hand_over(
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".handover-", dir=out) as aside:
             packed = pack(folder, Path(aside) / archive.name)
+            # guard: test_a_bundle_that_changes_while_it_is_packed
+            check(packed)
             sha256 = file_digest(packed)
             details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
             key = f"handover-{release.release_id}-{sha256[:16]}-{partner}"

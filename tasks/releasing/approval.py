@@ -181,9 +181,11 @@ def pinned_key(given: Path | None) -> Path | None:
     return pinned
 
 
-def require_agencys(ledger: Ledger, pinned: Path) -> None:
-    """Refuses a ledger whose releases another key than the agency's signed: its budget would be
-    anyone's word.
+def require_agencys(ledger: Ledger, pinned: Path, *, first: bool = False) -> None:
+    """Refuses a ledger that no release shows to be the agency's: its budget would be anyone's word.
+
+    Args:
+        first: the officer says that the agency released nothing yet, so that none is asked for.
     """
     root = Trust(pinned).load()
     keys = root.sealing_keys("") + [
@@ -197,4 +199,13 @@ def require_agencys(ledger: Ledger, pinned: Path) -> None:
             f"ledger {ledger.database.name}: another key than the agency's pinned one signed "
             "releases in it. Nothing "
             "was signed. Ask the agency which ledger and key are its own"
+        )
+    state = ledger.state()
+    # guard: test_a_ledger_in_which_no_release_counts
+    if not state.releases and not first:
+        start = "none" if state.mark is None else state.mark.text
+        raise StorageError(
+            f"ledger {ledger.database.name}: no release in it has an effect, so that no signature "
+            f"shows that it is the agency's. Before the agency's first release compare where it "
+            f"stands ({start}) with the agency's own, then give --first-release"
         )

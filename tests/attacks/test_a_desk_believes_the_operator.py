@@ -3,6 +3,7 @@ that never ends.
 """
 
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,39 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
         approval.pinned_key(stranger)
     pinned.write_bytes(stranger.read_bytes())
     with pytest.raises(StorageError, match="another key than the agency's"):
+        approval.require_agencys(ledger, pinned)
+
+
+def test_a_ledger_in_which_no_release_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty ledger, one with the agency's policy, and one with a release that the chain does not
+    carry: none of them shows whose it is. The officer says that there was none yet.
+    """
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    own = tmp_path / "own.pem"
+    own.write_bytes(heads.public_pem(release_key().public_key()))
+    pinned = approval.pinned_key(own)
+    assert pinned is not None
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
+
+    def refused() -> None:
+        with pytest.raises(StorageError, match="--first-release"):
+            approval.require_agencys(ledger, pinned)
+        approval.require_agencys(ledger, pinned, first=True)
+
+    refused()
+    ledger.put_in_force(requester="operator")
+    refused()
+    ledger.reserve(make_plan("k"))
+    approval.require_agencys(ledger, pinned)
+    with sqlite3.connect(tmp_path / "ledger.db") as database:
+        database.execute(
+            "UPDATE ledger_row SET body = replace(body, '\"injuries\"', '\"i\"') "
+            "WHERE body LIKE '%\"kind\":\"release\"%'"
+        )
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
+    with pytest.raises(StorageError):
         approval.require_agencys(ledger, pinned)
 
 

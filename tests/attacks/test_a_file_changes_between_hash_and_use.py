@@ -17,6 +17,7 @@ import rfc8785
 import tiny_jobs
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from in_process import invoke
 from kills import killed_at
 from planned_chain import nothing_charged
 from releases import release_key
@@ -25,11 +26,14 @@ from sealed_bundle import Sealed
 
 from mechanisms.model import checkpoint, export
 from storage.artifacts import ArtifactRef, CopiedStore, Store, digest
+from storage.bundle import registry
 from storage.bundle.check import check
+from storage.bundle.folder import UnsoundBundle
 from storage.bundle.trust import Trust
 from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
+from storage.ledger import Ledger
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.bundle import golden, public_features
@@ -44,7 +48,7 @@ DECLARES = """
 what was signed is what is released
 | a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's
 figures; an encoder's weights; embedded public words and the features of public texts; another sample before, while
-and after the release takes its own
+and after the release takes its own; a bundle's weights and settings while `handover` packs it
 | anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in the hub's cache
 
 nothing is sampled twice
@@ -345,3 +349,34 @@ def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> N
         publish._draw_once(context, row, planned, release_key())
     with pytest.raises(StorageError):
         publish._draw_once(context, row, planned, release_key())
+
+
+@pytest.mark.parametrize("name", ["2_Dense/model.safetensors", "0_Transformer/config.json"])
+def test_a_bundle_that_changes_while_it_is_packed(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By the front door: whole when `handover` looks, other weights when it packs, whole again
+    after. What was packed is what is checked; nothing is handed over and no row is written.
+    """
+    home, before = tmp_path / "home", len(sealed.ledger.rows())
+    shutil.copytree(sealed.home, home)
+    packing, file = registry.pack, home / "bundles" / sealed.folder.name / name
+
+    def swapped(folder: Path, out: Path) -> Path:
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(whole[-8:], b"narrated"))
+        packed = packing(folder, out)
+        file.write_bytes(whole)
+        return packed
+
+    monkeypatch.setattr(registry, "pack", swapped)
+    handed = ("handover", sealed.folder.name, "--to", "Office", "--out", tmp_path / "outbox")
+    with pytest.raises(UnsoundBundle) as refused:
+        invoke(*handed, "--home", home)
+    assert refused.value.file == name
+    assert not list((tmp_path / "outbox").iterdir())
+    monkeypatch.setattr(registry, "pack", packing)
+    ledger = Ledger.open(Workspace(home).ledger_url)
+    assert len(ledger.rows()) == before
+    assert invoke(*handed, "--home", home)[0] == 0
+    assert list((tmp_path / "outbox").iterdir())
