@@ -120,7 +120,9 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(
         )
 
     for option, value, said in MISTAKES:
-        options = job.options()
+        key = value.partition("=")[0]
+        settings = tuple(one for one in job.settings if not one.startswith(f"{key}="))
+        options = job.at(job.home, settings=settings).options()
         if option in options and option != "--set":
             place = options.index(option)
             del options[place : place + 2]
