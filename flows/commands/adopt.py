@@ -51,7 +51,7 @@ def adopt(
     key from it, check the bundle again, and refuse it once the file of --roots says that it was
     revoked.
 
-    Without --data the thresholds are the bundle's, which were fitted on synthetic narratives. A few
+    Without --data the thresholds are the bundle's, if it has any: fitted on the agency's test half. A few
     hundred records coded manually give better ones. The folder then depends on your records: keep
     it as confidential as they are.
 

@@ -355,7 +355,7 @@ def _end_over_budget(preview: Preview) -> None:
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     from storage.ledger.registry import population_name_warning
     from storage.narrative_look import language_note, long_note
-    from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
+    from tasks.releasing.test_half import REASONS, untold_by_settings
     from tasks.retraining.run import warnings_of
 
     data, survey, charge = parameters.data, preview.source, preview.charge
@@ -409,8 +409,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     if line := language_note(survey.look, encoder and encoder.lower(), stems):
         more = f": --set model.lexical_language={survey.look.language} changes these"
         yield "warning", line + more * (stems not in (None, survey.look.language))
-    if not are_generated_for(data.classification):
-        yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
+    if (why := untold_by_settings(parameters)) is not None:
+        yield "accuracy", f"the bundle states none: {REASONS[why]}"
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"
     else:

@@ -88,6 +88,35 @@ def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
     return {"model.safetensors": shapes(model)}
 
 
+_LAST_LAYERS = (
+    (f"{DENSE}/model.safetensors", "linear"),
+    ("model.safetensors", "classifier.out_proj"),
+    ("model.safetensors", "classifier"),
+)
+"""Files and names of the layer that gives the scores, in each layout."""
+
+
+def divide_scores(folder: Path, temperature: float, *, codes: int) -> None:
+    """Divides the logits of a folder that `save` wrote by a temperature, inside the last layer's
+    weights and bias: so every program that reads the folder has the same probabilities.
+
+    Raises:
+        MechanismError: the model ends in another layer, whatever the temperature.
+    """
+    for file, layer in _LAST_LAYERS:
+        tensors = load_file(folder / file) if (folder / file).is_file() else {}
+        names = (f"{layer}.weight", f"{layer}.bias")
+        if all(name in tensors and len(tensors[name]) == codes for name in names):
+            break
+    else:
+        raise MechanismError("this encoder's head does not end in a linear layer with a bias")
+    if temperature != 1:
+        for name in names:
+            divided = tensors[name].double() / temperature
+            tensors[name] = divided.to(tensors[name].dtype)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+
+
 def _halve(path: Path) -> None:
     weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})

@@ -106,9 +106,13 @@ def fill(
         if theta is None
         else candidate.classifier(context, theta)
     )
+    told = _told(context, row, candidate, codes, table)
+    stated = None if told is None else told.stated
     tensors = export.save(
         model, folder, codes=[entry.code for entry in codes], precision=settings.precision
     )
+    if stated is not None:
+        export.divide_scores(folder, stated.temperature, codes=len(codes))
     documents = _Documents(folder)
     if deployment is not None:
         documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record()))
@@ -120,16 +124,20 @@ def fill(
     if candidate.model.trainable == "head":
         encoder = public_features.encoder_digest(released)
         score = partial(public_features.logits, encoder=encoder)
-    told = _told(context, row, candidate, codes, table)
     if told is not None:
         documents.add(bundle.ACCURACY, bundle.json_text(told.as_json()))
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
-    documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
-    thresholds = calibration.thresholds_on_generated(
-        released, classification=classification, score=score
-    )
+    if stated is not None:
+        thresholds: dict[str, Any] | None = calibration.thresholds_of(stated)
+    else:
+        thresholds = calibration.thresholds_on_generated(released, codes, score=score)
+        if thresholds is not None:
+            export.divide_scores(folder, thresholds["temperature"], codes=len(codes))
+            thresholds["temperature"] = 1.0  # it is in the weights now
+            released = export.load(folder)
     if thresholds is not None:
         documents.add(bundle.THRESHOLDS, bundle.json_text(thresholds))
+    documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
     graphs = _write_graphs(folder, candidate.model, golden.texts(codes), int8=settings.int8)
     licence_id = licence.resolve(settings.licence)
     documents.add(bundle.LICENCE, licence.text_of(licence_id))

@@ -1,10 +1,10 @@
 """Calibrates a released model's scores: fits a temperature, and the scores above which answers
 reach an accuracy.
 
-Figures fitted on private records are a second release and must be charged to the ledger. So the
-`thresholds.json` of a bundle is fitted on generated narratives, and says so. **Generated narratives
-are not an agency's**: results may differ on real ones. An agency with some records coded manually
-fits a local file (`autocoder adopt --data`).
+The `thresholds.json` of a bundle comes from the noisy table of the test half that was released with
+the model. A release without such a table has no thresholds, but for the demo, whose narratives are
+generated and those of its thresholds too. Whoever has records coded manually fits a local file
+(`autocoder adopt --data`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.scorer import Scorer
+from storage.egress.public_lists import published_name
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
@@ -32,36 +33,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mechanisms.model.export import Released
+    from mechanisms.privacy.stated_accuracy import StatedAccuracy
+    from storage.codelist import Code
 
 _GENERATED, _GENERATED_SEED = 800, 20260102
 TEMPERATURES = (0.01, 100.0)
 """Outside of these, scores are all 0 or 1, or no numbers; a fit's is from 0.05 to 20."""
-_INJURIES = "OIICS"
-"""Classification of the generated narratives, which are useless for other tasks."""
+_DEMO = "demo-data"
+"""The published list that the demo's records are coded by."""
 
 
-def are_generated_for(classification: str) -> bool:
-    """Returns whether the generated narratives suit a classification; without a name, its codes
-    decide later.
-    """
-    return not classification or classification.upper().startswith(_INJURIES)
+def thresholds_of(stated: StatedAccuracy) -> dict[str, Any]:
+    """Returns the thresholds that a table tells, for scores that have its temperature already."""
+    from mechanisms.privacy.stated_accuracy import CONFIDENCE
+
+    return {
+        "schema": SCHEMA,
+        "temperature": 1.0,
+        "thresholds": [dict(entry) for entry in stated.thresholds],
+        "reached": dict(stated.reached),
+        "fitted_on": "records of the agency's test half, with noise that its budget was charged for",
+        "records": round(stated.records),
+        "confidence": CONFIDENCE,
+    }
 
 
 def thresholds_on_generated(
     released: Released,
+    codes: Sequence[Code],
     *,
-    classification: str,
     score: Callable[[Released, Sequence[str]], Tensor] | None = None,
 ) -> dict[str, Any] | None:
-    """Fits `thresholds_for` a released model on generated narratives; None if they do not suit its
-    codes.
+    """Fits `thresholds_for` the demo's model on generated narratives; None for any other code list
+    than the demo's.
 
     The narratives come from a fixed seed, not the demo's, and depend on no record.
 
     Args:
         score: returns the model's scores of texts; None: by its encoder.
     """
-    if not are_generated_for(classification):
+    # guard: test_thresholds_of_generated_narratives_are_the_demos_alone
+    if published_name(codes) != _DEMO:
         return None
     from mechanisms.model.calibration import thresholds_for
 
@@ -172,7 +184,7 @@ def best_accuracy(thresholds: Mapping[str, Any]) -> str:
 def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
     """Returns warnings on a bundle's missing thresholds for the person who releases it."""
     if thresholds is None:
-        return [f"the bundle has no thresholds. {NONE_FOR_OTHERS}"]
+        return [f"the bundle has no thresholds. {WITHOUT_TABLE}"]
     missing = [
         f"{entry['target_accuracy']:.0%}"
         for entry in thresholds["thresholds"]
@@ -191,10 +203,9 @@ def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
 
 
 CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded manually"
-NONE_FOR_OTHERS = (
-    "Generated narratives describe injuries and do not suit other models. Partners can fit "
-    "their thresholds with "
-    f"{CALIBRATION_ADVICE}."
+WITHOUT_TABLE = (
+    "They come from a table of the test half, which this release has none of. Partners can fit "
+    f"their thresholds with {CALIBRATION_ADVICE}."
 )
 
 

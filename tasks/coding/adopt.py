@@ -71,6 +71,12 @@ class AdoptionReport:
         return [] if fitted is None else [*_lines(fitted)]
 
     @property
+    def measured_on(self) -> str:
+        """Returns what the bundle's thresholds were fitted on, in words."""
+        fitted = self.sound.contents.get(THRESHOLDS)
+        return "" if fitted is None else f"on {fitted['fitted_on']}"
+
+    @property
     def coverage(self) -> list[tuple[int, float]]:
         fitted = () if self.thresholds is None else self.thresholds["thresholds"]
         return [

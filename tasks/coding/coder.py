@@ -34,8 +34,7 @@ from storage.paths import Workspace
 from storage.tables.formulas import unquote
 from storage.tables.reader import read_small
 from tasks.bundle.thresholds import (
-    NONE_FOR_OTHERS,
-    are_generated_for,
+    WITHOUT_TABLE,
     best_accuracy,
     read_thresholds,
 )
@@ -277,12 +276,8 @@ class Coder:
             InputError: the file is missing, lacks this accuracy, or no score reached it.
         """
         if self.thresholds is None:
-            why = (
-                ""
-                if are_generated_for(self.classification)
-                else f"{NONE_FOR_OTHERS.partition('. ')[0]}. "
-            )
-            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}. {why}{_OTHERWISE}")
+            why = WITHOUT_TABLE.partition(". ")[0]
+            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}. {why}. {_OTHERWISE}")
         scores = {
             entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]
         }

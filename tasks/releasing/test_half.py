@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from mechanisms.privacy.accuracy_table import AccuracyTable
     from tasks.fitting.candidate import Candidate
+    from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
 Untold = Literal["no noise", "coupled", "sampled", "few"]
@@ -41,6 +42,15 @@ REASONS: Mapping[Untold, str] = {
     "a table. Set sampling_prob to 1",
     "few": "the test half is too small for the noise",
 }
+
+
+def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
+    """Returns why nothing will be told of the test half, by what is known before any record is
+    read.
+    """
+    if parameters.formal is None:
+        return "no noise"
+    return None if parameters.data.ingest.sampling == "per-record" else "coupled"
 
 
 def parallel_event(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.calibration import coded_alone, fit_temperature, thresholds_for
+from storage.codelist import Code
 from tasks.bundle.thresholds import (
-    are_generated_for,
     best_accuracy,
     read_thresholds,
     thresholds_on_generated,
@@ -191,14 +191,11 @@ def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
     assert coded_alone(logits.fill_(float("nan")), labels) == {}
 
 
-def test_another_task_gets_no_thresholds_of_injuries() -> None:
-    """The generated narratives tell of injuries: on codes of jobs they are not tried, and the
-    operator is informed.
-    """
-    assert are_generated_for("OIICS 2.01")
-    assert are_generated_for("")
+def test_thresholds_of_generated_narratives_are_the_demos_alone() -> None:
+    """An agency's list gets none, whatever its classification, and the operator is informed."""
     untouched: Any = None
-    assert thresholds_on_generated(untouched, classification="SOC") is None
+    listed = [Code("11-1011", "Chief executives"), Code("11-1021", "Managers")]
+    assert thresholds_on_generated(untouched, listed) is None
     (said,) = warnings(None)
     assert "has no thresholds" in said
     assert "autocoder adopt --data" in said

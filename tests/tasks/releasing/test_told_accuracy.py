@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny_jobs
+import torch
 from kills import killed_at
 from releases import release_key
+from sealed_bundle import answers_by_the_card
 
-from mechanisms.model import checkpoint
+from mechanisms.model import checkpoint, export
+from mechanisms.model.scorer import Graph, softmax
+from mechanisms.privacy.accuracy_table import temperature_of
 from mechanisms.privacy.events import ParallelEvent
 from storage.bundle import folder as bundle
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
+from storage.ledger.content import anticipated
 from storage.ledger.recovery import draw_path
+from tasks.bundle import fill
+from tasks.bundle.thresholds import read_thresholds
+from tasks.coding.coder import open_bundle
 from tasks.parameters import BundleParameters, ReleaseParameters, RetrainParameters
 from tasks.releasing import plan_page, publish
 from tasks.releasing.plan import PlannedRelease
@@ -93,7 +102,57 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert abs(told["right"]["estimate"] - exact) <= width
     assert abs(told["records"] - len(answers.labels)) <= 60
     assert sum(group["share"] for group in told["groups"]) == pytest.approx(1, abs=0.3)
+    thresholds = read_thresholds(folder / bundle.THRESHOLDS)
+    assert "charged" in thresholds["fitted_on"]
+    assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
     assert publish.release(context, planned, settings(planned)) == done
+
+
+def test_every_program_gives_the_same_scores(
+    context: Context, planner: Planner, tmp_path: Path
+) -> None:
+    """The temperature of the table is in the weights: torch, onnxruntime by the card's program, and
+    the coder of `autocoder code` and the service agree, on scores that are not those of the fit.
+    """
+    planned = planner("one score")
+    candidate, event = planned.candidate, planned.plan.event
+    assert isinstance(event, ParallelEvent)
+    answers = Answers.of(context, candidate, candidate.take(context))
+    wrong = replace(answers, labels=answers.logits.argmin(1))
+    table = wrong.draw(event)
+    told = temperature_of(table.temperature, event.evaluation[0])
+    assert told > 2
+    row = anticipated(planned.plan, audit=None)
+    fill.fill(
+        tmp_path,
+        context,
+        row,
+        candidate,
+        candidate.take(context),
+        BundleParameters(),
+        planned.output.texts,
+        table=table,
+    )
+    coder = open_bundle(tmp_path)
+    assert coder.temperature == 1
+    texts = [f"{word} of {part}" for word in ("fracture", "burn") for part in ("arm", "leg", "eye")]
+    released = export.load(tmp_path)
+    scores = np.asarray(released.logits(texts).double().softmax(-1))
+    others = {
+        "graph": softmax(np.asarray(Graph.load(tmp_path).logits(texts))),
+        "coder": coder.scores(texts),
+    }
+    for name, own in others.items():
+        assert np.abs(own - scores).max() <= 1e-6, name
+    codes, best = answers_by_the_card(tmp_path, texts)
+    first = np.asarray(codes).reshape(len(texts), -1)[:, 0]
+    assert list(first) == [released.codes[place] for place in scores.argmax(1)]
+    best = np.asarray(best).reshape(len(texts), -1)[:, 0]
+    assert np.abs(best - scores.max(1)).max() <= 1e-6
+    plain = candidate.classifier(context, candidate.take(context))
+    export.save(plain, tmp_path / "plain", codes=released.codes)
+    unscaled = export.load(tmp_path / "plain").logits(texts)
+    assert torch.allclose(released.logits(texts) * told, unscaled, rtol=1e-4, atol=1e-5)
 
 
 def test_no_noise_is_drawn_twice(
