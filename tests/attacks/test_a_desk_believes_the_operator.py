@@ -129,7 +129,7 @@ def test_a_ledger_in_which_no_release_counts(
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         database.execute(
             "UPDATE ledger_row SET body = replace(body, '\"injuries\"', '\"i\"') "
-            "WHERE body LIKE '%\"kind\":\"release\"%'"
+            'WHERE body LIKE \'%"kind":"release"%\''
         )
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     with pytest.raises(StorageError):
