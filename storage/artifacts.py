@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import rfc8785
 from pydantic import BaseModel, Field
 
-from storage.durable import copy_regular, sync, write_atomically
-from storage.errors import StorageError
+from storage.durable import copy_regular, open_lock, open_regular, sync, write_atomically
+from storage.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from storage.shared_store import SharedStore
@@ -302,19 +302,19 @@ class Store:
         """Holds a lock by name: a second process waits for the first."""
         lock = self.private / "locks" / f"{name}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as handle:
+        with open_lock(lock) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     def is_locked(self, name: str) -> bool:
         """Checks whether a process holds this lock now."""
         try:
-            with (self.private / "locks" / f"{name}.lock").open() as handle:
+            with open_regular(self.private / "locks" / f"{name}.lock") as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
         except BlockingIOError:
             return True
+        except (OSError, InputError):
+            pass  # there is none, or it is no file
         return False
 
     def open(self, ref: ArtifactRef) -> Path:

@@ -4,6 +4,7 @@ files of others.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -88,18 +89,48 @@ def write_atomically(path: Path, content: bytes, *, source: Path | None = None) 
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     """Opens a regular file to be read. A pipe or a device is refused before it is read.
+
+    Args:
+        follow: a link is followed; otherwise it is refused too.
 
     Raises:
         OSError: it cannot be opened.
         InputError: it is no regular file.
     """
     # not blocking: opening a pipe would wait for its writer
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InputError(f"{path}: is not a regular file")
         yield file
+
+
+@contextmanager
+def open_lock(path: Path) -> Iterator[int]:
+    """Opens a file to be locked, without changing what is in it. Yields its descriptor.
+
+    Whoever may write the folder may put a link or a pipe in the file's place.
+
+    Raises:
+        InputError: it is no regular file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    refused = InputError(f"{path}: is not a regular file, so it is no lock. Remove it")
+    try:
+        # guard: test_a_lock_that_is_a_link
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise refused from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise refused
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(path: Path, most: int, *, option: str = "") -> bytes:

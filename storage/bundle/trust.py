@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from storage.artifacts import digest
 from storage.bundle.folder import STATEMENT, UnsoundBundle
-from storage.durable import read_regular, write_atomically
+from storage.durable import open_lock, read_regular, write_atomically
 from storage.errors import InputError
 from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
 from storage.paths import Workspace
@@ -325,7 +325,7 @@ def lock_roots(workspace: Workspace) -> Iterator[None]:
         return
     file = workspace.private / "locks" / "roots.lock"
     file.parent.mkdir(exist_ok=True)
-    with file.open("w") as lock:
+    with open_lock(file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

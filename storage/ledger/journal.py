@@ -78,7 +78,7 @@ class Journal:
     def _entries(self, reading: _Reading) -> Iterator[Entry]:
         try:
             # guard: test_a_journal_that_is_no_file
-            with open_regular(self.file) as opened:
+            with open_regular(self.file, follow=not self.own) as opened:
                 size = os.fstat(opened.fileno()).st_size
                 if size < reading.offset:
                     raise ForeignLedger(
@@ -176,7 +176,8 @@ class Journal:
                     )
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
-            descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            own = os.O_NOFOLLOW if self.own else 0  # others may write the workspace
+            descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | own, 0o600)
             # buffered: a raw write may write less than it is given, on a disk that is nearly full,
             # and say nothing
             with os.fdopen(descriptor, "ab") as file:

@@ -324,7 +324,7 @@ def rehearse(
     The whole bundle is written as it would be released, but with the parameters from before
     training: its words are complete before the draw, which adds only numbers.
     """
-    folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
+    folder = context.store.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -345,7 +345,7 @@ def _expected(
 ) -> gate.Expected:
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
     files |= graphs
-    untrained = context.workspace.private / "untrained" / candidate.fitted.sha256[:32]
+    untrained = context.store.private / "untrained" / candidate.fitted.sha256[:32]
     shutil.rmtree(untrained, ignore_errors=True)
     try:
         model = candidate.build_untrained(context)

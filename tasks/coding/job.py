@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from storage.artifacts import digest, file_digest
 from storage.code_version import code_version
-from storage.durable import limit_rights, replace_atomically, sync, write_atomically
+from storage.durable import limit_rights, open_lock, replace_atomically, sync, write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
@@ -272,7 +272,7 @@ def _locked(job: CodingJob) -> Iterator[None]:
         raise InputError(
             f"--out: {job.out.parent} does not exist. Make the folder first."
         ) from None
-    with (job.folder / _LOCK).open("w") as file:
+    with open_lock(job.folder / _LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

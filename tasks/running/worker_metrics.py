@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.durable import open_regular
+from storage.errors import InputError
 from tasks.running.progress import Listener
 
 if TYPE_CHECKING:
@@ -119,11 +121,11 @@ def _at_work(private: Path) -> set[tuple[str, str]]:
     """Returns flow and host of each run whose process holds its lock."""
     found = set()
     for lock in folder(private).glob("*.lock"):
-        with suppress(OSError), lock.open() as handle:
+        with suppress(OSError, InputError), open_regular(lock) as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.add(tuple(handle.read().split("\n")[:2]))
+                found.add(tuple(handle.read(4096).decode(errors="replace").split("\n")[:2]))
     return {(flow, host) for flow, host in found}
 
 
