@@ -1,8 +1,8 @@
 """Speed of the release ledger: rows folded a second, and what a release pays for it.
 
 Every command folds the whole ledger once, and a process folds what is new to it. The rows are the
-ledger's own: of each four, three are the states of a release over four cohorts, signed, and one an
-evaluation. Then a window of eight quarters that is retrained each quarter, with the marks of its
+ledger's own: of each four, three are the states of a release over four cohorts, signed, and one a
+blocked plan. Then a window of eight quarters that is retrained each quarter, with the marks of its
 records. Prints one JSON object.
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from mechanisms.privacy.events import Claim, GaussianReleaseEvent, NonPrivateEvent, SwagPpmEvent
-from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
+from mechanisms.privacy.events import Claim, GaussianReleaseEvent, SwagPpmEvent
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan
 from storage.ledger.database import Database, migrate
+from storage.ledger.entries import Blocked
 from storage.ledger.records import RecordSet
 
 COHORTS = ("2023", "2024", "2025", "2026")
@@ -72,17 +73,13 @@ def plan(key: str) -> ReleasePlan:
     )
 
 
-def evaluation(label: str) -> Evaluation:
-    """Returns an internal evaluation as a branch records one."""
-    return Evaluation(
-        label=label,
-        population="injuries",
-        cohorts=COHORTS,
-        data_fingerprint="f" * 64,
-        event=NonPrivateEvent(epochs=30),
+def blocked(number: int) -> Blocked:
+    """Returns the row of a plan that an audit blocked."""
+    return Blocked(
+        plan_digest="f" * 64,
+        audit_row=number,
+        line="claimed ε 4, measured at least ε 5: contradicted",
         requester="operator",
-        code_commit="0" * 40,
-        details={"weighted_f1": 0.75, "macro_f1": 0.44},
     )
 
 
@@ -98,7 +95,7 @@ def fill(ledger: Ledger, rows: int, *, every: int) -> None:
             ledger.commit(release_id, bundle_digest="6" * 64)
             written += 3
         else:
-            ledger.note(evaluation("non-private"))
+            ledger.note(blocked(written))
             written += 1
 
 

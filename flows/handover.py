@@ -78,7 +78,7 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         release_id=release,
         bundle_digest=str(row.bundle_digest),
         row=record.sequence,
-        partner=record.details["partner"],
+        partner=record.entry.partner,
         release_row=row.sequence,
     )
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
+from storage.ledger.fold import Sought
 from storage.ledger.registry import (
     other_population_names,
     population_name_warning,
@@ -72,7 +73,8 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
         page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
         prefect_page.publish_plan(context.run, plan_page.markdown(page))
     names = other_population_names(
-        planned.plan, ledger.overlaps(planned.plan, records=plan_context.records)
+        planned.plan.population,
+        ledger.overlaps(Sought.of(planned.plan), records=plan_context.records),
     )
     released, release_run = None, None
     if settings.enabled and settings.deployment:

@@ -64,30 +64,32 @@ def show(
     """
     if release is not None:
         return _show_release(place.open(), release, as_json=as_json)
-    from storage.ledger.report import budget_json, revocation_text
+    from storage.ledger.report import budget_json, current_rows, revocation_text
 
     ledger = place.open()
-    rows = [*(ledger.rows() if every else ledger.current()), *ledger.measurements()]
-    lines = ledger.budget()
+    lines, releases = ledger.budget(), ledger.releases()
     if as_json:
-        return _print_json({"rows": [row.as_json() for row in rows], "budget": budget_json(lines)})
-    shown = rows if every else [row for row in rows if row.kind == "release"]
+        chain = ledger.rows() if every else current_rows(ledger)
+        rows = [row.as_json() for row in (*chain, *ledger.measurements())]
+        return _print_json({"rows": rows, "budget": budget_json(lines)})
     say(
         f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy "
         f"{ledger.policy().name})\n"
     )
     for revoked in sorted(ledger.revoked()):
         say_prose(f"Release {revoked}: {revocation_text(ledger, revoked)}\n")
-    if shown:
-        columns = every_row_columns if every else release_columns
-        print_table(columns(shown, ledger.revoked()))
+    if every and ledger.rows():
+        all_rows = [*ledger.rows(), *ledger.measurements()]
+        print_table(every_row_columns(all_rows, ledger.revoked()))
+    elif releases:
+        print_table(release_columns(releases, ledger.revoked()))
     else:
         say("none")
     say("")
     records: dict[str, int] = {}
-    for row in ledger.current():
-        if row.kind == "release" and row.population:
-            records[row.population] = max(records.get(row.population, 0), row.records_rounded or 0)
+    for row in releases:
+        population, count = row.plan.population, row.plan.records_rounded
+        records[population] = max(records.get(population, 0), count)
     for line in budget_text(lines, ledger.policy().name, records):
         say_prose(line)
     say("\nDetail: autocoder ledger show RELEASE. Every row: --all")
@@ -102,10 +104,10 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
         stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
         stated["history"] = [row.as_json() for row in ledger.history(release)]
         return _print_json({**current.as_json(), **stated})
-    from storage.ledger.report import describe, revocation_text, shared_text
+    from storage.ledger.report import describe, partners_of, revocation_text, shared_text
 
     say_prose(f"Release {release}: {revocation_text(ledger, release) or current.state}\n")
-    if revocation is None and any(row.kind == "handover" for row in ledger.history(release)):
+    if revocation is None and partners_of(ledger, release):
         say_prose(f"{shared_text(ledger, release)}\n")
     for line in release_text(describe(ledger, release), width=min(Console().width, 110)):
         say(line)
@@ -202,8 +204,8 @@ def change_policy(
     ledger = Ledger.open(place.url, journals=place.journals())
     row = ledger.change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
     say(
-        f"policy {row.label} is the current one since row {row.sequence}, digest "
-        f"{row.policy_digest}"
+        f"policy {row.title} is the current one since row {row.sequence}, digest "
+        f"{row.entry.policy.digest}"
     )
 
 

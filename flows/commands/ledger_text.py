@@ -15,8 +15,10 @@ from flows.commands.layout import Column
 from storage.figures import delta_text, epsilon_text, left_text
 
 if TYPE_CHECKING:
-    from storage.ledger import Row
+    from mechanisms.privacy.events import Claim
+    from storage.ledger import ReleaseRow
     from storage.ledger.budget import BudgetLine, Charge
+    from storage.ledger.entries import Evaluated, LedgerRow
     from storage.ledger.report import Section
 
 KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
@@ -59,48 +61,58 @@ def cohorts(names: Iterable[str]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
+def release_columns(rows: Sequence[ReleaseRow], revoked: Collection[str]) -> list[Column]:
     """Returns the six columns of a list of releases, at every width. `ledger show RELEASE` has all
     that is known of one.
     """
     return [
-        Column("release", [str(row.release_id) for row in rows]),
+        Column("release", [row.release_id for row in rows]),
         _made(rows),
         Column("state", [_state(row, revoked) for row in rows]),
         *_amounts(rows),
-        Column("cohorts", [cohorts(row.cohorts) or "–" for row in rows], wraps=True),
+        Column("cohorts", [cohorts(row.plan.cohorts) or "–" for row in rows], wraps=True),
     ]
 
 
-def every_row_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
+def every_row_columns(
+    rows: Sequence[LedgerRow | Evaluated], revoked: Collection[str]
+) -> list[Column]:
     """Returns the six columns of a list of rows of every kind, at every width."""
     return [
         Column("row", [_number(row) for row in rows], right=True),
-        Column("what", [row.release_id or row.label or "–" for row in rows], wraps=True),
+        Column("what", [row.title for row in rows], wraps=True),
         _made(rows),
         Column("state", [_state(row, revoked) for row in rows]),
         *_amounts(rows),
     ]
 
 
-def _number(row: Row) -> str:
+def _number(row: LedgerRow | Evaluated) -> str:
     """A measurement is in no chain, and has a number among its own."""
-    return str(row.sequence) if row.hash else f"m{row.sequence}"
+    from storage.ledger.entries import Evaluated
+
+    return f"m{row.sequence}" if isinstance(row, Evaluated) else str(row.sequence)
 
 
-def _made(rows: Sequence[Row]) -> Column:
+def _made(rows: Sequence[LedgerRow | Evaluated]) -> Column:
     return Column("made", [row.recorded_at[:16].replace("T", " ") for row in rows])
 
 
-def _state(row: Row, revoked: Collection[str]) -> str:
-    if row.kind != "release":
-        return row.kind
-    return "revoked" if row.release_id in revoked else row.state
+def _state(row: LedgerRow | Evaluated, revoked: Collection[str]) -> str:
+    from storage.ledger.entries import Evaluated, ReleaseRow
+
+    if isinstance(row, ReleaseRow):
+        return "revoked" if row.release_id in revoked else row.state
+    return row.evaluation.kind if isinstance(row, Evaluated) else row.entry.kind
 
 
-def _amounts(rows: Sequence[Row]) -> Iterator[Column]:
-    yield Column("ε", [spent(row.epsilon) for row in rows], right=True)
-    yield Column("kind", [KINDS[row.guarantee_kind] for row in rows])
+def _amounts(rows: Sequence[LedgerRow | Evaluated]) -> Iterator[Column]:
+    from storage.ledger.entries import Row
+
+    costs = [None if isinstance(row, Row) else row for row in rows]
+    epsilons = [None if row is None else row.epsilon for row in costs]
+    yield Column("ε", [spent(epsilon) for epsilon in epsilons], right=True)
+    yield Column("kind", [KINDS["none" if row is None else row.guarantee_kind] for row in costs])
 
 
 def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str]:
@@ -114,8 +126,8 @@ def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str
             )
 
 
-def relation(row: Row) -> str:
-    return relation_in_words(row.neighbouring_relation, row.privacy_unit)
+def relation(claim: Claim) -> str:
+    return relation_in_words(claim.neighbouring_relation, claim.privacy_unit)
 
 
 def relation_in_words(name: str | None, unit: str | None) -> str:

@@ -93,15 +93,15 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     row = ledger.release(result.release_id)
     claimed = (
         f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ "
-        f"{row.delta_text or delta(row.delta)}"
+        f"{row.claim.delta_text or delta(row.exact.delta)}"
     )
     charges = {charge.account: charge for charge in ledger.charges(result.release_id)}
     tightest = min(charges.values(), key=lambda charge: charge.left, default=None)
     remains = "" if tightest is None else f"; {budget_after(tightest)}"
     return "\n".join(
         (
-            f"released  {result.release_id}: {claimed}, {relation(row)}",
-            f"charged   {row.population} {cohorts(row.cohorts)}{remains}",
+            f"released  {result.release_id}: {claimed}, {relation(row.claim)}",
+            f"charged   {row.plan.population} {cohorts(row.plan.cohorts)}{remains}",
             f"bundle    {nearby(result.bundle)}",
             f"next      {command_line('handover', result.release_id, '--to', 'PARTNER', '--out', 'outbox', home=home)}",
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from flows.retrain import RetrainResult
     from mechanisms.model.config import ModelConfig
-    from storage.ledger import Row
+    from storage.ledger import ReleaseRow
     from tasks.parameters import RetrainParameters
     from tasks.retraining.run import Preview
     from tasks.running.stage import Context
@@ -479,7 +479,7 @@ def _search(parameters: RetrainParameters) -> str:
     )
 
 
-def _release(parameters: RetrainParameters, row: Row | None) -> str:
+def _release(parameters: RetrainParameters, row: ReleaseRow | None) -> str:
     if row is None and not parameters.release.enabled:
         return "no: run `autocoder release` on the plan"
     if row is None:

@@ -63,6 +63,23 @@ def decode(value: Any) -> Any:
     return kind.model_validate(value)
 
 
+class UnknownEvent(Event, frozen=True, extra="allow"):
+    """An event as it was recorded, of a kind that this process does not know, or cannot read."""
+
+    @property
+    def of_training(self) -> Event:
+        training = (self.model_extra or {}).get("training")
+        return self if training is None else recorded_event(training)
+
+
+def recorded_event(value: Any) -> Any:
+    """Returns a recorded event from its JSON; one that cannot be decoded stays as it is."""
+    try:
+        return decode(value)
+    except ValueError:
+        return UnknownEvent.model_validate(value)
+
+
 AnyEvent = Annotated[SerializeAsAny[Event], BeforeValidator(decode)]
 """Any event, decoded by its tag."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         EllipticCurvePublicKey,
     )
 
-    from storage.ledger.models import Row
+    from storage.ledger.entries import ReleaseRow
 
 SHARED = (
     "release_id",
@@ -56,7 +56,7 @@ _PUBLIC = {
 
 
 def proof_of(
-    row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None
+    row: ReleaseRow, files: dict[str, str], *, key: EllipticCurvePrivateKey | None
 ) -> dict[str, Any]:
     """Returns the content of `ledger_proof.json` for a committed row and the digests of the
     bundle's content.

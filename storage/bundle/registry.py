@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
@@ -12,14 +13,15 @@ from storage.bundle.archive import SUFFIX, pack
 from storage.bundle.seal import sealed_by
 from storage.bundle.trust import EarlierBundle, RevokedRelease
 from storage.errors import InputError, StorageError
-from storage.ledger import Evaluation, Ledger, Row
+from storage.ledger import Ledger, ReleaseRow
+from storage.ledger.entries import HandedOver, Revoked, Row
 from storage.ledger.heads import key_id, parse_public_key
 
 _LONGEST_NAME = 200
 
 
-def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
-    """Returns the committed row of a release whose bundle is unchanged and not revoked; refuses any
+def require_committed(ledger: Ledger, release_id: str, folder: Path) -> ReleaseRow:
+    """Returns a committed release whose bundle is unchanged and not revoked; refuses any
     other.
     """
     row = ledger.release(release_id)
@@ -38,14 +40,14 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
 
 def hand_over(
     ledger: Ledger,
-    release: Row,
+    release: ReleaseRow,
     folder: Path,
     out: Path,
     *,
     partner: str,
     requester: str,
     check: Callable[[Path], object],
-) -> tuple[Path, Row]:
+) -> tuple[Path, Row[HandedOver]]:
     """Packs a bundle into folder `out` and records the partner. The same file to one partner is one
     row.
 
@@ -55,11 +57,6 @@ def hand_over(
         check: what the partner will do with the archive; raises if it would be refused.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
-    details: dict[str, object] = {
-        "partner": partner,
-        "bundle_digest": release.bundle_digest,
-        "release_row": release.sequence,
-    }
     archive = out / f"{release.release_id}{SUFFIX}"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -67,19 +64,24 @@ def hand_over(
             packed = pack(folder, Path(aside) / archive.name)
             # guard: test_a_bundle_that_changes_while_it_is_packed
             check(packed)
-            sha256 = file_digest(packed)
-            details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
-            key = f"handover-{release.release_id}-{sha256[:16]}-{partner}"
-            row = ledger.record(
-                _row("handover", release, f"shared with {partner}", requester, details, key)
+            entry = HandedOver(
+                release_id=release.release_id,
+                requester=requester,
+                partner=partner,
+                bundle_digest=str(release.bundle_digest),
+                archive_sha256=file_digest(packed),
+                archive_bytes=packed.stat().st_size,
             )
+            row = ledger.note(entry)
             packed.replace(archive)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None
-    return archive, row
+    return archive, cast("Row[HandedOver]", row)
 
 
-def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester: str) -> Row:
+def record_revocation(
+    ledger: Ledger, release_id: str, *, reason: str, requester: str
+) -> Row[Revoked]:
     """Records that a committed release must no longer be used. A second revocation changes nothing."""
     if not reason.strip() or len(reason) > 1000:
         raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
@@ -88,10 +90,13 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
         raise StorageError(
             f"release {release_id} is {release.state}. Only a committed release can be revoked."
         )
-    details: dict[str, object] = {"reason": reason, "bundle_digest": release.bundle_digest}
-    return ledger.record(
-        _row("revocation", release, "revoked", requester, details, f"revocation-{release_id}")
+    entry = Revoked(
+        release_id=release_id,
+        requester=_name("--requester", requester),
+        reason=reason,
+        bundle_digest=str(release.bundle_digest),
     )
+    return cast("Row[Revoked]", ledger.note(entry))
 
 
 def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
@@ -99,10 +104,10 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
     reason.
     """
     for row in _revocations(ledger):
-        if row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest:
+        if row.release_id == release_id or row.entry.bundle_digest == bundle_digest:
             raise StorageError(
                 f"release {release_id} was revoked on {row.recorded_at[:10]}: "
-                f"{row.details['reason']} "
+                f"{row.entry.reason} "
                 f"(ledger row {row.sequence})"
             )
 
@@ -111,16 +116,16 @@ def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
     """Returns all revocations of the ledger, for the next root."""
     return [
         RevokedRelease(
-            release_id=row.release_id or "",
-            bundle_digest=row.details["bundle_digest"],
+            release_id=row.entry.release_id,
+            bundle_digest=row.entry.bundle_digest,
             revoked_on=row.recorded_at[:10],
-            reason=row.details["reason"],
+            reason=row.entry.reason,
         )
         for row in _revocations(ledger)
     ]
 
 
-def _revocations(ledger: Ledger) -> list[Row]:
+def _revocations(ledger: Ledger) -> list[Row[Revoked]]:
     revocations = [
         release.revoked
         for release in ledger.state().releases.values()
@@ -135,8 +140,8 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
     """
     by_id = {key_id(parse_public_key(pem.encode(), name="a root's key")): pem for pem in keys}
     named: list[EarlierBundle] = []
-    for row in ledger.current() if by_id else ():
-        folder = bundles / (row.release_id or "")
+    for row in ledger.releases() if by_id else ():
+        folder = bundles / row.release_id
         sealed = sealed_by(folder)
         if row.state != "committed" or sealed not in by_id:
             continue
@@ -150,22 +155,6 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
             )
         )
     return named
-
-
-def _row(
-    kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str
-) -> Evaluation:
-    copied = {
-        name: getattr(release, name)
-        for name in ("population", "cohorts", "data_fingerprint", "release_id")
-    }
-    fields = {
-        "kind": kind,
-        "label": label,
-        "requester": _name("--requester", requester),
-        "idempotency_key": key,
-    }
-    return Evaluation.model_validate({**copied, **fields, "details": details})
 
 
 def _name(option: str, text: str) -> str:

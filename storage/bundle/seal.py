@@ -23,13 +23,13 @@ if TYPE_CHECKING:
         EllipticCurvePublicKey,
     )
 
-    from storage.ledger.models import Row
+    from storage.ledger.entries import ReleaseRow
 
 VARIABLE = "AUTOCODER_SIGNING_KEY"
 _PUBLIC = "signing-key.pub.pem"
 
 
-def seal(folder: Path, row: Row, key: EllipticCurvePrivateKey | None) -> None:
+def seal(folder: Path, row: ReleaseRow, key: EllipticCurvePrivateKey | None) -> None:
     """Adds the ledger's proof and, with a key, the signature over everything.
 
     A valid seal by this key is left unchanged. A bundle that a crash left half sealed, or that

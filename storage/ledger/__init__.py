@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge
     from storage.ledger.database import database_exists
     from storage.ledger.decisions import Decision
+    from storage.ledger.entries import Evaluated, ReleaseRow
     from storage.ledger.ledger import Ledger
     from storage.ledger.models import (
         ComparisonFit,
         Evaluation,
         ReleasePlan,
-        Row,
         Scores,
         SearchFit,
         Sensitivity,
@@ -49,11 +49,12 @@ __all__ = [
     "Charge",
     "ComparisonFit",
     "Decision",
+    "Evaluated",
     "Evaluation",
     "Ledger",
     "Policy",
     "ReleasePlan",
-    "Row",
+    "ReleaseRow",
     "Scores",
     "SearchFit",
     "Sensitivity",
@@ -65,6 +66,8 @@ _PLACES = dict.fromkeys(("Account", "BudgetLine", "BudgetRefused", "Charge"), "b
 _PLACES |= {
     "database_exists": "database",
     "Decision": "decisions",
+    "Evaluated": "entries",
+    "ReleaseRow": "entries",
     "Ledger": "ledger",
     "Policy": "policy",
 }

@@ -22,6 +22,7 @@ from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.errors import StorageError
 from storage.ledger import amounts, composition
 from storage.ledger.composition import Loss, Rule
+from storage.ledger.models import Exact, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
 
 RECORD = "record"
@@ -67,16 +68,17 @@ class Cost:
         )
 
     @staticmethod
-    def of(content: Mapping[str, Any]) -> Cost:
-        """Returns the cost of a release by the fields of its plan or of its row."""
-        formal = content["guarantee_kind"] == "formal"
+    def of(plan: ReleasePlan) -> Cost:
+        """Returns the cost of a planned release."""
+        claim, exact = plan.claim, Exact.of(plan.claim)
+        formal = claim.guarantee_kind == "formal"
         return Cost(
-            content["neighbouring_relation"] or "add-remove",
-            content["privacy_unit"] or "",
-            content["epsilon"] or amounts.ZERO_EPSILON,
-            (content["delta"] if formal else None) or amounts.ZERO_DELTA,
-            content["event"],
-            content["max_records_per_unit"] or 1,
+            claim.neighbouring_relation,
+            claim.privacy_unit,
+            exact.epsilon or amounts.ZERO_EPSILON,
+            (exact.delta if formal else None) or amounts.ZERO_DELTA,
+            plan.event.model_dump(mode="json"),
+            claim.max_records_per_unit,
             formal,
         )
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
-from storage.ledger.models import GENESIS, Row
+from storage.ledger.models import GENESIS, SCHEMA_VERSION
 from storage.ledger.schema import ledger_row
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _T = ledger_row.c
 
 
-class Entry(NamedTuple):
+class StoredRow(NamedTuple):
     """A row as it was written: the hash is that of the body."""
 
     sequence: int
@@ -112,25 +112,23 @@ def hashes(connection: Connection, first: int, last: int) -> list[str]:
 
 
 def append(
-    connection: Connection, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
-) -> Entry:
-    """Adds one row at the end of the chain; sequence, hashes, time and, with a key, the signature
-    are set here.
+    connection: Connection, entry: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
+) -> StoredRow:
+    """Adds an entry, as plain data, at the end of the chain; its place, its time and, with a key,
+    the signature are set here.
     """
     from storage.ledger import heads
 
     sequence, previous = last(connection)
-    fresh = {
+    plain: dict[str, Any] = {
         "sequence": sequence + 1,
         "previous_hash": previous,
         "recorded_at": now(),
-        "signature": None,
+        "schema_version": SCHEMA_VERSION,
+        "entry": entry,
     }
     if key is not None:
-        fresh["signer"] = heads.encoded_key(key.public_key())
-    plain = Row.model_validate({**content, **fresh}).as_json()
-    del plain["hash"]
-    if key is not None:
+        plain["signer"] = heads.encoded_key(key.public_key())
         plain["signature"] = heads.sign_bytes(signed_bytes(plain), key)
     return put(connection, canonical(plain))
 
@@ -140,27 +138,27 @@ def signed_bytes(plain: dict[str, Any]) -> bytes:
     return canonical({name: value for name, value in plain.items() if name != "signature"}).encode()
 
 
-def put(connection: Connection, body: str) -> Entry:
+def put(connection: Connection, body: str) -> StoredRow:
     """Adds a row that is written already."""
-    entry = Entry(json.loads(body)["sequence"], digest(body), body)
-    connection.execute(ledger_row.insert(), entry._asdict())
-    return entry
+    row = StoredRow(json.loads(body)["sequence"], digest(body), body)
+    connection.execute(ledger_row.insert(), row._asdict())
+    return row
 
 
-def entries(connection: Connection, after: int = 0) -> Iterator[Entry | Damage]:
+def stored_rows(connection: Connection, after: int = 0) -> Iterator[StoredRow | Damage]:
     """Yields the rows that are stored behind one, in the order of the chain."""
     yield from _read(
         connection, _select(connection).where(_T.sequence > after).order_by(_T.sequence)
     )
 
 
-def whole_entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
+def whole_rows(connection: Connection, after: int = 0) -> Iterator[StoredRow]:
     """Yields the same rows.
 
     Raises:
         StorageError: one of them is damaged.
     """
-    return map(_require, entries(connection, after))
+    return map(_require, stored_rows(connection, after))
 
 
 # -- the one way in which a row is read from the database
@@ -178,14 +176,16 @@ def _stored_bytes(connection: Connection, column: sa.Column[Any]) -> sa.ColumnEl
     return sa.case((sa.func.typeof(column) == "text", sa.cast(column, sa.LargeBinary)))
 
 
-def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[Entry | Damage]:
+def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[StoredRow | Damage]:
     found: Any = connection.execute(query, execution_options={"yield_per": 1000})
     with found as rows:
         for sequence, stored_hash, stored_body in rows:
-            yield _entry(sequence, stored_hash, stored_body)
+            yield _stored(sequence, stored_hash, stored_body)
 
 
-def _entry(sequence: int, stored_hash: bytes | None, stored_body: bytes | None) -> Entry | Damage:
+def _stored(
+    sequence: int, stored_hash: bytes | None, stored_body: bytes | None
+) -> StoredRow | Damage:
     """Returns a row only if the digest of the bytes that were read is the one stored beside them."""
     if stored_body is None or stored_hash is None:
         return Damage(sequence, "was edited: it is not stored as text")
@@ -196,12 +196,12 @@ def _entry(sequence: int, stored_hash: bytes | None, stored_body: bytes | None) 
     if b"\n" in stored_body:  # a journal has a line for each row
         return Damage(sequence, "was edited: it is not one line")
     try:
-        return Entry(sequence, row_hash, stored_body.decode())
+        return StoredRow(sequence, row_hash, stored_body.decode())
     except UnicodeDecodeError:
         return Damage(sequence, "was edited: it is not stored as UTF-8")
 
 
-def _require(row: Entry | Damage) -> Entry:
+def _require(row: StoredRow | Damage) -> StoredRow:
     if isinstance(row, Damage):
         raise StorageError(
             f"ledger: row {row.sequence} {row.problem}. Nothing is released or recorded. Run "

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -170,7 +170,3 @@ def approvers(
             raise InputError(f"approval by {name}: given already; each person counts once")
         names.append(name)
     return tuple(names)
-
-
-def from_row(details: Mapping[str, Any]) -> tuple[Decision, ...]:
-    return tuple(Decision.model_validate(entry) for entry in details.get("decisions", ()))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import ValidationError
 
@@ -24,28 +24,31 @@ from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import Account, Charge, Cost, accounts_of, charge_account
-from storage.ledger.chain import Damage, Entry
+from storage.ledger.chain import Damage, StoredRow
 from storage.ledger.composition import Loss
-from storage.ledger.content import policy_terms, signed_terms
-from storage.ledger.decisions import Matter, approvers, from_row, signer
+from storage.ledger.content import policy_terms, terms_of
+from storage.ledger.decisions import Matter, approvers, signer
+from storage.ledger.entries import (
+    UNSIGNED,
+    Burned,
+    ChainRow,
+    Committed,
+    Drawn,
+    LedgerRow,
+    PolicySet,
+    Refused,
+    ReleaseEntry,
+    ReleaseRow,
+    Reserved,
+    Revoked,
+    Row,
+)
 from storage.ledger.heads import decoded_key, key_id, verify_bytes
-from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, UNSIGNED, Mark, ReleasePlan, Row
+from storage.ledger.models import GENESIS, SCHEMA_VERSION, Mark, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
 _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("reserved", "drawn")}
-_ADDED = (
-    "sequence",
-    "previous_hash",
-    "hash",
-    "recorded_at",
-    "state",
-    "reason",
-    "cause",
-    "signer",
-    "signature",
-)
-"""Fields of a release's later row that its current row takes as they are."""
 
 AccountKey = tuple[str, str, GuaranteeKind]
 
@@ -71,26 +74,62 @@ class BadRow(NamedTuple):
 class Release:
     """One release: its rows, what it costs, and the accounts (population, cohort) that count it."""
 
-    row: Row
-    """The newest, with all that is known."""
+    rows: list[ReleaseRow]
+    """It after each of its rows."""
     accounts: set[tuple[str, str]] = field(default_factory=set)
     problem: str = ""
     """Why it may not be drawn."""
-    revoked: Row | None = None
+    revoked: Row[Revoked] | None = None
     charges: list[Charge] = field(default_factory=list)
-    reserved: Row = field(init=False)
     cost: Cost = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reserved, self.cost = self.row, Cost.of(vars(self.row))
+        self.cost = Cost.of(self.plan)
+
+    @property
+    def row(self) -> ReleaseRow:
+        """The newest, with all that is known."""
+        return self.rows[-1]
+
+    @property
+    def sequence(self) -> int:
+        """Of its reservation."""
+        return self.rows[0].sequence
+
+    @property
+    def plan(self) -> ReleasePlan:
+        return self.rows[0].plan
+
+    @property
+    def reserved(self) -> Reserved:
+        return self.rows[0].reserved
 
     @property
     def kind(self) -> GuaranteeKind:
-        return self.row.guarantee_kind
+        return self.plan.claim.guarantee_kind
 
     @property
     def own_accounts(self) -> list[tuple[str, str]]:
-        return accounts_of(str(self.row.population), self.row.cohorts, self.row.privacy_unit)
+        return own_accounts(self.plan)
+
+
+def own_accounts(plan: ReleasePlan) -> list[tuple[str, str]]:
+    return accounts_of(plan.population, plan.cohorts, plan.claim.privacy_unit)
+
+
+class Sought(NamedTuple):
+    """What other releases are compared with: a plan, or what is known before there is one."""
+
+    population: str
+    cohorts: tuple[str, ...]
+    data_fingerprint: str
+    kind: GuaranteeKind
+    idempotency_key: str = ""
+
+    @staticmethod
+    def of(plan: ReleasePlan) -> Sought:
+        kind, key = plan.claim.guarantee_kind, plan.idempotency_key
+        return Sought(plan.population, plan.cohorts, plan.data_fingerprint, kind, key)
 
 
 class Overlap(NamedTuple):
@@ -102,7 +141,7 @@ class Overlap(NamedTuple):
     shares: Literal["records", "units", "cohorts"]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> ReleaseRow:
         """The release's newest."""
         return self.release.row
 
@@ -120,19 +159,21 @@ class State:
     ledger: str | None = None
     """Hash of the first row."""
     policy: Policy | None = None
-    policy_row: Row | None = None
+    policy_row: Row[PolicySet] | None = None
     release_keys: frozenset[str] = frozenset()
     """Ids of the keys of releasing workers: those that the newest policy with any lists, else the
     one that signed first.
     """
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LedgerRow] = field(default_factory=list)
     """Those that have an effect; a release's with all that was known of it then."""
     releases: dict[str, Release] = field(default_factory=dict)
     accounts: dict[AccountKey, Account] = field(default_factory=dict)
-    refusals: dict[str, Row] = field(default_factory=dict)
+    refusals: dict[str, Row[Refused]] = field(default_factory=dict)
     """By the idempotency key of the plan."""
-    keys: dict[tuple[str, str], Row] = field(default_factory=dict)
-    """The first row of each kind and idempotency key."""
+    plans: dict[str, Release] = field(default_factory=dict)
+    """Releases by the idempotency key of their plan."""
+    keys: dict[tuple[str, ...], ChainRow] = field(default_factory=dict)
+    """The first row of each thing that happens once only."""
     bad: list[BadRow] = field(default_factory=list)
     broken: str = ""
     """The first damage to the chain: what rows mean from there on is not known."""
@@ -144,14 +185,14 @@ class State:
     # -- taking rows
     # ---------------------------------------------------------------------------------------
 
-    def take(self, entry: Entry | Damage) -> Row | None:
+    def take(self, stored: StoredRow | Damage) -> LedgerRow | None:
         """Takes the next row as it is stored; returns it, with all that is known, where it has an
         effect.
 
         Behind damage to the chain it continues with what can be read, so that `verify` names every
         bad row.
         """
-        sequence, expected, previous = entry.sequence, self.sequence + 1, self.hash
+        sequence, expected, previous = stored.sequence, self.sequence + 1, self.hash
         self.sequence, self.hash = sequence, ""
         if sequence != expected:
             missing = expected if sequence == expected + 1 else f"{expected} to {sequence - 1}"
@@ -159,21 +200,21 @@ class State:
                 expected, f"row {missing} missing: row {sequence} follows row {expected - 1}"
             )
             previous = ""
-        if isinstance(entry, Damage):
-            self._damage(sequence, f"row {sequence} {entry.problem}")
+        if isinstance(stored, Damage):
+            self._damage(sequence, f"row {sequence} {stored.problem}")
             return None
-        self.hash, self.ledger = entry.hash, self.ledger or entry.hash
+        self.hash, self.ledger = stored.hash, self.ledger or stored.hash
         row, problem, kind = None, "", None
         try:
-            content = _read(entry)
-            kind = content.get("kind")
+            content = _read(stored)
+            kind = content["entry"]["kind"]
             # behind a row that is missing or damaged there is nothing to be linked to
             if previous and content["previous_hash"] != previous:
                 culprit = f"row {max(sequence - 1, 1)} was rewritten"
                 self._damage(
                     sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}"
                 )
-            row, problem = self._step(_parsed(content, entry), content)
+            row, problem = self._step(_parsed(content, stored), content)
             self.rows.append(row)
         except Damaged as error:
             self._damage(sequence, f"row {sequence} {error}")
@@ -192,35 +233,37 @@ class State:
         self.broken = self.broken or problem
         self.bad.append(BadRow(sequence, problem))
 
-    def _step(self, row: Row, content: dict[str, Any]) -> tuple[Row, str]:
+    def _step(self, row: ChainRow, content: dict[str, Any]) -> tuple[LedgerRow, str]:
         if row.schema_version != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
-        if row.kind in SIGNED:
+        entry = row.entry
+        if isinstance(entry, ReleaseEntry):
             self._require_signed(row, content)
-        if row.kind == "release":
-            return self._reserved(row) if row.state == "reserved" else self._later(row)
-        if row.state not in ("internal", "recorded"):
-            raise Inconsistent(f"a row of kind {row.kind} pretends to be a release")
-        if row.idempotency_key is not None and (row.kind, row.idempotency_key) in self.keys:
-            raise Inconsistent("its idempotency key was used before")
-        steps = {
-            "budget-change": self._policy_change,
-            "refusal": self._refusal,
-            "revocation": self._revocation,
-        }
-        if row.kind in steps:
-            steps[row.kind](row)
-        if row.idempotency_key is not None:
-            self.keys[row.kind, row.idempotency_key] = row
+        match entry:
+            case Reserved():
+                return self._reserved(cast("Row[Reserved]", row))
+            case Drawn() | Committed() | Burned():
+                return self._later(cast("Row[ReleaseEntry]", row), entry)
+            case PolicySet():
+                self._policy_change(cast("Row[PolicySet]", row))
+                return row, ""
+        if entry.key in self.keys:
+            raise Inconsistent("the same happened before")
+        match entry:
+            case Refused():
+                self._refusal(cast("Row[Refused]", row))
+            case Revoked():
+                self.release(entry.release_id).revoked = cast("Row[Revoked]", row)
+        self.keys[entry.key] = row
         return row, ""
 
-    def _require_signed(self, row: Row, content: dict[str, Any]) -> None:
+    def _require_signed(self, row: ChainRow, content: dict[str, Any]) -> None:
         # guard: test_a_reservation_without_the_workers_key
         if row.signer is None or not verify_bytes(
             chain.signed_bytes(content), row.signature or "", decoded_key(row.signer)
         ):
             raise Inconsistent(
-                f"a row of kind {row.kind} without the signature of a releasing worker"
+                f"a row of kind {row.entry.kind} without the signature of a releasing worker"
             )
         signer = key_id(decoded_key(row.signer))
         # Where no policy listed a key yet, the first that signs is the ledger's.
@@ -232,117 +275,99 @@ class State:
                 "is not the first that signed here"
             )
 
-    def _approved(self, row: Row, matter: Matter) -> None:
-        rule = self.in_force.approvals
-        names = approvers(
-            from_row(row.details), rule, matter, moment=datetime.fromisoformat(row.recorded_at)
-        )
+    def _approved(self, row: Row[Reserved] | Row[PolicySet], matter: Matter) -> None:
+        rule, entry = self.in_force.approvals, row.entry
+        moment = datetime.fromisoformat(row.recorded_at)
+        names = approvers(entry.decisions, rule, matter, moment=moment)
         # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn
-        if names != row.approvals or len(names) < rule.minimum:
+        if names != entry.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
 
-    def _policy_change(self, row: Row) -> None:
-        policy = Policy.parse(row.details["policy"])
-        if row.policy_digest != policy.digest:
-            raise Inconsistent("the policy doesn't have its digest")
+    def _policy_change(self, row: Row[PolicySet]) -> None:
+        entry, policy = row.entry, row.entry.policy
         if self.policy is not None:
             terms = policy_terms(
-                policy.name, self.policy_mark, requester=str(row.requester), reason=row.reason
+                policy.name, self.policy_mark, requester=entry.requester, reason=entry.reason
             )
-            self._approved(row, Matter("policy", policy.digest, terms, row.requester))
+            self._approved(row, Matter("policy", policy.digest, terms, entry.requester))
         self.policy, self.policy_row = policy, row
         self.release_keys = policy.release_key_ids() or self.release_keys
 
-    def _refusal(self, row: Row) -> None:
-        (decision,) = from_row(row.details)
+    def _refusal(self, row: Row[Refused]) -> None:
+        entry, decision = row.entry, row.entry.decision
         if decision.decision != "refuse":
             raise Inconsistent("a refusal without a signature")
-        matter = Matter("release", row.idempotency_key or "", decision.terms, row.requester)
-        signer(
-            decision,
-            self.in_force.approvals,
-            matter,
-            moment=datetime.fromisoformat(row.recorded_at),
-        )
+        matter = Matter("release", decision.digest, decision.terms, entry.requester)
+        moment = datetime.fromisoformat(row.recorded_at)
+        by = signer(decision, self.in_force.approvals, matter, moment=moment)
+        if by != entry.by:
+            raise Inconsistent("a refusal by another person than signed it")
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
-
-    def _revocation(self, row: Row) -> None:
-        release = self.release(row.release_id or "")
-        release.revoked = release.revoked or row
 
     # -- releases
     # ------------------------------------------------------------------------------------------
 
-    def _reserved(self, row: Row) -> tuple[Row, str]:
-        release_id, key = str(row.release_id), str(row.idempotency_key)
-        if release_id in self.releases or ("release", key) in self.keys:
+    def _reserved(self, row: Row[Reserved]) -> tuple[ReleaseRow, str]:
+        entry, plan = row.entry, row.entry.plan
+        release_id, key, claim = entry.release_id, plan.idempotency_key, plan.claim
+        if release_id in self.releases or key in self.plans:
             raise Inconsistent(f"release {release_id} is reserved twice")
+        first = ReleaseRow.of(row)
         if (
-            row.guarantee_kind not in ("formal", "asymptotic-local")
-            or row.epsilon is None
-            or row.epsilon <= 0
+            claim.guarantee_kind not in ("formal", "asymptotic-local")
+            or first.epsilon is None
+            or first.epsilon <= 0
         ):
             raise Inconsistent("a release without a cost")
-        if row.delta is not None and not 0 <= row.delta < 1:
-            raise Inconsistent("a release whose delta is no probability")
-        names = row.details.get("records", {}).get("overlap", ())
-        shared = [self.release(name) for name in names]
-        if any(other.kind != row.guarantee_kind for other in shared):
+        shared = [self.release(name) for name in (entry.records.releases if entry.records else ())]
+        if any(other.kind != claim.guarantee_kind for other in shared):
             raise Inconsistent(
                 "it names a release of another type of guarantee with the same records"
             )
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
         # guard: test_rows_past_the_program
-        if (
-            not row.cohorts
-            or ALL_COHORTS in row.cohorts
-            or len(set(row.cohorts)) < len(row.cohorts)
-        ):
+        if ALL_COHORTS in plan.cohorts or len(set(plan.cohorts)) < len(plan.cohorts):
             problems.append("its cohorts are not such as have accounts")
         try:
-            terms = signed_terms(row.as_json())
-            self._approved(
-                row, Matter("release", row.details.get("plan_digest", ""), terms, row.requester)
-            )
+            matter = Matter("release", entry.plan_digest or "", terms_of(plan), plan.requester)
+            self._approved(row, matter)
         except (Inconsistent, InputError) as error:
             problems.append(str(error))
-        if row.policy_digest != (self.policy_row and self.policy_row.policy_digest):
+        if entry.policy_digest != (self.policy and self.policy.digest):
             problems.append("the policy that it was checked against was not the current one")
-        release = Release(row)
-        charges, problem = self.price(release, shared)
+        release = Release([first])
+        charges, problem = self.price(plan, shared)
         release.accounts |= {(charge.after.population, charge.after.cohort) for charge in charges}
         for earlier in shared:
             earlier.accounts |= set(release.own_accounts)
         self._charge(release, charges)
-        self.releases[release_id], self.keys["release", key] = release, row
+        self.releases[release_id] = self.plans[key] = release
         release.problem = next((text for text in (*problems, problem) if text), "")
-        return row, release.problem
+        return first, release.problem
 
-    def _later(self, row: Row) -> tuple[Row, str]:
+    def _later(
+        self, row: Row[ReleaseEntry], entry: Drawn | Committed | Burned
+    ) -> tuple[ReleaseRow, str]:
         """Takes what a later row adds to its release; of what was measured at the draw, the larger
         counts.
         """
-        release, problem = self.release(row.release_id or ""), ""
+        release, problem = self.release(entry.release_id), ""
         before = release.row
-        if before.state not in _MAY_FOLLOW.get(row.state, ()):
-            raise Inconsistent(f"release {row.release_id} went from {before.state} to {row.state}")
-        changes = {name: getattr(row, name) for name in _ADDED}
-        digests = {"draw_digest": before.draw_digest or row.draw_digest}
-        if row.state == "committed":
-            digests["bundle_digest"] = row.bundle_digest
-        if None in digests.values() and row.state != "burned":
-            raise Inconsistent(f"release {row.release_id} is {row.state} without a digest")
-        if row.state == "drawn":
-            changes |= _measured(row, before)
-            epsilon = row.epsilon or amounts.ZERO_EPSILON
-            planned = before.epsilon or amounts.ZERO_EPSILON
-            if epsilon > planned and before.guarantee_kind == "formal":
-                raise Inconsistent(f"release {row.release_id}: its cost grew with the sample")
-            if epsilon > planned:
-                charges, problem = self.surplus(release, epsilon - planned)
-                self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
-        release.row = before.model_copy(update=changes | digests)
-        return release.row, problem
+        if before.state not in _MAY_FOLLOW[entry.kind]:
+            raise Inconsistent(
+                f"release {entry.release_id} went from {before.state} to {entry.kind}"
+            )
+        after = before.after(row, entry)
+        epsilon = after.epsilon or amounts.ZERO_EPSILON
+        planned = before.epsilon or amounts.ZERO_EPSILON
+        if epsilon > planned and before.guarantee_kind == "formal":
+            raise Inconsistent(f"release {entry.release_id}: its cost grew with the sample")
+        if epsilon > planned:
+            charges, problem = self.surplus(release, epsilon - planned)
+            self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
+        release.rows.append(after)
+        release.problem = release.problem or problem
+        return after, problem
 
     def _charge(
         self, release: Release, charges: tuple[Charge, ...], last: Loss | None = None
@@ -355,35 +380,26 @@ class State:
     def account(self, name: tuple[str, str], kind: GuaranteeKind) -> Account:
         return self.accounts.get((*name, kind)) or Account(*name, kind)
 
-    def price(self, release: Release, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
-        """Returns what a release costs each account: its own, and those of earlier releases of the
+    def price(self, plan: ReleasePlan, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
+        """Returns what a planned release costs each account: its own, and those of earlier releases of the
         same records.
 
         Its own accounts take what those releases cost, too, where they were not charged for it. So
         the first account that any record or unit was charged to has all that was ever spent on it.
 
         Args:
-            release: not among the state's yet; only its row's plan counts.
             shared: earlier releases that share records or units with it.
 
         Returns the charges, and why the budget refuses them, if so.
         """
-        own = release.own_accounts
+        own, cost, kind = own_accounts(plan), Cost.of(plan), plan.claim.guarantee_kind
         # guard: test_the_same_records_under_another_name
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
-        costs = {
-            name: [
-                release.cost,
-                *(
-                    release.cost
-                    for release in shared
-                    if name in own and name not in release.accounts
-                ),
-            ]
-            for name in [*own, *others]
-        }
-        charges, problem = self._charges(costs, release.kind, own)
-        return charges, self._unit_conflict(costs, release) or problem
+        costs = {name: [cost] for name in [*own, *others]}
+        for name in own:
+            costs[name] += [earlier.cost for earlier in shared if name not in earlier.accounts]
+        charges, problem = self._charges(costs, kind, own)
+        return charges, self._unit_conflict(costs, kind, cost.privacy_unit) or problem
 
     def surplus(self, release: Release, epsilon: Decimal) -> tuple[tuple[Charge, ...], str]:
         """Returns what it costs each account that counts a release, that its draw cost more than
@@ -417,25 +433,27 @@ class State:
             (problem for _, problem in priced if problem), ""
         )
 
-    def _unit_conflict(self, names: Iterable[tuple[str, str]], release: Release) -> str:
+    def _unit_conflict(
+        self, names: Iterable[tuple[str, str]], kind: GuaranteeKind, unit: str
+    ) -> str:
         for population in dict.fromkeys(population for population, _ in names):
             # guard: test_claims_about_another_unit
-            other = self.other_unit(population, release.kind, release.cost.privacy_unit)
+            other = self.other_unit(population, kind, unit)
             if other is not None:
                 return (
-                    f"{population} ({release.kind}): its accounts count each {other}, the claim "
+                    f"{population} ({kind}): its accounts count each {other}, the claim "
                     "protects a "
-                    f"{release.cost.privacy_unit}; these can't be added, since how many records "
+                    f"{unit}; these can't be added, since how many records "
                     "of the one belong to "
                     "the other is not bounded"
                 )
         return ""
 
     def overlaps(
-        self, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+        self, sought: Sought, shared: Mapping[int, Shared | None] | None
     ) -> Iterator[Overlap]:
-        """Yields the other releases that a row's or a plan's has something in common with, oldest
-        first, of every type of guarantee.
+        """Yields the other releases that one has something in common with, oldest first, of every
+        type of guarantee.
 
         What is charged (`sharing`) and what an officer reads (`LedgerReader.overlaps`) both follow
         from this.
@@ -446,57 +464,56 @@ class State:
                 tell.
         """
         for release in self.releases.values():
-            reserved = release.reserved
-            if reserved.idempotency_key == row.idempotency_key:
+            plan = release.plan
+            if plan.idempotency_key == sought.idempotency_key:
                 continue
-            if self._same_records(release, row, shared):
+            if self._same_records(release, sought, shared):
                 yield Overlap(release, "records")
             # guard: test_another_populations_name
-            elif self._same_units(release, row, shared):
+            elif self._same_units(release, sought, shared):
                 yield Overlap(release, "units")
-            elif reserved.population == row.population and set(reserved.cohorts) & set(row.cohorts):
+            elif plan.population == sought.population and set(plan.cohorts) & set(sought.cohorts):
                 yield Overlap(release, "cohorts")
 
     @staticmethod
     def _same_records(
-        release: Release, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+        release: Release, sought: Sought, shared: Mapping[int, Shared | None] | None
     ) -> bool:
-        reserved = release.reserved
-        same_file = reserved.data_fingerprint == row.data_fingerprint
-        if shared is None or "records" not in reserved.details:
+        same_file = release.plan.data_fingerprint == sought.data_fingerprint
+        if shared is None or release.reserved.records is None:
             return same_file
         # One whose marks are gone, or are not those of its row, is taken to share everything.
         # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
-        if reserved.sequence not in shared:
+        if release.sequence not in shared:
             return True
-        common = shared[reserved.sequence]
+        common = shared[release.sequence]
         return same_file if common is None else common.records
 
     @staticmethod
     def _same_units(
-        release: Release, row: Row | ReleasePlan, shared: Mapping[int, Shared | None] | None
+        release: Release, sought: Sought, shared: Mapping[int, Shared | None] | None
     ) -> bool:
         """Within one population the account of its units has all of them already."""
-        common = None if shared is None else shared.get(release.reserved.sequence)
-        other = release.reserved.population != row.population
+        common = None if shared is None else shared.get(release.sequence)
+        other = release.plan.population != sought.population
         return common is not None and common.units > 0 and other
 
-    def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
-        """Returns the releases that a row's is charged with: of the same type of guarantee, from
+    def sharing(self, sought: Sought, shared: Mapping[int, Shared | None]) -> list[Release]:
+        """Returns the releases that one is charged with: of the same type of guarantee, from
         the same records or units.
         """
         return [
             overlap.release
-            for overlap in self.overlaps(row, shared)
-            if overlap.depends_on_same_data and overlap.release.kind == row.guarantee_kind
+            for overlap in self.overlaps(sought, shared)
+            if overlap.depends_on_same_data and overlap.release.kind == sought.kind
         ]
 
     def named_sets(self) -> dict[int, str]:
         """Returns the digest of the set of records that each reservation names, by its sequence."""
         return {
-            release.reserved.sequence: str(release.reserved.details["records"]["set"])
+            release.sequence: release.reserved.records.set
             for release in self.releases.values()
-            if "records" in release.reserved.details
+            if release.reserved.records is not None
         }
 
     # -- questions
@@ -539,8 +556,7 @@ class State:
         return self.releases[release_id]
 
     def release_of_key(self, key: str) -> Release | None:
-        row = self.keys.get(("release", key))
-        return None if row is None else self.releases[str(row.release_id)]
+        return self.plans.get(key)
 
     def require_sound(self) -> None:
         """Refuses a ledger whose chain is damaged."""
@@ -562,36 +578,22 @@ class State:
             )
 
 
-def fold(entries: Iterable[Entry | Damage], state: State | None = None) -> State:
+def fold(rows: Iterable[StoredRow | Damage], state: State | None = None) -> State:
     """Returns the state after more rows; without one, only after these."""
     state = state or State()
-    for entry in entries:
-        state.take(entry)
+    for row in rows:
+        state.take(row)
     return state
 
 
-def _measured(row: Row, before: Row) -> dict[str, Any]:
-    measured: dict[str, Any] = {
-        "epsilon": max(row.epsilon or amounts.ZERO_EPSILON, before.epsilon or 0)
-    }
-    if row.sensitivity is not None and row.sensitivity > (before.sensitivity or 0):
-        measured["sensitivity"] = row.sensitivity
-        if before.event is not None and "sensitivity" in before.event:
-            measured["event"] = {**before.event, "sensitivity": float(row.sensitivity)}
-        if before.epsilon_add_remove is not None:
-            most = row.sensitivity * (before.max_records_per_unit or 1)
-            measured["epsilon_add_remove"] = max(before.epsilon_add_remove, most)
-    return measured
-
-
-def _read(entry: Entry) -> dict[str, Any]:
+def _read(stored: StoredRow) -> dict[str, Any]:
     """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what
     has no meaning.
     """
     try:
-        content: dict[str, Any] = json.loads(entry.body, parse_constant=_no_constant)
+        content: dict[str, Any] = json.loads(stored.body, parse_constant=_no_constant)
         written, _ = content["sequence"], content["previous_hash"]
-        same = written != entry.sequence or chain.canonical(content) == entry.body
+        same = written != stored.sequence or chain.canonical(content) == stored.body
     except InputError:
         raise Inconsistent("its body is not a row of this version") from None
     except (
@@ -601,17 +603,17 @@ def _read(entry: Entry) -> dict[str, Any]:
         raise Inconsistent("its body cannot be read") from None
     except (KeyError, TypeError):
         raise Damaged("has a body that is no row") from None
-    if written != entry.sequence:
+    if written != stored.sequence:
         raise Damaged(f"was moved: it was written as row {written}")
     if not same:
         raise Inconsistent("its body is not canonical JSON")
     return content
 
 
-def _parsed(content: dict[str, Any], entry: Entry) -> Row:
+def _parsed(content: dict[str, Any], stored: StoredRow) -> ChainRow:
     try:
-        return Row.model_validate({**content, "hash": entry.hash})
-    except ValidationError:
+        return ChainRow.model_validate({**content, "hash": stored.hash})
+    except (ValidationError, InputError):
         raise Inconsistent("its body is not a row of this version") from None
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 from storage.durable import open_regular, sync
 from storage.errors import InputError, StorageError
 from storage.ledger import chain
-from storage.ledger.chain import Entry
+from storage.ledger.chain import StoredRow
 from storage.ledger.models import Mark
 from storage.paths import Workspace
 
@@ -71,11 +71,11 @@ class Journal:
         reading.unconfirmed += [entry.hash for entry in self._entries(reading)]
         return reading.last
 
-    def rows(self) -> Iterator[Entry]:
+    def rows(self) -> Iterator[StoredRow]:
         """Iterates over the rows that were kept, oldest first."""
         return self._entries(_Reading())
 
-    def _entries(self, reading: _Reading) -> Iterator[Entry]:
+    def _entries(self, reading: _Reading) -> Iterator[StoredRow]:
         try:
             # guard: test_a_journal_that_is_no_file
             with open_regular(self.file, follow=not self.own) as opened:
@@ -109,7 +109,7 @@ class Journal:
                 "and run again"
             ) from error
 
-    def _entry(self, line: str, reading: _Reading) -> Entry | None:
+    def _entry(self, line: str, reading: _Reading) -> StoredRow | None:
         sequence, row_hash, body = [*line.split(" ", 2), "", ""][:3]
         if not sequence.isdecimal() or chain.digest(body) != row_hash:
             return None
@@ -120,7 +120,7 @@ class Journal:
                 "Nothing is released or "
                 "recorded. Restore the file from a copy"
             )
-        return Entry(int(sequence), row_hash, body)
+        return StoredRow(int(sequence), row_hash, body)
 
     def check(self, connection: Connection) -> None:
         """Requires that the ledger has the journal's last row; the rows before are linked to it."""
@@ -188,7 +188,7 @@ class Journal:
                     file.flush()
                 last = self.last()
                 written = 0 if last is None else last.sequence
-                for entry in chain.whole_entries(connection, written):
+                for entry in chain.whole_rows(connection, written):
                     file.write(line_of(entry))
                 file.flush()
                 os.fsync(descriptor)
@@ -202,7 +202,7 @@ class Journal:
             ) from error
 
 
-def line_of(entry: Entry) -> bytes:
+def line_of(entry: StoredRow) -> bytes:
     return f"{entry.sequence} {entry.hash} {entry.body}\n".encode()
 
 

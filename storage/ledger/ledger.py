@@ -7,27 +7,39 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain, measurements
 from storage.ledger.budget import BudgetRefused
-from storage.ledger.content import (
-    evaluation_content,
-    plan_content,
-    policy_content,
-    policy_terms,
-    release_terms,
-    replaced_details,
-)
+from storage.ledger.content import policy_terms, release_terms, settled
 from storage.ledger.database import Database, database_exists, parse_url
 from storage.ledger.decisions import Decision, Matter, approvers, signer
+from storage.ledger.entries import (
+    Begun,
+    Burned,
+    ChainRow,
+    Committed,
+    Drawn,
+    Entry,
+    Evaluated,
+    LedgerRow,
+    Noted,
+    Overlap,
+    PolicySet,
+    Refused,
+    ReleaseEntry,
+    ReleaseRow,
+    Reserved,
+    Row,
+    StatedAudit,
+)
 from storage.ledger.fold import Release, State
 from storage.ledger.heads import key_id
 from storage.ledger.journal import Journal
-from storage.ledger.models import SIGNED, Evaluation, Mark, ReleasePlan, Row
+from storage.ledger.models import Evaluation, Mark, ReleasePlan
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reader import LedgerReader
 from storage.ledger.records import RecordSet
@@ -37,18 +49,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _Result = TypeVar("_Result")
-_IDENTITY = (
-    "population",
-    "cohorts",
-    "data_fingerprint",
-    "mechanism",
-    "guarantee_kind",
-    "parameters_digest",
-    "artifact_digests",
-)
-"""Fields that make two plans of one key different releases; a rerun elsewhere may differ in the
-others.
-"""
 
 
 class Ledger(LedgerReader):
@@ -137,30 +137,22 @@ class Ledger(LedgerReader):
                 self._folded = None
                 raise
 
-    def _append(self, connection: Connection, state: State, content: dict[str, Any]) -> Row:
-        signed = content["kind"] in SIGNED
+    def _append(self, connection: Connection, state: State, entry: Entry) -> LedgerRow:
+        signed = isinstance(entry, ReleaseEntry)
         if signed and self._key is None:
             raise InputError(
-                f"ledger {self.database.name}: a {content['kind']} is signed with the releasing "
-                "worker's key, and "
-                "there is none here. Set AUTOCODER_SIGNING_KEY"
+                f"ledger {self.database.name}: a row of kind {entry.kind} is signed with the "
+                "releasing worker's key, and there is none here. Set AUTOCODER_SIGNING_KEY"
             )
-        entry = chain.append(connection, content, key=self._key if signed else None)
-        row = state.take(entry)
-        if row is None or (state.bad and state.bad[-1].sequence == entry.sequence):
+        stored = chain.append(connection, entry.as_json(), key=self._key if signed else None)
+        row = state.take(stored)
+        if row is None or (state.bad and state.bad[-1].sequence == stored.sequence):
             raise BudgetRefused(state.bad[-1].problem)
         return row
 
-    def _append_to(
-        self, connection: Connection, state: State, release: Release, state_name: str, **fields: Any
-    ) -> Row:
-        content = {
-            "kind": "release",
-            "release_id": release.row.release_id,
-            "state": state_name,
-            **fields,
-        }
-        return self._append(connection, state, content)
+    def _append_to(self, connection: Connection, state: State, entry: ReleaseEntry) -> ReleaseRow:
+        self._append(connection, state, entry)
+        return state.release(entry.release_id).row
 
     # -- releases
     # ------------------------------------------------------------------------------------------
@@ -171,9 +163,9 @@ class Ledger(LedgerReader):
         *,
         plan_digest: str | None = None,
         decisions: Sequence[Decision] = (),
-        audit: dict[str, Any] | None = None,
+        audit: StatedAudit | None = None,
         records: RecordSet | None = None,
-    ) -> Row:
+    ) -> ReleaseRow:
         """Charges a planned release to the accounts of its cohorts, and of its units; returns its
         row, `reserved`.
 
@@ -184,7 +176,7 @@ class Ledger(LedgerReader):
             plan_digest: SHA-256 of everything that is released, which the decisions are about.
             decisions: signed approvals, as many as the policy in force demands; they are kept with
                 the row.
-            audit: what was measured beside the claim, as plain JSON; kept with the row.
+            audit: what was measured beside the claim; kept with the row.
             records: what it is made from. With it, it counts in the accounts of earlier releases of
                 the same records, and those count in its own, whatever population and cohorts they
                 are called by.
@@ -196,61 +188,66 @@ class Ledger(LedgerReader):
                 doesn't count.
         """
 
-        def work(connection: Connection, state: State) -> Row:
-            content = plan_content(plan)
-            existing = state.release_of_key(plan.idempotency_key)
+        asked = settled(plan)
+
+        def work(connection: Connection, state: State) -> ReleaseRow:
+            existing = state.release_of_key(asked.idempotency_key)
             if existing is not None:
-                _require_same(existing.row, content)
+                _require_same(existing, asked)
                 require_plan(existing.row, plan_digest)
                 return existing.row
             state.require_counted()
-            if plan.ledger is not None:
-                self._require_here(connection, state, plan)
-            policy = self._put_in_force(connection, state, requester=plan.requester)
-            if policy.require_clean_code and plan.code_dirty:
-                raise BudgetRefused(
-                    f"policy {policy.name} releases only from committed code; commit the changes "
-                    "first"
-                )
-            refused = state.refusals.get(plan.idempotency_key)
-            if refused is not None:
-                raise BudgetRefused(
-                    f"row {refused.sequence}: {refused.reason}; plan it anew under another "
-                    "release.label to ask again"
-                )
-            matter = Matter(
-                "release", plan_digest or "", release_terms(plan, content), plan.requester
+            if asked.ledger is not None:
+                self._require_here(connection, state, asked)
+            policy = self._put_in_force(connection, state, requester=asked.requester)
+            approved = self._approvers(state, policy, asked, plan_digest, decisions)
+            if asked.supersedes is not None:
+                state.release(asked.supersedes)
+            _, shared = self._charges(connection, state, asked, records)
+            names = tuple(sorted(release.row.release_id for release in shared))
+            rounded = policy.round_records(asked.records_rounded)
+            entry = Reserved(
+                release_id=uuid.uuid4().hex[:16],
+                plan=asked.model_copy(update={"records_rounded": rounded}),
+                policy_digest=policy.digest,
+                plan_digest=plan_digest,
+                decisions=tuple(decisions),
+                approvals=approved,
+                audit=audit,
+                records=None if records is None else Overlap(set=records.digest, releases=names),
             )
-            approved = approvers(decisions, policy.approvals, matter)
-            _require_persons(policy, approved)
-            if plan.supersedes is not None:
-                state.release(plan.supersedes)
-            _, shared = self._charges(connection, state, content, records)
-            details = replaced_details(plan.claim)
-            if plan_digest is not None:
-                signed = [decision.model_dump(mode="json") for decision in decisions]
-                details |= {"plan_digest": plan_digest, "decisions": signed}
-            if plan.ledger is not None:
-                details["ledger"] = plan.ledger.model_dump()
-            if audit is not None:
-                details["audit"] = audit
-            if records is not None:
-                names = sorted(str(release.row.release_id) for release in shared)
-                details["records"] = {"overlap": names, "set": records.digest}
-            content |= {
-                "state": "reserved",
-                "release_id": uuid.uuid4().hex[:16],
-                "records_rounded": policy.round_records(plan.records_rounded),
-                "policy_digest": policy.digest,
-                "approvals": approved,
-                "details": details,
-            }
-            row = self._append(connection, state, content)
+            row = self._append_to(connection, state, entry)
             if records is not None:
                 register(connection, row.sequence, records)
             return row
 
         return self._transact(work)
+
+    @staticmethod
+    def _approvers(
+        state: State,
+        policy: Policy,
+        plan: ReleasePlan,
+        plan_digest: str | None,
+        decisions: Sequence[Decision],
+    ) -> tuple[str, ...]:
+        """Returns who approved a plan; refuses one that may not be reserved for a rule beside the
+        budget.
+        """
+        if policy.require_clean_code and plan.code_dirty:
+            raise BudgetRefused(
+                f"policy {policy.name} releases only from committed code; commit the changes first"
+            )
+        refused = state.refusals.get(plan.idempotency_key)
+        if refused is not None:
+            raise BudgetRefused(
+                f"row {refused.sequence}: {refused.entry.reason}; plan it anew under another "
+                "release.label to ask again"
+            )
+        matter = Matter("release", plan_digest or "", release_terms(plan), plan.requester)
+        approved = approvers(decisions, policy.approvals, matter)
+        _require_persons(policy, approved)
+        return approved
 
     def require_signer(self) -> None:
         """Refuses a worker whose key is not listed: what it reserved would have no effect."""
@@ -274,26 +271,21 @@ class Ledger(LedgerReader):
         if release.problem:
             raise StorageError(
                 f"release {release.row.release_id}: its reservation (row "
-                f"{release.reserved.sequence}) does not bear it "
+                f"{release.sequence}) does not bear it "
                 f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`"
             )
 
-    def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
+    def refuse(self, plan: ReleasePlan, decision: Decision) -> ChainRow:
         """Records that someone refused a plan; it can't be reserved any more. Again returns the
         first refusal.
         """
 
-        def work(connection: Connection, state: State) -> Row:
-            existing = state.keys.get(("refusal", decision.digest))
+        def work(connection: Connection, state: State) -> ChainRow:
+            existing = state.keys.get(("refused", decision.digest))
             if existing is not None:
                 return existing
-            policy, content = (
-                self._put_in_force(connection, state, requester=plan.requester),
-                plan_content(plan),
-            )
-            matter = Matter(
-                "release", decision.digest, release_terms(plan, content), plan.requester
-            )
+            policy = self._put_in_force(connection, state, requester=plan.requester)
+            matter = Matter("release", decision.digest, release_terms(plan), plan.requester)
             name = signer(decision, policy.approvals, matter)
             if decision.decision != "refuse":
                 raise InputError(
@@ -306,15 +298,9 @@ class Ledger(LedgerReader):
                 raise InputError(
                     f"refusal: too late, the plan is release {row.release_id} ({row.state})"
                 )
-            copied = ("label", "population", "cohorts", "data_fingerprint", "requester")
-            content = {field: content[field] for field in copied} | {
-                "kind": "refusal",
-                "state": "recorded",
-                "idempotency_key": decision.digest,
-                "reason": f"{name} refused: {decision.reason or 'no reason given'}",
-                "details": {"decisions": [decision.model_dump(mode="json")]},
-            }
-            return self._append(connection, state, content)
+            entry = Refused(decision=decision, by=name, requester=plan.requester)
+            self._append(connection, state, entry)
+            return state.keys[entry.key]
 
         return self._transact(work)
 
@@ -326,7 +312,7 @@ class Ledger(LedgerReader):
         plan_digest: str | None = None,
         sensitivity: float | Decimal | None = None,
         epsilon: float | Decimal | None = None,
-    ) -> Row:
+    ) -> ReleaseRow:
         """Records the one draw of a release, and what it costs as measured at the draw itself.
 
         The larger of planned and measured is what the row takes; a surplus is charged in the same
@@ -342,14 +328,10 @@ class Ledger(LedgerReader):
             InputError: when a number can't be kept, or a larger sensitivity comes without its
                 epsilon.
         """
-        measured = {
-            "epsilon": None if epsilon is None else amounts.epsilon(epsilon),
-            "sensitivity": None
-            if sensitivity is None
-            else amounts.epsilon(sensitivity, name="sensitivity"),
-        }
+        cost = None if epsilon is None else amounts.epsilon(epsilon)
+        largest = None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity")
 
-        def work(connection: Connection, state: State) -> Row:
+        def work(connection: Connection, state: State) -> ReleaseRow:
             release = state.release(release_id)
             row = release.row
             require_plan(row, plan_digest)
@@ -367,45 +349,50 @@ class Ledger(LedgerReader):
                     f"release {release_id} is {row.state}: no sample may be recorded"
                 )
             self.require_drawable(release_id, state)
-            sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
-            if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
+            if cost is None and largest is not None and largest > (row.sensitivity or 0):
                 raise InputError(
                     "epsilon: the sample's sensitivity is above the planned one; give its "
                     "epsilon too"
                 )
             planned = row.epsilon or amounts.ZERO_EPSILON
-            if epsilon is not None and epsilon > planned:
+            if cost is not None and cost > planned:
                 if row.guarantee_kind == "formal":
                     raise InputError(
                         "epsilon: a formal guarantee doesn't depend on the sample; this one grew "
                         "with it"
                     )
-                _, problem = state.surplus(release, epsilon - planned)
+                _, problem = state.surplus(release, cost - planned)
                 if problem:
                     reason = f"epsilon at the sample exceeds the reservation: {problem}"
-                    refused = {
-                        "draw_digest": draw_digest,
-                        "reason": reason,
-                        "cause": "surplus-refused",
-                    }
-                    return self._append_to(connection, state, release, "burned", **refused)
-            return self._append_to(
-                connection, state, release, "drawn", draw_digest=draw_digest, **measured
+                    burned = Burned(
+                        release_id=release_id,
+                        reason=reason,
+                        cause="surplus-refused",
+                        draw_digest=draw_digest,
+                    )
+                    return self._append_to(connection, state, burned)
+            drawn = Drawn(
+                release_id=release_id,
+                draw_digest=draw_digest,
+                epsilon=cost,
+                sensitivity=largest,
             )
+            return self._append_to(connection, state, drawn)
 
         row = self._transact(work)
         if row.state == "burned":
             raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
         return row
 
-    def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
+    def commit(
+        self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None
+    ) -> ReleaseRow:
         """Records that the bundle stands; the release is done. Again with the same digest returns
         its row.
         """
 
-        def work(connection: Connection, state: State) -> Row:
-            release = state.release(release_id)
-            row = release.row
+        def work(connection: Connection, state: State) -> ReleaseRow:
+            row = state.release(release_id).row
             require_plan(row, plan_digest)
             if row.state == "committed":
                 if row.bundle_digest != bundle_digest:
@@ -419,18 +406,17 @@ class Ledger(LedgerReader):
                     "(sampled) can be committed"
                 )
             self.require_drawable(release_id, state)
-            return self._append_to(
-                connection, state, release, "committed", bundle_digest=bundle_digest
-            )
+            committed = Committed(release_id=release_id, bundle_digest=bundle_digest)
+            return self._append_to(connection, state, committed)
 
         return self._transact(work)
 
-    def burn(self, release_id: str, *, reason: str) -> Row:
+    def burn(self, release_id: str, *, reason: str) -> ReleaseRow:
         """Closes a release for ever without a bundle. What it spent stays spent."""
         if not reason.strip():
             raise InputError("reason: say why the release is burned")
 
-        def work(connection: Connection, state: State) -> Row:
+        def work(connection: Connection, state: State) -> ReleaseRow:
             row = state.release(release_id).row
             if row.state == "burned":
                 return row
@@ -438,9 +424,8 @@ class Ledger(LedgerReader):
                 raise StorageError(
                     f"release {release_id} is committed: a released bundle can't be burned"
                 )
-            return self._append_to(
-                connection, state, state.release(release_id), "burned", reason=reason
-            )
+            burned = Burned(release_id=release_id, reason=reason)
+            return self._append_to(connection, state, burned)
 
         return self._transact(work)
 
@@ -451,10 +436,7 @@ class Ledger(LedgerReader):
         """Return which ledger this is and how far it went; an empty one gets its first row."""
         mark = self.state().mark
         if mark is None:
-            first = Evaluation(
-                label="first row", population="none", data_fingerprint="none", requester=requester
-            )
-            self.note(first.model_copy(update={"idempotency_key": "first row"}))
+            self.note(Begun(requester=requester))
             mark = self.state().mark
         assert mark is not None
         return mark
@@ -462,12 +444,10 @@ class Ledger(LedgerReader):
     # -- other rows
     # ----------------------------------------------------------------------------------------
 
-    def record(self, evaluation: Evaluation) -> Row:
-        """Records an evaluation or an audit beside the chain, with every epsilon and Delta it has;
-        a handover or a revocation in the chain, signed. Charges nothing.
+    def record(self, evaluation: Evaluation) -> Evaluated:
+        """Records an evaluation or an audit beside the chain, with every epsilon and Delta it has.
+        Charges nothing.
         """
-        if evaluation.kind not in measurements.KINDS:
-            return self.note(evaluation)
         state = self.state()
         if evaluation.release_id is not None:
             state.release(evaluation.release_id)
@@ -477,37 +457,30 @@ class Ledger(LedgerReader):
         with self.database.add() as connection:
             return measurements.add(connection, evaluation)
 
-    def note(self, evaluation: Evaluation) -> Row:
-        """Records in the chain what a release rests on, or what stopped it; charges nothing."""
-        key = evaluation.idempotency_key
+    def note(self, entry: Noted) -> ChainRow:
+        """Records in the chain what a release rests on, what stopped it, or what became of it;
+        charges nothing. The same again returns the first row.
+        """
 
-        def work(connection: Connection, state: State) -> Row:
-            existing = None if key is None else state.keys.get((evaluation.kind, key))
-            if existing is not None:
-                return existing
-            content = evaluation_content(evaluation)
-            if evaluation.release_id is not None:
-                state.release(evaluation.release_id)
-            if evaluation.records_rounded is not None:
-                content["records_rounded"] = self._in_force(state).round_records(
-                    evaluation.records_rounded
-                )
-            return self._append(connection, state, content)
+        def work(connection: Connection, state: State) -> ChainRow:
+            if isinstance(entry, ReleaseEntry):
+                state.release(entry.release_id)
+            if entry.key not in state.keys:
+                self._append(connection, state, entry)
+            return state.keys[entry.key]
 
-        # Without a key a repetition would be a second row, so a lost connection is reported, not
-        # retried.
-        return self._transact(work, repeatable=key is not None)
+        return self._transact(work)
 
     def change_policy(
         self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()
-    ) -> Row:
+    ) -> Row[PolicySet]:
         """Puts another policy in force where the one before is satisfied; records who asked, who
         approved and why.
         """
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
 
-        def work(connection: Connection, state: State) -> Row:
+        def work(connection: Connection, state: State) -> Row[PolicySet]:
             before, names = state.policy, ()
             if before is not None and state.policy_row is not None:
                 if before.digest == policy.digest:
@@ -519,10 +492,16 @@ class Ledger(LedgerReader):
                     decisions, before.approvals, Matter("policy", policy.digest, terms, requester)
                 )
                 _require_persons(before, names)
-            content = policy_content(
-                policy, requester=requester, reason=reason, approvals=names, decisions=decisions
+            entry = PolicySet(
+                policy=policy,
+                requester=requester,
+                reason=reason,
+                decisions=tuple(decisions),
+                approvals=names,
             )
-            return self._append(connection, state, content)
+            self._append(connection, state, entry)
+            assert state.policy_row is not None
+            return state.policy_row
 
         return self._transact(work)
 
@@ -542,7 +521,8 @@ class Ledger(LedgerReader):
             return self._require_in_force(state)
         policy = self._policy or DEFAULT_POLICY
         reason = "first policy of this ledger"
-        self._append(connection, state, policy_content(policy, requester=requester, reason=reason))
+        entry = PolicySet(policy=policy, requester=requester, reason=reason)
+        self._append(connection, state, entry)
         return policy
 
     def _require_in_force(self, state: State) -> Policy:
@@ -551,35 +531,50 @@ class Ledger(LedgerReader):
         if (
             self._policy is not None
             and self._policy != DEFAULT_POLICY
-            and self._policy.digest != row.policy_digest
+            and self._policy.digest != row.entry.policy.digest
         ):
             raise InputError(
-                f"policy {self._policy.name} is not the current one ({row.label}, since row "
+                f"policy {self._policy.name} is not the current one ({row.title}, since row "
                 f"{row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"
             )
         return state.in_force
 
 
-def _require_same(existing: Row, content: dict[str, Any]) -> None:
-    different = [name for name in _IDENTITY if getattr(existing, name) != content[name]]
+def _require_same(existing: Release, plan: ReleasePlan) -> None:
+    before, now = _identity(existing.plan), _identity(plan)
+    different = [name for name, value in now.items() if before[name] != value]
     if different:
         raise InputError(
-            f"idempotency key: it belongs to release {existing.release_id}, whose "
+            f"idempotency key: it belongs to release {existing.row.release_id}, whose "
             f"{', '.join(different)} differ;"
             " another release needs another key (another release.label), and spends again"
         )
 
 
-def require_plan(row: Row, plan_digest: str | None) -> None:
+def _identity(plan: ReleasePlan) -> dict[str, object]:
+    """Returns what makes two plans of one key different releases; a rerun elsewhere may differ in
+    the rest.
+    """
+    return {
+        "population": plan.population,
+        "cohorts": plan.cohorts,
+        "data_fingerprint": plan.data_fingerprint,
+        "mechanism": plan.event.of_training.mechanism,
+        "guarantee_kind": plan.claim.guarantee_kind,
+        "parameters_digest": plan.parameters_digest,
+        "artifact_digests": plan.artifact_digests,
+    }
+
+
+def require_plan(row: ReleaseRow, plan_digest: str | None) -> None:
     """Refuses a step of a release for another plan than the one that was reserved; its digest
     covers the artifacts.
     """
-    reserved = row.details.get("plan_digest")
-    if reserved != plan_digest:
+    if row.plan_digest != plan_digest:
         shown, given = (
             f"plan {digest[:12]}…" if digest else "no plan digest"
-            for digest in (reserved, plan_digest)
+            for digest in (row.plan_digest, plan_digest)
         )
         raise StorageError(
             f"release {row.release_id} was reserved for {shown}, this is {given}. Release the "

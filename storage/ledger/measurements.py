@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,32 +21,27 @@ from sqlalchemy.engine import Connection
 
 from storage.errors import InputError
 from storage.ledger import chain
-from storage.ledger.content import evaluation_content
-from storage.ledger.models import EPSILON_REPLACED, Evaluation, Row
-from storage.ledger.records import SAMPLE, is_sample
+from storage.ledger.entries import Evaluated
+from storage.ledger.models import Evaluation, Sample
 from storage.ledger.schema import measurement
 
-KINDS = ("evaluation", "audit")
 _T = measurement.c
 _MOST_DETAILS, _MOST_CHARACTERS = 100, 65_536
 _LARGEST = 10**15
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_@. -]{0,79}")
 _TEXTS = ("verdict", "branch")
 """Details that are names; every other one is a figure, or a list or table of some."""
-_PLACE = {"sequence", "previous_hash", "hash", "recorded_at", "signer", "signature"}
-"""Fields of a row that say where it stands in the chain, and who put it there."""
 
 
-def add(connection: Connection, evaluation: Evaluation) -> Row:
+def add(connection: Connection, evaluation: Evaluation) -> Evaluated:
     """Adds a measurement; the same kind and idempotency key again returns the first one."""
     moment = chain.now()
-    row = _row(0, moment, evaluation_content(evaluation))
-    facts = row.model_dump(mode="json", exclude=_PLACE)
+    Evaluated.of(0, moment, evaluation)  # refuses amounts that can't be kept
     values = {
         "recorded_at": moment,
         "kind": evaluation.kind,
         "idempotency_key": evaluation.idempotency_key,
-        "facts": chain.canonical(facts),
+        "facts": chain.canonical(evaluation.model_dump(mode="json")),
     }
     if len(values["facts"]) > _MOST_CHARACTERS:
         raise InputError(f"details: a measurement has at most {_MOST_CHARACTERS:,} characters")
@@ -69,12 +63,12 @@ def _insert(connection: Connection) -> Any:
     return dialect.insert(measurement).on_conflict_do_nothing()
 
 
-def every(connection: Connection) -> list[Row]:
+def every(connection: Connection) -> list[Evaluated]:
     """Returns the measurements that can be read, oldest first."""
     return list(_rows(connection, sa.true()))
 
 
-def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Row]:
+def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Evaluated]:
     # No more than the length is read of a text that is too long to be a measurement.
     facts: Any = sa.func.substr(_T.facts, 1, _MOST_CHARACTERS + 1)
     if connection.dialect.name == "sqlite":
@@ -83,20 +77,19 @@ def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Row
     with connection.execute(query, execution_options={"yield_per": 1000}) as stored:
         for number, recorded_at, text in stored:
             row = _parse(number, recorded_at, text)
+            # guard: test_a_measurement_that_is_none_is_skipped
             if row is not None:
                 yield row
 
 
-def _parse(number: int, recorded_at: object, facts: bytes | str) -> Row | None:
+def _parse(number: int, recorded_at: object, facts: bytes | str) -> Evaluated | None:
     try:
         plain = json.loads(facts)
-        known = {name: value for name, value in plain.items() if name in Row.model_fields}
-        details = dict(_figures(known.pop("details")))
+        known = {name: value for name, value in plain.items() if name in Evaluation.model_fields}
+        known["details"] = dict(_figures(known["details"]))
+        known["sample"] = _sample(known.get("sample"))
         datetime.fromisoformat(str(recorded_at))
-        row = _row(number, str(recorded_at), known | {"details": details})
-        # guard: test_a_measurement_that_is_none_is_skipped
-        if row.kind not in KINDS or not all(map(_is_amount, (row.epsilon, row.sensitivity))):
-            return None
+        row = Evaluated.of(number, str(recorded_at), Evaluation.model_validate(known))
         chain.canonical(row.as_json())
     except (
         ArithmeticError,
@@ -112,14 +105,11 @@ def _parse(number: int, recorded_at: object, facts: bytes | str) -> Row | None:
     return row
 
 
-def _row(number: int, recorded_at: str, content: Mapping[str, Any]) -> Row:
-    place = {"sequence": number, "previous_hash": "", "recorded_at": recorded_at}
-    facts = {name: value for name, value in content.items() if name not in _PLACE}
-    return Row.model_validate(facts | place)
-
-
-def _is_amount(value: Decimal | None) -> bool:
-    return value is None or 0 <= value <= _LARGEST
+def _sample(value: Any) -> Sample | None:
+    try:
+        return Sample.model_validate(value)
+    except ValidationError:
+        return None
 
 
 def _figures(details: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -129,10 +119,6 @@ def _figures(details: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_figure(name: str, value: Any) -> bool:
-    if name == SAMPLE:
-        return is_sample(value)
-    if name == EPSILON_REPLACED:
-        return _is_amount(Decimal(str(value)))
     if name in _TEXTS:
         return _is_name(value)
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""Defines what the ledger takes and gives: the plan of a release, an evaluation, and a row of the
-chain.
+"""Defines what the ledger takes: the plan of a release, and an evaluation; and the exact amounts of
+a claim. `entries.py` has the rows that follow from them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -18,27 +19,14 @@ from pydantic import (
     model_validator,
 )
 
-from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
+from mechanisms.privacy.events import Claim, Event, recorded_event
 from storage.ledger import amounts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the rows' JSON; a change of it is a change of what is hashed."""
 
-EPSILON_REPLACED = "epsilon_replaced"
-"""Name, among a row's details, of the epsilon of one unit's values replaced."""
 GENESIS = "0" * 64
 """Previous hash of the first row."""
-
-State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
-Kind = Literal[
-    "release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"
-]
-
-SIGNED = ("release", "handover", "revocation")
-"""Kinds of rows that count only with the signature of a releasing worker's key."""
-
-UNSIGNED = ("evaluation", "audit", "budget-change", "refusal")
-"""Kinds of rows that count by what they say, or by the signatures of persons."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -58,6 +46,54 @@ def _one_line(value: str) -> str:
 Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_one_line)]
 Prose = Annotated[str, Field(max_length=4000), AfterValidator(_printable)]
 Amount = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Exact(BaseModel, frozen=True, extra="forbid"):
+    """The amounts of a claim as decimals, rounded up: what accounts add up."""
+
+    epsilon: Amount | None = None
+    delta: Amount | None = None
+    sensitivity: Amount | None = None
+    epsilon_add_remove: Amount | None = None
+    epsilon_replaced: Amount | None = None
+    """The epsilon of one unit's values replaced, by which claims of different relations compare. A
+    draw's 2 Delta is for that too. None: nothing finite is known.
+    """
+    mc_failure_prob: Amount | None = None
+
+    @staticmethod
+    def of(claim: Claim | None) -> Exact:
+        """Returns a claim's amounts; refuses a number that no budget can be kept with."""
+        if claim is None:
+            return Exact()
+        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an
+        # underflow.
+        pure = claim.delta == 0 and claim.delta_text != ""
+        losses = {
+            name: amounts.epsilon(value, name=name)
+            for name in ("epsilon", "sensitivity", "epsilon_add_remove")
+            if (value := getattr(claim, name)) is not None
+        }
+        delta, failure = claim.delta, claim.mc_failure_prob
+        if delta is not None:
+            losses["delta"] = amounts.ZERO_DELTA if pure else amounts.delta(delta)
+        if failure is not None:
+            losses["mc_failure_prob"] = amounts.probability(failure, name="mc_failure_prob")
+        return Exact(**losses, epsilon_replaced=_replaced(claim, losses.get("epsilon")))
+
+
+def _replaced(claim: Claim, epsilon: Decimal | None) -> Decimal | None:
+    if claim.neighbouring_relation == "replace-one" or claim.guarantee_kind == "asymptotic-local":
+        return epsilon
+    if claim.guarantee_kind != "formal" or claim.epsilon_replaced is None:
+        return None
+    # at a delta near 1 an accountant may say 0: rounded up as every measured amount is
+    return amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON))
+
+
+AnyRecordedEvent = Annotated[SerializeAsAny[Event], BeforeValidator(recorded_event)]
+"""Any event, also one of a kind that this process does not know."""
 
 
 class _Provenance(BaseModel):
@@ -104,7 +140,7 @@ class ReleasePlan(_Provenance):
     data_fingerprint: Name
     records_rounded: int = Field(ge=0)
     """Records used; the ledger rounds to what the policy says."""
-    event: SerializeAsAny[Event]
+    event: AnyRecordedEvent
     claim: Claim
     supersedes: Name | None = None
     """Release id that this one replaces."""
@@ -169,12 +205,17 @@ Subject = Annotated[
 ]
 
 
-class Evaluation(_Provenance):
-    """Holds what is not released: an internal or non-private evaluation, an audit, a handover, a
-    revocation.
-    """
+class Sample(BaseModel, frozen=True, extra="forbid"):
+    """The smallest marks of a set of records, by which two sets compare (`RecordSet.sample`)."""
 
-    kind: Literal["evaluation", "audit", "handover", "revocation"] = "evaluation"
+    key: str = Field(pattern="^[0-9a-f]{32}$")
+    marks: tuple[Annotated[str, Field(pattern="^[0-9a-f]{16}$")], ...] = Field(max_length=64)
+
+
+class Evaluation(_Provenance):
+    """Holds what is not released: an internal or non-private evaluation, or an audit."""
+
+    kind: Literal["evaluation", "audit"] = "evaluation"
     subject: Subject | None = None
     label: str = Field(default="", max_length=300)
     """For people; by default the subject's."""
@@ -182,12 +223,14 @@ class Evaluation(_Provenance):
     cohorts: tuple[Name, ...] = ()
     data_fingerprint: Name
     records_rounded: int | None = Field(default=None, ge=0)
-    event: SerializeAsAny[Event] | None = None
+    event: AnyRecordedEvent | None = None
     claim: Claim | None = None
     release_id: Name | None = None
     """The release that an audit looked at."""
     idempotency_key: Name | None = None
     """With it, recording the same again returns the first row."""
+    sample: Sample | None = None
+    """Of its records."""
     details: dict[str, Any] = Field(default_factory=dict)
     """Figures as plain JSON: F1 scores, attack advantage. No record content."""
 
@@ -201,92 +244,3 @@ class Evaluation(_Provenance):
     @property
     def title(self) -> str:
         return self.label or (self.subject.label if self.subject is not None else "")
-
-
-class Row(BaseModel):
-    """One row of the chain.
-
-    A release's later rows say what they add alone: `State` has its current one, with all that is
-    known of it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sequence: int
-    previous_hash: str
-    hash: str = ""
-    """SHA-256 of the canonical JSON (RFC 8785) of every other field."""
-    schema_version: int = SCHEMA_VERSION
-    recorded_at: str
-    """UTC, ISO 8601, from the clock of the machine that wrote the row."""
-    kind: Kind
-    state: State
-    release_id: str | None = None
-    idempotency_key: str | None = None
-    label: str = ""
-    population: str | None = None
-    cohorts: tuple[str, ...] = ()
-    data_fingerprint: str | None = None
-    records_rounded: int | None = None
-    privacy_unit: str | None = None
-    max_records_per_unit: int | None = None
-    neighbouring_relation: NeighbouringRelation | None = None
-    mechanism: str | None = None
-    event: dict[str, Any] | None = None
-    guarantee_kind: GuaranteeKind = "none"
-    epsilon: Amount | None = None
-    delta: Amount | None = None
-    delta_text: str = ""
-    sensitivity: Amount | None = None
-    epsilon_add_remove: Amount | None = None
-    draws: int | None = None
-    mc_failure_prob: Amount | None = None
-    accountant: str | None = None
-    assumptions: tuple[str, ...] = ()
-    unprotected_inputs: tuple[str, ...] = ()
-    policy_digest: str | None = None
-    trust_model: str = ""
-    randomness_source: str = ""
-    floating_point_caveat: str = ""
-    code_commit: str | None = None
-    code_dirty: bool | None = None
-    lock_digest: str | None = None
-    parameters_digest: str | None = None
-    artifact_digests: dict[str, str] = Field(default_factory=dict)
-    draw_digest: str | None = None
-    bundle_digest: str | None = None
-    requester: str | None = None
-    approvals: tuple[str, ...] = ()
-    prefect_run_id: str | None = None
-    subject: Subject | None = None
-    """Of an evaluation: which fit or measurement it is of."""
-    supersedes: str | None = None
-    reason: str = ""
-    cause: Literal["surplus-refused"] | None = None
-    """Why a release was burned, where the program acts on it."""
-    details: dict[str, Any] = Field(default_factory=dict)
-    signer: str | None = None
-    """Public key (Base64, DER) of the releasing worker, in rows that only it may write (`SIGNED`).
-    """
-    signature: str | None = None
-    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, the place in
-    the chain too.
-    """
-
-    @property
-    def epsilon_replaced(self) -> Decimal | None:
-        """Returns the epsilon of one unit's values replaced, by which rows of different relations
-        compare.
-
-        A draw's 2 Delta is for that too. None: nothing finite is known.
-        """
-        if self.neighbouring_relation == "replace-one" or self.guarantee_kind == "asymptotic-local":
-            return self.epsilon
-        stated = self.details.get(EPSILON_REPLACED)
-        return None if stated is None else Decimal(stated)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the row as plain data: amounts as fixed-point text, so that nothing is rounded on
-        the way.
-        """
-        return self.model_dump(mode="json")

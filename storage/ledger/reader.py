@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -23,10 +23,11 @@ from storage.ledger.budget import (
     budget_lines,
     charge_account,
 )
-from storage.ledger.content import plan_content
+from storage.ledger.content import settled
 from storage.ledger.database import Database
-from storage.ledger.fold import BadRow, Overlap, Release, State, fold
-from storage.ledger.models import GENESIS, Mark, ReleasePlan, Row
+from storage.ledger.entries import Evaluated, LedgerRow, Refused, ReleaseRow, Revoked, Row
+from storage.ledger.fold import BadRow, Overlap, Release, Sought, State, fold
+from storage.ledger.models import GENESIS, Mark, ReleasePlan
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet, Shared
 from storage.ledger.registry import (
@@ -91,7 +92,7 @@ class LedgerReader:
         ):
             state = State()
         self._folded = None  # an interrupted fold is no state
-        fold(chain.entries(connection, state.sequence), state)
+        fold(chain.stored_rows(connection, state.sequence), state)
         state.require_sound()
         self._folded = state
         return state
@@ -100,11 +101,11 @@ class LedgerReader:
         with self._reading() as (_, state):
             return state
 
-    def release(self, release_id: str) -> Row:
-        """Returns the current row of a release, or refuses one that the ledger doesn't have."""
+    def release(self, release_id: str) -> ReleaseRow:
+        """Returns a release as it is now, or refuses one that the ledger doesn't have."""
         return self.state().release(release_id).row
 
-    def revocation(self, release_id: str) -> Row | None:
+    def revocation(self, release_id: str) -> Row[Revoked] | None:
         release = self.state().releases.get(release_id)
         return None if release is None else release.revoked
 
@@ -113,18 +114,22 @@ class LedgerReader:
             name for name, release in self.state().releases.items() if release.revoked is not None
         )
 
-    def find(self, idempotency_key: str) -> Row | None:
+    def find(self, idempotency_key: str) -> ReleaseRow | None:
         release = self.state().release_of_key(idempotency_key)
         return None if release is None else release.row
 
-    def history(self, release_id: str) -> Sequence[Row]:
+    def history(self, release_id: str) -> Sequence[LedgerRow | Evaluated]:
         """Returns all rows about a release, oldest first, and then its audits."""
         state = self.state()
         state.release(release_id)
-        rows = [*state.rows, *self.measurements()]
-        return [row for row in rows if row.release_id == release_id]
+        rows: list[LedgerRow | Evaluated] = [
+            row for row in state.rows if row.release_id == release_id
+        ]
+        return rows + [
+            row for row in self.measurements() if row.evaluation.release_id == release_id
+        ]
 
-    def measurements(self) -> Sequence[Row]:
+    def measurements(self) -> Sequence[Evaluated]:
         """Returns the evaluations and audits that were recorded beside the chain, oldest first.
 
         Each has a number of its own. No one signed them.
@@ -132,19 +137,16 @@ class LedgerReader:
         with self.database.read() as connection:
             return measurements.every(connection)
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[LedgerRow]:
         """Returns every row of the chain that has an effect, oldest first."""
         return list(self.state().rows)
 
-    def current(self) -> Sequence[Row]:
-        """Returns each release in its current state and every other row, in order of their newest
-        row.
-        """
-        state = self.state()
-        newest = {release.row.sequence for release in state.releases.values()}
-        return [row for row in state.rows if row.kind != "release" or row.sequence in newest]
+    def releases(self) -> Sequence[ReleaseRow]:
+        """Returns each release as it is now, in order of their newest row."""
+        rows = [release.row for release in self.state().releases.values()]
+        return sorted(rows, key=lambda row: row.sequence)
 
-    def open_releases(self) -> Sequence[Row]:
+    def open_releases(self) -> Sequence[ReleaseRow]:
         """Returns the releases that are reserved or drawn and not closed."""
         return [
             release.row
@@ -185,7 +187,7 @@ class LedgerReader:
         Refuses what would be refused for its cost. Earlier releases of the records count, too.
         """
         with self._reading() as (connection, state):
-            return self._charges(connection, state, plan_content(plan), records)[0]
+            return self._charges(connection, state, settled(plan), records)[0]
 
     def projected_balance(
         self,
@@ -208,9 +210,7 @@ class LedgerReader:
         """
         with self._reading() as (connection, state):
             policy = self._in_force(state)
-            sought = _row(
-                {"guarantee_kind": kind, "population": population, "data_fingerprint": fingerprint}
-            )
+            sought = Sought(population, tuple(cohorts), fingerprint, kind)
             shared = self._sharing(connection, state, sought, records)
             own = accounts_of(population, tuple(cohorts), privacy_unit)
             others = sorted(
@@ -232,22 +232,20 @@ class LedgerReader:
                 )
             return accounts, state.other_unit(population, kind, privacy_unit)
 
-    def overlaps(
-        self, plan: ReleasePlan, *, records: RecordSet | None = None
-    ) -> tuple[Overlap, ...]:
-        """Returns the releases other than a plan's own that share records or units with it, or are
-        of the same cohorts, oldest first.
+    def overlaps(self, sought: Sought, *, records: RecordSet | None = None) -> tuple[Overlap, ...]:
+        """Returns the releases other than the sought one that share records or units with it, or
+        are of the same cohorts, oldest first.
 
         Args:
-            records: what the plan is made from; without it only fingerprints and names tell.
+            records: what it is made from; without it only fingerprints and names tell.
         """
         with self._reading() as (connection, state):
             shared = None
             if records is not None:
                 shared = compare(connection, records, state.named_sets())
-            return tuple(state.overlaps(plan, shared))
+            return tuple(state.overlaps(sought, shared))
 
-    def refusal(self, plan: ReleasePlan) -> Row | None:
+    def refusal(self, plan: ReleasePlan) -> Row[Refused] | None:
         return self.state().refusals.get(plan.idempotency_key)
 
     def charges(self, release_id: str) -> tuple[Charge, ...]:
@@ -276,7 +274,7 @@ class LedgerReader:
         state, whole = State(), 0
         hashes: dict[int, str] = {0: GENESIS}
         with self.database.read() as connection:
-            for stored in chain.entries(connection):
+            for stored in chain.stored_rows(connection):
                 state.take(stored)
                 hashes[stored.sequence] = state.hash
                 whole = whole if state.broken else stored.sequence
@@ -314,23 +312,18 @@ class LedgerReader:
             )
 
     def _charges(
-        self,
-        connection: Connection,
-        state: State,
-        content: dict[str, Any],
-        records: RecordSet | None,
+        self, connection: Connection, state: State, plan: ReleasePlan, records: RecordSet | None
     ) -> tuple[tuple[Charge, ...], list[Release]]:
         if state.policy is None and self._policy is not None:
             state = State(policy=self._policy)
-        release = Release(_row(content))
-        shared = self._sharing(connection, state, release.row, records)
-        charges, problem = state.price(release, shared)
+        shared = self._sharing(connection, state, Sought.of(plan), records)
+        charges, problem = state.price(plan, shared)
         if problem:
             raise BudgetRefused(problem)
         return charges, shared
 
     def _sharing(
-        self, connection: Connection, state: State, row: Row, records: RecordSet | None
+        self, connection: Connection, state: State, sought: Sought, records: RecordSet | None
     ) -> list[Release]:
         if records is None:
             return []
@@ -342,13 +335,7 @@ class LedgerReader:
                 "the workspace that released first (private/registry.key) by "
                 "AUTOCODER_REGISTRY_KEY."
             )
-        return state.sharing(row, shared)
-
-
-def _row(content: dict[str, Any]) -> Row:
-    return Row.model_construct(
-        **content, sequence=0, previous_hash=GENESIS, recorded_at="", state="reserved"
-    )
+        return state.sharing(sought, shared)
 
 
 def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[int, str]]:
@@ -368,27 +355,25 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
     gone: set[str] = set()
     earlier: dict[int, Shared | None] = {}
     for release in list(state.releases.values()):
-        row = release.reserved
-        if row.sequence not in named:
+        sequence, stated = release.sequence, release.reserved.records
+        if stated is None:
             continue
-        if row.sequence in lost:
-            gone.add(str(row.release_id))
-            yield row.sequence, "the set of records beside it is gone, or another"
+        if sequence in lost:
+            gone.add(release.row.release_id)
+            yield sequence, "the set of records beside it is gone, or another"
             continue
         shared = earlier | {
-            other: common
-            for other, common in shares.get(row.sequence, {}).items()
-            if other in earlier
+            other: common for other, common in shares.get(sequence, {}).items() if other in earlier
         }
-        earlier[row.sequence] = Shared(0, 0)
+        earlier[sequence] = Shared(0, 0)
         names = {
-            str(other.row.release_id)
-            for other in state.sharing(row, shared)
-            if other.reserved.sequence < row.sequence
+            other.row.release_id
+            for other in state.sharing(Sought.of(release.plan), shared)
+            if other.sequence < sequence
         }
         # guard: test_verify_names_a_row_that_hides_what_it_shares
-        if names - gone != set(row.details["records"]["overlap"]) - gone:
-            yield row.sequence, "it shares records with other releases than it says"
+        if names - gone != set(stated.releases) - gone:
+            yield sequence, "it shares records with other releases than it says"
 
 
 def _compare(

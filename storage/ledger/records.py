@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.durable import read_regular, sync
 from storage.errors import StorageError
+from storage.ledger.models import Sample
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
 _MAGIC = b"autocoder records 1\n"
@@ -83,16 +83,14 @@ class RecordSet:
         return hashlib.sha256(self.encode()).hexdigest()
 
     @property
-    def sample(self) -> dict[str, Any]:
-        """The smallest marks of contents, as plain JSON: small enough for any row.
+    def sample(self) -> Sample:
+        """The smallest marks of contents: small enough for any row.
 
         Two sets of which a share f is common have none in common here with probability (1 - f)^64:
         4 % at a twentieth.
         """
-        return {
-            "key": self.key_id.hex(),
-            "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()],
-        }
+        marks = (f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist())
+        return Sample(key=self.key_id.hex(), marks=tuple(marks))
 
     def shared(self, other: RecordSet) -> Shared:
         """Returns how many marks the two have in common."""
@@ -111,9 +109,7 @@ class Shared(NamedTuple):
         return self.contents > 0
 
 
-def same_records(
-    mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0
-) -> bool:
+def same_records(mine: Sample | None, other: Sample | None, *, share: float = 0.0) -> bool:
     """Checks, by their samples, that more than this share of either set is in the other.
 
     Compared are the marks below the smaller of the samples' ends, up to which both are complete:
@@ -121,35 +117,14 @@ def same_records(
     that they contain. Samples of two keys, which no one can compare, are taken to be the same.
     Without one of them nothing is known.
     """
-    if not mine or not other:
+    if mine is None or other is None:
         return False
-    ends = [max(marks) for marks in (mine["marks"], other["marks"]) if len(marks) >= _SAMPLED]
+    ends = [max(of.marks) for of in (mine, other) if len(of.marks) >= _SAMPLED]
     # guard: test_records_that_are_the_same_under_another_fingerprint
     first, second = (
-        {mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (mine, other)
+        {mark for mark in of.marks if not ends or mark <= min(ends)} for of in (mine, other)
     )
-    return mine["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
-
-
-def is_sample(value: object) -> bool:
-    """Checks that plain data has the form of a `RecordSet.sample`."""
-    if not isinstance(value, dict) or value.keys() != {"key", "marks"}:
-        return False
-    key, marks = value["key"], value["marks"]
-    return (
-        _is_hex(key, 2 * _KEY_ID)
-        and isinstance(marks, list)
-        and len(marks) <= _SAMPLED
-        and all(_is_hex(mark, 16) for mark in marks)
-    )
-
-
-def _is_hex(value: object, length: int) -> bool:
-    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{length}}}", value) is not None
-
-
-SAMPLE = "sample"
-"""Name, among a row's details, of the sample of its records."""
+    return mine.key != other.key or len(first & second) > share * min(len(first), len(second))
 
 
 def has_registry_key(private: Path) -> bool:

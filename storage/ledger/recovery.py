@@ -34,13 +34,14 @@ from storage.bundle.folder import bundle_digest
 from storage.durable import write_atomically
 from storage.errors import StorageError
 from storage.ledger import chain
-from storage.ledger.chain import Entry
+from storage.ledger.chain import StoredRow
 from storage.ledger.database import Database, database_exists
+from storage.ledger.entries import LedgerRow, PolicySet, ReleaseRow
 from storage.ledger.fold import fold
 from storage.ledger.heads import encoded_key
 from storage.ledger.journal import Journal, journals_of
 from storage.ledger.ledger import Ledger
-from storage.ledger.models import GENESIS, Mark, Row
+from storage.ledger.models import GENESIS, Mark
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import register
@@ -126,9 +127,7 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     nothing.
     """
     findings = [_assess(row, workspace) for row in ledger.open_releases()]
-    releases = {
-        row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id
-    }
+    releases = {row.release_id: row for row in ledger.releases()}
     for release_id, row in releases.items():
         path = workspace.bundles / release_id
         if row.state == "committed" and not (
@@ -148,9 +147,9 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     return findings
 
 
-def _assess(row: Row, workspace: Workspace) -> Finding:
-    release_id, state = row.release_id or "", row.state
-    draw, plan_digest = draw_path(workspace, release_id), row.details.get("plan_digest")
+def _assess(row: ReleaseRow, workspace: Workspace) -> Finding:
+    release_id, state, plan_digest = row.release_id, row.state, row.plan_digest
+    draw = draw_path(workspace, release_id)
     drawn = file_digest(draw) if draw.is_file() else None
     if drawn is not None and plan_digest is not None and _plan_of(draw) != plan_digest:
         return Finding(
@@ -224,7 +223,7 @@ def recover(
 
 def _apply(ledger: Ledger, workspace: Workspace, finding: Finding) -> list[Finding]:
     done = replace(finding, done=True)
-    plan_digest = ledger.release(finding.release_id).details.get("plan_digest")
+    plan_digest = ledger.release(finding.release_id).plan_digest
     if finding.step is Step.COMMIT:
         ledger.commit(
             finding.release_id, bundle_digest=finding.bundle_digest or "", plan_digest=plan_digest
@@ -255,7 +254,7 @@ class RollbackFinding:
     problem: str
     mark: Mark
     """The row that was used before."""
-    missing: tuple[Entry, ...]
+    missing: tuple[StoredRow, ...]
     """The rows that the ledger lacks, in order; empty where they do not follow its last one."""
 
 
@@ -279,7 +278,7 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
     return None
 
 
-def _missing(last: tuple[int, str], journal: Journal) -> tuple[Entry, ...]:
+def _missing(last: tuple[int, str], journal: Journal) -> tuple[StoredRow, ...]:
     rows = list(dropwhile(lambda entry: entry.sequence < last[0], journal.rows()))
     if last[0] == 0:
         return tuple(rows)
@@ -308,9 +307,9 @@ def restore(
     database = Database(url, lock_timeout=60.0)
     database.prepare()
     with database.write() as connection:
-        state = fold(chain.entries(connection))
+        state = fold(chain.stored_rows(connection))
         present = state.sequence
-        rows = [row for entry in finding.missing if (row := state.take(entry)) is not None]
+        rows = [row for stored in finding.missing if (row := state.take(stored)) is not None]
         state.require_sound()
         own = None if key is None else encoded_key(key)
         vouched = max((row.sequence for row in rows if own and row.signer == own), default=0)
@@ -332,19 +331,23 @@ def restore(
     return len(finding.missing)
 
 
-def _restore_records(connection: Connection, workspace: Workspace, row: Row | None) -> None:
+def _restore_records(connection: Connection, workspace: Workspace, row: LedgerRow | None) -> None:
     # a release without its set is taken to share all records
-    records = None if row is None else load_marks(workspace, row)
-    if row is not None and records is not None and records.digest == row.details["records"]["set"]:
+    if not isinstance(row, ReleaseRow) or row.state != "reserved":
+        return
+    records, named = load_marks(workspace, row), row.reserved.records
+    if records is not None and named is not None and records.digest == named.set:
         register(connection, row.sequence, records)
 
 
-def _require_known_policy(row: Row, named: Policy | None) -> None:
+def _require_known_policy(row: LedgerRow, named: Policy | None) -> None:
+    if isinstance(row, ReleaseRow) or not isinstance(row.entry, PolicySet):
+        return
     known = {DEFAULT_POLICY.digest, None if named is None else named.digest}
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
-    if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
+    if not row.entry.approvals and row.entry.policy.digest not in known:
         raise StorageError(
-            f"recover: row {row.sequence} would restore policy {row.label}, which no one signed. "
+            f"recover: row {row.sequence} would restore policy {row.title}, which no one signed. "
             "No row was put "
             "back. Read it, then give its file by --policy"
         )
@@ -358,8 +361,10 @@ def save_marks(workspace: Workspace, records: RecordSet) -> None:
         write_atomically(file, records.encode())
 
 
-def load_marks(workspace: Workspace, row: Row) -> RecordSet | None:
+def load_marks(workspace: Workspace, row: ReleaseRow) -> RecordSet | None:
     """Returns the set of records of a reserved release, where it is kept here."""
-    named = row.details.get("records") if row.state == "reserved" else None
-    file = workspace.private / "registry" / f"{named['set']}.marks" if named else None
-    return None if file is None or not file.is_file() else RecordSet.decode(file.read_bytes())
+    named = row.reserved.records
+    if named is None:
+        return None
+    file = workspace.private / "registry" / f"{named.set}.marks"
+    return RecordSet.decode(file.read_bytes()) if file.is_file() else None

@@ -22,7 +22,6 @@ from sqlalchemy.engine import Connection
 
 from storage.errors import StorageError
 from storage.ledger.fold import Overlap
-from storage.ledger.models import ReleasePlan
 from storage.ledger.records import RecordSet, Shared
 from storage.ledger.schema import record_set
 
@@ -154,10 +153,10 @@ def register(connection: Connection, sequence: int, records: RecordSet) -> None:
     connection.execute(record_set.insert(), {"sequence": sequence, "marks": records.encode()})
 
 
-def other_population_names(plan: ReleasePlan, overlaps: Sequence[Overlap]) -> tuple[str, ...]:
+def other_population_names(population: str, overlaps: Sequence[Overlap]) -> tuple[str, ...]:
     """Returns populations of another name that the same records or units were released under."""
-    names = [str(other.row.population) for other in overlaps if other.depends_on_same_data]
-    return tuple(name for name in dict.fromkeys(names) if name != plan.population)
+    names = [other.release.plan.population for other in overlaps if other.depends_on_same_data]
+    return tuple(name for name in dict.fromkeys(names) if name != population)
 
 
 def population_name_warning(names: Sequence[str], population: str) -> str:

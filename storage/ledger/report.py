@@ -18,6 +18,7 @@ from storage.figures import delta_text, epsilon_text, escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, Charge
+from storage.ledger.entries import Evaluated, HandedOver, LedgerRow, ReleaseRow, Row
 from storage.ledger.models import Mark
 from storage.ledger.reader import LedgerReader
 
@@ -46,71 +47,86 @@ _STATE = {
 
 def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     release, history = ledger.state().release(release_id), ledger.history(release_id)
-    row, revoked = release.row, revocation_text(ledger, release_id)
-    tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
-    unit = f"{row.privacy_unit}, of at most {row.max_records_per_unit or 1} records"
-    relation = {"replace-one": "replaced", "add-remove": "added or removed"}.get(
-        row.neighbouring_relation or "", "–"
-    )
-    sections: dict[str, Section] = {
-        "What": _present(
-            state=revoked or f"{row.state}: {_STATE[row.state]}",
-            was=row.state if revoked else None,
-            mechanism=row.mechanism,
-            population=row.population,
-            label=row.label,
-            cohorts=", ".join(row.cohorts),
-            records=f"about {row.records_rounded}",
-            supersedes=row.supersedes,
-            reason=row.reason,
-        ),
-        f"Guarantee: {row.guarantee_kind}": _present(
-            meaning=_MEANING[row.guarantee_kind],
-            ε=row.epsilon,
-            δ=row.delta if row.delta is not None else row.delta_text or "not quantified",
-            neighbours=f"one unit {relation}",
-            unit=unit,
-            sensitivity=row.sensitivity,
-            ε_under_add_remove=row.epsilon_add_remove,
-            draws=row.draws,
-            probability_that_a_fresh_draw_exceeds_it=row.mc_failure_prob,
-            accountant=row.accountant,
-            measured_beside_the_claim=row.details.get("audit", {}).get("line"),
-            trust_model=row.trust_model,
-            randomness=row.randomness_source,
-            floating_point=row.floating_point_caveat,
-        ),
-        "Assumes": [("", line) for line in row.assumptions] or [("", "nothing stated")],
-        "Not protected": [("", line) for line in row.unprotected_inputs]
-        or [("", "nothing stated")],
+    row, plan, claim = release.row, release.plan, release.plan.claim
+    return {
+        "What": _what(row, revocation_text(ledger, release_id)),
+        f"Guarantee: {claim.guarantee_kind}": _guarantee(row),
+        "Assumes": _lines(claim.assumptions),
+        "Not protected": _lines(claim.unprotected_inputs),
         "Cost": [(charge.account, cost_text(charge)) for charge in release.charges],
         "Provenance": _present(
-            requester=row.requester,
-            approvals=", ".join(row.approvals) or "none; the policy demanded none",
-            code=f"{row.code_commit} ({tree})",
-            lock_file=row.lock_digest,
-            parameters=row.parameters_digest,
-            records=row.data_fingerprint,
+            requester=plan.requester,
+            approvals=", ".join(row.reserved.approvals) or "none; the policy demanded none",
+            code=f"{plan.code_commit} ({'with uncommitted changes' if plan.code_dirty else 'clean'})",
+            lock_file=plan.lock_digest,
+            parameters=plan.parameters_digest,
+            records=plan.data_fingerprint,
             draw=row.draw_digest,
             bundle=row.bundle_digest,
-            policy=row.policy_digest,
-            **row.artifact_digests,
+            policy=row.reserved.policy_digest,
+            **plan.artifact_digests,
             event=json.dumps(row.event, ensure_ascii=False, sort_keys=True),
         ),
-        "History": [
-            (f"row {row.sequence}", " ".join((row.recorded_at[:19], row.kind, row.state, row.hash)))
-            for row in history
-        ],
+        "History": [_event(row) for row in history],
     }
-    return sections
+
+
+def _what(row: ReleaseRow, revoked: str) -> Section:
+    plan = row.plan
+    return _present(
+        state=revoked or f"{row.state}: {_STATE[row.state]}",
+        was=row.state if revoked else None,
+        mechanism=plan.event.of_training.mechanism,
+        population=plan.population,
+        label=plan.release_label,
+        cohorts=", ".join(plan.cohorts),
+        records=f"about {plan.records_rounded}",
+        supersedes=plan.supersedes,
+        reason=row.reason,
+    )
+
+
+def _guarantee(row: ReleaseRow) -> Section:
+    plan, claim, exact = row.plan, row.claim, row.exact
+    change = "replaced" if claim.neighbouring_relation == "replace-one" else "added or removed"
+    return _present(
+        meaning=_MEANING[claim.guarantee_kind],
+        ε=exact.epsilon,
+        δ=exact.delta if exact.delta is not None else claim.delta_text or "not quantified",
+        neighbours=f"one unit {change}",
+        unit=f"{claim.privacy_unit}, of at most {claim.max_records_per_unit} records",
+        sensitivity=exact.sensitivity,
+        ε_under_add_remove=exact.epsilon_add_remove,
+        draws=claim.draws,
+        probability_that_a_fresh_draw_exceeds_it=exact.mc_failure_prob,
+        accountant=claim.accountant,
+        measured_beside_the_claim=row.reserved.audit and row.reserved.audit.line,
+        trust_model=plan.trust_model,
+        randomness=plan.randomness_source,
+        floating_point=plan.floating_point_caveat,
+    )
+
+
+def _lines(stated: Sequence[str]) -> Section:
+    return [("", line) for line in stated] or [("", "nothing stated")]
+
+
+def _event(row: LedgerRow | Evaluated) -> tuple[str, str]:
+    moment = row.recorded_at[:19]
+    if isinstance(row, Evaluated):
+        return f"measurement {row.sequence}", f"{moment} {row.evaluation.kind}"
+    stored = row.row if isinstance(row, ReleaseRow) else row
+    return f"row {row.sequence}", f"{moment} {stored.entry.kind} {row.hash}"
 
 
 def partners_of(ledger: LedgerReader, release_id: str) -> list[str]:
     return sorted(
         {
-            str(row.details.get("partner"))
-            for row in ledger.history(release_id)
-            if row.kind == "handover"
+            row.entry.partner
+            for row in ledger.rows()
+            if isinstance(row, Row)
+            and isinstance(row.entry, HandedOver)
+            and row.release_id == release_id
         }
     )
 
@@ -125,10 +141,7 @@ def revocation_text(ledger: LedgerReader, release_id: str) -> str:
     revoked = ledger.revocation(release_id)
     if revoked is None:
         return ""
-    why = (
-        f"REVOKED on {revoked.recorded_at[:10]}: "
-        f"{str(revoked.details.get('reason', '')).rstrip('.')}."
-    )
+    why = f"REVOKED on {revoked.recorded_at[:10]}: {revoked.entry.reason.rstrip('.')}."
     return f"{why} Do not use or share it. {shared_text(ledger, release_id)}"
 
 
@@ -181,10 +194,7 @@ def export(ledger: LedgerReader) -> str:
     verified against.
     """
     with ledger.database.read() as connection:
-        rows = [
-            json.loads(entry.body) | {"hash": entry.hash}
-            for entry in chain.whole_entries(connection)
-        ]
+        rows = [json.loads(row.body) | {"hash": row.hash} for row in chain.whole_rows(connection)]
     return json.dumps(rows, ensure_ascii=False, indent=1)
 
 
@@ -196,6 +206,13 @@ def read_export(path: Path) -> Sequence[Mark]:
         ]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
+
+
+def current_rows(ledger: LedgerReader) -> list[LedgerRow]:
+    """Returns each release as it is now and every other row, in order of their newest row."""
+    newest = {row.sequence for row in ledger.releases()}
+    rows = ledger.rows()
+    return [row for row in rows if isinstance(row, Row) or row.sequence in newest]
 
 
 def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:

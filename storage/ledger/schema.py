@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.engine import Connection
 
-REVISION = "0002"
+REVISION = "0003"
 """Of the tables; a database with another one is refused."""
 VERSION_TABLE = "ledger_version"
 

@@ -17,8 +17,8 @@ from typing import Any
 from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.budget import Charge
-from storage.ledger.models import Row
-from storage.ledger.policy import Policy, RegistryStatement
+from storage.ledger.entries import PolicySet, ReleaseRow, Row
+from storage.ledger.policy import RegistryStatement
 from storage.ledger.reader import LedgerReader
 from storage.ledger.report import markdown
 from tasks.pages.render import render
@@ -28,7 +28,7 @@ from tasks.pages.render import render
 class Deployment:
     """Holds a drawn release, what its accounts were charged, and what the agency states about it."""
 
-    row: Row
+    row: ReleaseRow
     charges: Sequence[Charge]
     stated: RegistryStatement
     repeated: bool
@@ -41,29 +41,22 @@ class Deployment:
         """Returns the deployment as it was drawn; None where nothing is stated about it, when
         reserved or later.
         """
-        release = ledger.state().release(release_id)
-        drawn = next((row for row in ledger.history(release_id) if row.state == "drawn"), None)
+        state = ledger.state()
+        release = state.release(release_id)
+        drawn = next((row for row in release.rows if row.state == "drawn"), None)
         if drawn is None:
             raise InputError(
                 f"release {release_id} is {release.row.state}. Only one that was sampled has a "
                 "record."
             )
-        reserved, policies = (
-            release.reserved,
-            [row for row in ledger.rows() if row.kind == "budget-change"],
-        )
-        before = [
-            Policy.parse(row.details["policy"])
-            for row in policies
-            if row.sequence < reserved.sequence
-        ]
-        stated = (before[-1].registry if before else None) or later
+        stated = later
+        for row in state.rows:
+            if row.sequence < release.sequence and isinstance(row, Row):
+                policy = row.entry.policy if isinstance(row.entry, PolicySet) else None
+                stated = stated if policy is None else policy.registry or later
         charges = {charge.account: charge for charge in release.charges}
-        others = [
-            other.reserved for other in ledger.state().releases.values() if other is not release
-        ]
-        same = [other for other in others if other.population == reserved.population]
-        repeated = any(other.sequence < reserved.sequence for other in same)
+        earlier = [one for one in state.releases.values() if one.sequence < release.sequence]
+        repeated = any(one.plan.population == release.plan.population for one in earlier)
         return (
             None if stated is None else Deployment(drawn, tuple(charges.values()), stated, repeated)
         )
@@ -71,7 +64,7 @@ class Deployment:
     def _words(self) -> dict[str, Any]:
         # of the accounts only the caps: sums depend on which records other releases share, so none
         # is released
-        row, most = self.row, self.row.max_records_per_unit or 1
+        row, most = self.row, self.row.claim.max_records_per_unit
         caps = [
             f"{charge.account}: at most ε {short(charge.epsilon_cap)}"
             + (
@@ -85,16 +78,18 @@ class Deployment:
         words = render(
             "deployment.json",
             row=row,
+            plan=row.plan,
+            claim=row.claim,
+            amounts=row.exact,
             stated=self.stated,
             repeated=self.repeated,
-            unit=(row.privacy_unit or "record")
-            + (f" of at most {most} records" if most > 1 else ""),
+            unit=row.claim.privacy_unit + (f" of at most {most} records" if most > 1 else ""),
             budget=(
                 "Accounts of records, which all releases of the same records are charged to, "
                 "never reset. "
             )
             + "; ".join(caps),
-            slug=re.sub(r"[^a-z0-9]+", "-", str(row.population).lower()).strip("-") or "release",
+            slug=re.sub(r"[^a-z0-9]+", "-", row.plan.population.lower()).strip("-") or "release",
             paragraph=_paragraph,
         )
         return json.loads(words)

@@ -33,7 +33,7 @@ from storage.egress import gate
 from storage.egress.allow_list import encoder_place
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig
-from storage.ledger import Row
+from storage.ledger import ReleaseRow
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
@@ -62,7 +62,7 @@ _NAMESPACE = uuid.UUID("6f3d9f0e-54f7-4d7b-9f0a-2d0f5a6b8c11")
 def fill(
     folder: Path,
     context: Context,
-    row: Row,
+    row: ReleaseRow,
     candidate: Candidate,
     theta: Tensor | None,
     settings: BundleParameters,
@@ -89,7 +89,7 @@ def fill(
         StorageError: the row was reserved for other artifacts.
     """
     artifacts = candidate.artifact_digests
-    if artifacts != row.artifact_digests:
+    if artifacts != row.plan.artifact_digests:
         raise StorageError(
             f"release {row.release_id} was reserved for other artifacts than those of this plan. "
             "Release the reserved "
@@ -184,7 +184,7 @@ def fill(
         facts,
         candidate.model.encoder,
         statement=claimed,
-        label=row.label or "",
+        label=row.plan.release_label,
         registry=None if deployment is None else deployment.stated,
     )
     unsigned = () if texts is None else tuple(text for text in own if text not in texts)
@@ -197,12 +197,12 @@ def fill(
 
 def _told(
     context: Context,
-    row: Row,
+    row: ReleaseRow,
     candidate: Candidate,
     codes: Sequence[Code],
     table: AccuracyTable | None,
 ) -> ToldAccuracy | None:
-    event = None if row.event is None else decode(row.event)
+    event = decode(row.event)
     if not isinstance(event, ParallelEvent):
         return None
     if table is None:  # owes nothing to the records, as the whole rehearsal
@@ -313,7 +313,7 @@ def describe_training(model: ModelConfig, *, precision: str) -> str:
 
 def rehearse(
     context: Context,
-    row: Row,
+    row: ReleaseRow,
     candidate: Candidate,
     settings: BundleParameters,
     texts: Sequence[str] | None = None,

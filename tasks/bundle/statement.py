@@ -15,13 +15,13 @@ from mechanisms.privacy.events import (
     decode,
     is_exact,
 )
-from storage.ledger import Row, amounts
+from storage.ledger import ReleaseRow, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.pages.render import render
 
 
 def statement(
-    row: Row,
+    row: ReleaseRow,
     *,
     sampling: str,
     documents: Sequence[str] = (),
@@ -35,11 +35,11 @@ def statement(
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle
             has them.
     """
-    audited = "audit" in row.details
+    audit = row.reserved.audit
     content: dict[str, Any] = {"schema": 1} | repeated_fields(row)
     content["sampling"] = sampling
-    event = None if row.event is None else decode(row.event)
-    content["exact_arithmetic"] = event is not None and is_exact(event)
+    event = decode(row.event)
+    content["exact_arithmetic"] = is_exact(event)
     content["accuracy_stated"] = isinstance(event, ParallelEvent)
     replaced = _epsilon_replaced(row)
     if replaced is not None:
@@ -47,9 +47,9 @@ def statement(
     beyond = _chance_beyond(row)
     if beyond is not None:
         content["chance_beyond_odds"] = beyond
-    if audited:
+    if audit is not None:
         content |= {
-            "audit": row.details["audit"],
+            "audit": audit.model_dump(mode="json"),
             "unprotected_inputs": [*content["unprotected_inputs"], AUDITED],
         }
     if documents:
@@ -58,34 +58,34 @@ def statement(
     return content | {"sentences": sentences_of(content)}
 
 
-def repeated_fields(row: Row) -> dict[str, Any]:
+def repeated_fields(row: ReleaseRow) -> dict[str, Any]:
     """Returns the fields that a statement repeats of its row: whatever people named is in these."""
     public = row.as_json()
     return {name: public[name] for name in _STATED}
 
 
-def _epsilon_replaced(row: Row) -> float | None:
-    if row.guarantee_kind != "formal" or row.event is None or row.epsilon is None:
+def _epsilon_replaced(row: ReleaseRow) -> float | None:
+    if row.guarantee_kind != "formal" or row.epsilon is None:
         return None
-    if row.neighbouring_relation == "replace-one":
+    if row.claim.neighbouring_relation == "replace-one":
         return float(row.epsilon)
     return epsilon_of_one_replaced(
         decode(row.event),
-        delta=float(row.delta or 0),
-        records_per_unit=row.max_records_per_unit or 1,
+        delta=float(row.exact.delta or 0),
+        records_per_unit=row.claim.max_records_per_unit,
     )
 
 
-def _chance_beyond(row: Row) -> float | None:
+def _chance_beyond(row: ReleaseRow) -> float | None:
     """Returns the probability that the odds stated for epsilon are exceeded, where it is known."""
-    if row.guarantee_kind != "formal" or row.event is None or row.epsilon is None:
+    if row.guarantee_kind != "formal" or row.epsilon is None:
         return None
-    if not row.delta:
+    if not row.exact.delta:
         return 0.0
-    event, units = decode(row.event), row.max_records_per_unit or 1
+    event, units = decode(row.event), row.claim.max_records_per_unit
     if not isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent | ParallelEvent):
         return None
-    replaced = row.neighbouring_relation == "replace-one"
+    replaced = row.claim.neighbouring_relation == "replace-one"
     return gaussian_cost.chance_beyond(
         event, float(row.epsilon), units=2 * units if replaced else units
     )

@@ -477,9 +477,9 @@ def newest_bundle(home: Path) -> Path:
     }
     ledger = _readable_ledger(workspace) if folders else None
     if ledger is not None:
-        rows = ledger.current()
-        sequences = {str(row.release_id): row.sequence for row in rows if row.state == "committed"}
-        revoked = {row.release_id for row in rows if row.kind == "revocation"}
+        rows = ledger.releases()
+        sequences = {row.release_id: row.sequence for row in rows if row.state == "committed"}
+        revoked = ledger.revoked()
     else:
         proofs = {name: _proof_row(folder) for name, folder in folders.items()}
         sequences = {

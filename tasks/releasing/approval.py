@@ -94,7 +94,7 @@ def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
     row = plan.ledger.refusal(plan.plan)
     if row is not None:
         raise StorageError(
-            f"{row.reason} (ledger row {row.sequence}). Nothing was released or charged"
+            f"{row.entry.reason} (ledger row {row.sequence}). Nothing was released or charged"
         )
     return status
 

@@ -14,9 +14,10 @@ from mechanisms.privacy.events import Claim, GuaranteeKind
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text, left_text
-from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
+from storage.ledger import BudgetRefused, Ledger, amounts, budget
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, accounts_of
+from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
 from storage.ledger.report import budget_json
 from tasks.parameters import LedgerParameters, RetrainParameters
@@ -161,14 +162,9 @@ class ExpectedCharge:
             by_name = records is None and any(line.used for line in ledger.budget())
             if dataset is not None and records is not None:
                 fingerprint = context.store.figures(dataset)["fingerprint"]
-                sought = ReleasePlan.model_construct(
-                    idempotency_key="",
-                    population=population,
-                    cohorts=tuple(cohorts),
-                    data_fingerprint=fingerprint,
-                )
+                sought = Sought(population, tuple(cohorts), fingerprint, kind)
                 overlapping = ledger.overlaps(sought, records=records)
-                names = other_population_names(sought, overlapping)
+                names = other_population_names(population, overlapping)
             # guard: test_what_is_shown_before_is_what_is_charged
             projected, other_unit = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
@@ -253,7 +249,7 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
                 "epsilon": planned.plan.claim.epsilon,
                 "approved_by": status.approved,
                 "missing": status.missing,
-                "refused": None if refusal is None else refusal.reason,
+                "refused": None if refusal is None else refusal.entry.reason,
                 "obstacle": obstacle,
                 "releasing": releasing,
                 "unaudited": unaudited,

@@ -17,8 +17,9 @@ from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import digest
-from storage.ledger import Ledger, Row
-from storage.ledger.records import SAMPLE, same_records
+from storage.ledger import Evaluated, Ledger
+from storage.ledger.models import Sample
+from storage.ledger.records import same_records
 
 USUAL_CONFIDENCE = 0.95
 """An audit at more than this bounds less: enough more, and it can contradict nothing."""
@@ -51,16 +52,16 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
     """Checks of the noisy sums that failed: the event did not run as stated."""
 
     @classmethod
-    def of(cls, details: Mapping[str, Any]) -> Evidence:
-        return cls.model_validate(details)
+    def of(cls, figures: Mapping[str, Any]) -> Evidence:
+        return cls.model_validate(figures)
 
     @classmethod
-    def found_in(cls, row: Row) -> Evidence | None:
+    def found_in(cls, row: Evaluated) -> Evidence | None:
         """Returns the result of an audit; None of a row that has none, or none that can be read."""
-        if row.kind != "audit":
+        if row.evaluation.kind != "audit":
             return None
         try:
-            return cls.of(row.details)
+            return cls.of(row.evaluation.details)
         except ValidationError:
             return None
 
@@ -182,20 +183,25 @@ def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     return f"ε {upper_text(epsilon)}{other}"
 
 
-def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
+def audits_of(ledger: Ledger, fitted: str) -> Sequence[Evaluated]:
     """Returns the audits of one fit or posterior, by its digest, oldest first."""
-    return [row for row in _audits(ledger) if row.artifact_digests.get(AUDITED_ARTIFACT) == fitted]
+    return [
+        row
+        for row in _audits(ledger)
+        if row.evaluation.artifact_digests.get(AUDITED_ARTIFACT) == fitted
+    ]
 
 
-def _audits(ledger: Ledger) -> Iterator[Row]:
+def _audits(ledger: Ledger) -> Iterator[Evaluated]:
     return (row for row in ledger.measurements() if Evidence.found_in(row) is not None)
 
 
 def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
-    samples: dict[str, list[Any]] = {}
+    samples: dict[str, list[Sample]] = {}
     for row in ledger.measurements():
-        if row.data_fingerprint is not None and SAMPLE in row.details:
-            samples.setdefault(row.data_fingerprint, []).append(row.details[SAMPLE])
+        measured = row.evaluation
+        if measured.sample is not None:
+            samples.setdefault(measured.data_fingerprint, []).append(measured.sample)
     target = samples.pop(fingerprint, [])
     overlapping = {
         name
@@ -249,11 +255,13 @@ def measurement_of(
     others = [
         row
         for row in _audits(ledger)
-        if method_identity(row.data_fingerprint, row.event) in subjects
+        if method_identity(row.evaluation.data_fingerprint, row.event) in subjects
     ]
-    evidence = {row.sequence: Evidence.of(row.details) for row in [*others, *candidate_rows]}
+    evidence = {
+        row.sequence: Evidence.of(row.evaluation.details) for row in [*others, *candidate_rows]
+    }
 
-    def against(rows: Sequence[Row]) -> list[int]:
+    def against(rows: Sequence[Evaluated]) -> list[int]:
         numbers = [row.sequence for row in rows]
         return [n for n in numbers if evidence[n].judge(claim, minimum=minimum) == CONTRADICTED]
 

@@ -14,16 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any
-
-from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import of_one_record
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger import BudgetRefused, Decision, Ledger, Policy, ReleasePlan, ReleaseRow
 from storage.ledger.content import release_terms
-from storage.ledger.decisions import Matter, from_row, signer
+from storage.ledger.decisions import Matter, signer
+from storage.ledger.entries import Blocked, ChainRow, Overridden, StatedAudit
 from tasks.releasing.evidence import (
     CONTRADICTED,
     INCONCLUSIVE,
@@ -48,8 +46,8 @@ class CheckedPlan:
     planned: PlannedRelease
     ledger: Ledger
     policy: Policy
-    released: Row | None
-    """The current row of its release."""
+    released: ReleaseRow | None
+    """Its release as it is now."""
     matter: Matter
     """What a signature on it is about."""
 
@@ -107,35 +105,36 @@ class CheckedPlan:
         )
 
 
-def check(plan: CheckedPlan) -> dict[str, Any] | None:
+def check(plan: CheckedPlan) -> StatedAudit | None:
     """Accepts a plan or refuses it; returns the measurement for the release's row."""
     measurement, problem = plan.measurement, obstacle(plan)
-    if problem is None and measurement is None:
-        return None
-    if problem is None and measurement is not None:
-        details = measurement.model_dump(mode="json") | {"line": measurement.line}
-        by = _overridden(plan, measurement)
-        if by is None:
-            return details
-        # the reason, which is free text, stays in the ledger
-        return details | {"line": f"{measurement.line}; overridden by {by}", "overridden_by": by}
+    if problem is None:
+        return None if measurement is None else _stated(plan, measurement)
     if measurement is None or measurement.verdict != CONTRADICTED:
-        raise BudgetRefused(str(problem))
-    row = _record(
-        plan,
-        label="release blocked: contradicted by an audit",
-        key=f"blocked-{plan.digest}-{measurement.ledger_sequence}",
-        details={
-            "verdict": "blocked",
-            "audit_row": measurement.ledger_sequence,
-            "line": measurement.line,
-        },
+        raise BudgetRefused(problem)
+    row = plan.ledger.note(
+        Blocked(
+            plan_digest=plan.digest,
+            audit_row=measurement.ledger_sequence,
+            line=measurement.line,
+            requester=plan.plan.requester,
+        )
     )
     raise BudgetRefused(
         f"the audit of row {measurement.ledger_sequence} contradicts the claim: "
         f"{measurement.line}. Blocked (ledger "
         f"row {row.sequence}). Nothing was released or charged. {_remedy(plan)}"
     )
+
+
+def _stated(plan: CheckedPlan, measurement: Measurement) -> StatedAudit:
+    by = _overridden(plan, measurement)
+    figures = measurement.model_dump(mode="json")
+    if by is None:
+        return StatedAudit(line=measurement.line, **figures)
+    # the reason, which is free text, stays in the ledger
+    line = f"{measurement.line}; overridden by {by}"
+    return StatedAudit(line=line, **figures, overridden_by=by)
 
 
 def _remedy(plan: CheckedPlan) -> str:
@@ -164,7 +163,7 @@ def obstacle(plan: CheckedPlan) -> str | None:
 def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
     policy, claim = plan.policy, plan.plan.claim
     rows = [
-        Evidence.of(row.details)
+        Evidence.of(row.evaluation.details)
         for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)
     ]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
@@ -207,7 +206,7 @@ def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str
     return {**plan.matter.terms, **named}
 
 
-def override(plan: CheckedPlan, decision: Decision) -> Row:
+def override(plan: CheckedPlan, decision: Decision) -> ChainRow:
     """Records a signed override."""
     measurement = plan.measurement
     if measurement is None or not _blocks(plan, measurement):
@@ -221,18 +220,15 @@ def override(plan: CheckedPlan, decision: Decision) -> Row:
             f"confidence above {USUAL_CONFIDENCE:g}. Run `autocoder audit` with --trials, then "
             "sign its result"
         )
-    by = _signer(plan, measurement, decision)
-    return _record(
-        plan,
-        label=f"override by {by}: {decision.reason}"[:300],
-        key=f"override-{plan.digest}-{measurement.ledger_sequence}-{decision.key_id[:16]}",
-        details={
-            "verdict": "overridden",
-            "audit_row": measurement.ledger_sequence,
-            "plan_digest": plan.digest,
-            "line": measurement.line,
-            "decisions": [decision.model_dump(mode="json")],
-        },
+    return plan.ledger.note(
+        Overridden(
+            plan_digest=plan.digest,
+            audit_row=measurement.ledger_sequence,
+            line=measurement.line,
+            decision=decision,
+            by=_signer(plan, measurement, decision),
+            requester=plan.plan.requester,
+        )
     )
 
 
@@ -249,21 +245,13 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
     if not _blocks(plan, measurement):
         return None
     for row in plan.ledger.rows():
-        if row.kind != "audit" or row.details.get("plan_digest") != plan.digest:
+        entry = None if isinstance(row, ReleaseRow) else row.entry
+        if not isinstance(entry, Overridden) or entry.plan_digest != plan.digest:
             continue
-        for decision in _decisions(row):
-            with suppress(InputError):
-                return _signer(
-                    plan, measurement, decision, moment=datetime.fromisoformat(row.recorded_at)
-                )
+        moment = datetime.fromisoformat(row.recorded_at)
+        with suppress(InputError):
+            return _signer(plan, measurement, entry.decision, moment=moment)
     return None
-
-
-def _decisions(row: Row) -> tuple[Decision, ...]:
-    try:
-        return from_row(row.details)
-    except (ValidationError, TypeError):  # no one signs these rows, whose decisions are signed
-        return ()
 
 
 def _signer(
@@ -277,20 +265,3 @@ def _signer(
         raise InputError("override: the reason is missing. Give --reason")
     matter = replace(plan.matter, subject="override", terms=override_terms(plan, measurement))
     return signer(decision, plan.policy.approvals, matter, moment=moment)
-
-
-def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, Any]) -> Row:
-    copied = (
-        "population",
-        "cohorts",
-        "data_fingerprint",
-        "event",
-        "claim",
-        "code_commit",
-        "code_dirty",
-        "requester",
-    )
-    fields = {name: getattr(checked.plan, name) for name in copied}
-    return checked.ledger.note(
-        Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields)
-    )

@@ -13,9 +13,10 @@ from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
 from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
-from storage.ledger import Evaluation, Row, Subject
+from storage.ledger import Evaluated, Evaluation, Subject
 from storage.ledger.budget import RECORD
-from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
+from storage.ledger.models import Sample
+from storage.ledger.records import RecordSet, has_registry_key, registry_key
 from storage.ledger.recovery import save_marks
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import TRUST_MODEL, privacy_unit, settings_of
@@ -90,7 +91,7 @@ def record_evaluation(
     key: str | None = None,
     settings: str | None = None,
     prefect_run_id: str | None,
-) -> Row:
+) -> Evaluated:
     """Writes one internal row, or returns the one that these artifacts have under this label.
     Charges nothing.
 
@@ -122,12 +123,12 @@ def record_evaluation(
             prefect_run_id=prefect_run_id,
             idempotency_key=key
             or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
-            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()}
-            | {SAMPLE: sample_of(context, dataset)},
+            sample=sample_of(context, dataset),
+            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()},
         )
     )
 
 
 @lru_cache(maxsize=8)
-def sample_of(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
+def sample_of(context: Context, dataset: ArtifactRef) -> Sample:
     return save_record_set(context, dataset).sample

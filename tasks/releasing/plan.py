@@ -25,11 +25,19 @@ from storage.datasets import load_codes
 from storage.durable import copy_regular, read_regular, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, Name
-from storage.ledger import BudgetRefused, ComparisonFit, Ledger, ReleasePlan, Row, SearchFit
+from storage.ledger import (
+    BudgetRefused,
+    ComparisonFit,
+    Evaluated,
+    Ledger,
+    ReleasePlan,
+    ReleaseRow,
+    SearchFit,
+)
 from storage.ledger.content import anticipated
 from storage.ledger.models import Mark
 from storage.ledger.policy import RegistryStatement
-from storage.ledger.records import SAMPLE, same_records
+from storage.ledger.records import same_records
 from tasks.bundle import licence
 from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, name_of, own_texts
@@ -223,25 +231,31 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         for ref in (planned.dataset, planned.fitted):
             context.store.open(ref)
         sample = sample_of(context, planned.dataset)
-        same: list[Row] = []
-        for row in (row for row in ledger.measurements() if row.kind == "evaluation"):
+        same: list[Evaluated] = []
+        for row in ledger.measurements():
+            measured = row.evaluation
+            if measured.kind != "evaluation":
+                continue
             # guard: test_the_scores_of_another_sample_of_the_same_records
-            if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
+            if measured.data_fingerprint == fingerprint or same_records(measured.sample, sample):
                 same.append(row)
         fit = planned.fitted.sha256
-        branches = {_branch(row) for row in same if fit in row.artifact_digests.values()}
+        branches = {_branch(row) for row in same if fit in row.evaluation.artifact_digests.values()}
         settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
         return Selection(
             fits=len(
                 {planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}
             ),
-            searched=weighted and any(isinstance(row.subject, SearchFit) for row in same),
+            searched=weighted
+            and any(isinstance(row.evaluation.subject, SearchFit) for row in same),
             tuned=tuple(
                 name
                 for name, body in branch_bodies().items()
                 if body.get("unprotected") and (name in branches or _has_settings(settings, body))
             ),
-            compared=len({_branch(row) for row in same if isinstance(row.subject, ComparisonFit)})
+            compared=len(
+                {_branch(row) for row in same if isinstance(row.evaluation.subject, ComparisonFit)}
+            )
             > 1,
         )
 
@@ -434,9 +448,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             write_atomically(file, self.model_dump_json().encode())
 
     @staticmethod
-    def reserved(context: Context, row: Row) -> PlannedRelease:
+    def reserved(context: Context, row: ReleaseRow) -> PlannedRelease:
         """Loads the plan that a release was reserved for; refuses one that was changed."""
-        sha256 = str(row.details.get("plan_digest"))
+        sha256 = str(row.plan_digest)
         file = _reserved_file(context, sha256)
         planned = PlannedRelease.load(file)
         if planned.digest != sha256:
@@ -605,17 +619,18 @@ def _lines_of(branch: str) -> list[str]:
     return branch_bodies().get(branch, {}).get("unprotected", [])
 
 
-def _fit(row: Row) -> str:
-    artifacts = row.artifact_digests
+def _fit(row: Evaluated) -> str:
+    artifacts = row.evaluation.artifact_digests
     return (
         artifacts.get("fit")
         or artifacts.get("posterior")
-        or str(row.idempotency_key or row.sequence)
+        or str(row.evaluation.idempotency_key or row.sequence)
     )
 
 
-def _branch(row: Row) -> str:
-    return row.subject.branch if isinstance(row.subject, ComparisonFit) else RELEASE_BRANCH
+def _branch(row: Evaluated) -> str:
+    subject = row.evaluation.subject
+    return subject.branch if isinstance(subject, ComparisonFit) else RELEASE_BRANCH
 
 
 def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:

@@ -25,14 +25,15 @@ from storage.ledger import (
     BudgetRefused,
     Charge,
     ComparisonFit,
+    Evaluated,
     Ledger,
     ReleasePlan,
-    Row,
+    ReleaseRow,
     Sensitivity,
 )
 from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
-from storage.ledger.content import plan_content
+from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
 from storage.ledger.report import revocation_text
@@ -97,7 +98,7 @@ class PlanPage:
     file: str
     answers: tuple[Answer, ...]
     assumed: tuple[Mapping[str, str], ...]
-    released: Row | None = None
+    released: ReleaseRow | None = None
     """The ledger's row of its release, where it has one."""
     revoked: str = ""
     """When and why that release was revoked, and who has it."""
@@ -188,9 +189,7 @@ def page_of(
         _decision(status, file),
     ]
     assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
-    revoked = (
-        "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
-    )
+    revoked = "" if plan.released is None else revocation_text(ledger, plan.released.release_id)
     return PlanPage(
         planned, status, file, tuple(answers), assumed, plan.released, revoked, context.units
     )
@@ -300,7 +299,7 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
             "epsilon": None if released.epsilon is None else up(released.epsilon),
             "cohorts": plan.cohorts,
         }
-        revoked = checked.ledger.revocation(str(released.release_id))
+        revoked = checked.ledger.revocation(released.release_id)
         state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
         figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
         return Answer("cost", "note" if revoked is None else "warning", figures)
@@ -354,7 +353,7 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.after.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
-    rows, cost = [], Cost.of(plan_content(plan))
+    rows, cost = [], Cost.of(plan)
     for due in charges:
         after = due.after
         before = after.spent.plus(cost.loss(str(after.neighbouring_relation)), -1)
@@ -412,8 +411,8 @@ def _lists(words: Sequence[CodeListVerdict]) -> Answer:
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
-    others = ledger.overlaps(planned.plan, records=records)
-    names = other_population_names(planned.plan, others)
+    others = ledger.overlaps(Sought.of(planned.plan), records=records)
+    names = other_population_names(planned.plan.population, others)
     figures = {
         "others": others,
         "names": names,
@@ -423,10 +422,10 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
     head = ["release", "population", "cohorts", "mechanism", "guarantee", "ε", "state", "shares"]
     rows = [
         [
-            str(row.release_id),
-            str(row.population),
-            ", ".join(row.cohorts),
-            str(row.mechanism),
+            row.release_id,
+            row.plan.population,
+            ", ".join(row.plan.cohorts),
+            row.plan.event.of_training.mechanism,
             row.guarantee_kind,
             "–" if row.epsilon is None else up(row.epsilon),
             row.state,
@@ -459,7 +458,7 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
     )
 
 
-def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
+def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> ReleaseRow | None:
     """Returns the newest release of the plan's very fit under whatever plan, None where it has
     none.
 
@@ -468,8 +467,9 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
     if planned.candidate.is_sampled:
         return None
     fit = planned.candidate.fitted.sha256
-    rows = [row for row in ledger.current() if row.kind == "release" and row.state != "burned"]
-    return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
+    rows = [row for row in ledger.releases() if row.state != "burned"]
+    same = (row for row in reversed(rows) if row.plan.artifact_digests.get("fit") == fit)
+    return next(same, None)
 
 
 def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
@@ -477,12 +477,13 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
     it codes alone (`calibration.coded_alone`) where measured; empty without scores.
     """
     fitted = planned.candidate.fitted.sha256
-    for row in reversed(ledger.measurements()):
-        compared = (
-            isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
-        )
-        if compared and "weighted_f1" in row.details:
-            return _scores(row.details)
+    for row in reversed(_scored(ledger)):
+        measured = row.evaluation
+        if (
+            isinstance(measured.subject, ComparisonFit)
+            and measured.artifact_digests.get("fit") == fitted
+        ):
+            return _scores(measured.details)
     return {}
 
 
@@ -490,20 +491,15 @@ def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
     """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk
     weights, or a comparison's; None where neither was scored.
     """
-    scores = [
-        row.details["weighted_f1"]
-        for row in ledger.measurements()
-        if isinstance(row.subject, Sensitivity)
-        and row.subject.round == _UNWEIGHTED
-        and row.data_fingerprint == planned.plan.data_fingerprint
-        and "weighted_f1" in row.details
+    unprotected = [
+        row
+        for row in _scored(ledger)
+        if isinstance(subject := row.evaluation.subject, Sensitivity)
+        and subject.round == _UNWEIGHTED
+        and row.evaluation.data_fingerprint == planned.plan.data_fingerprint
     ]
-    scores += [
-        row.details["weighted_f1"]
-        for row in _compared(ledger, planned)
-        if row.guarantee_kind == "none"
-    ]
-    return max(scores, default=None)
+    unprotected += [row for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
+    return max(map(_weighted_f1, unprotected), default=None)
 
 
 def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
@@ -512,26 +508,34 @@ def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, 
     """
     scores: dict[float, list[float]] = {}
     for row in _compared(ledger, planned):
-        if row.mechanism == planned.plan.event.of_training.mechanism and row.epsilon is not None:
-            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(row.details["weighted_f1"])
+        event, planned_event = row.evaluation.event, planned.plan.event
+        same = event and event.of_training.mechanism == planned_event.of_training.mechanism
+        if same and row.epsilon is not None:
+            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(_weighted_f1(row))
     return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
 
 
-def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
-    rows = [
-        row
-        for row in ledger.measurements()
-        if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details
-    ]
-    return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
+def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Evaluated]:
+    rows = [row for row in _scored(ledger) if isinstance(row.evaluation.subject, ComparisonFit)]
+    fingerprint = planned.plan.data_fingerprint
+    return [row for row in rows if row.evaluation.data_fingerprint == fingerprint]
+
+
+def _scored(ledger: Ledger) -> list[Evaluated]:
+    return [row for row in ledger.measurements() if _F1 in row.evaluation.details]
+
+
+def _weighted_f1(row: Evaluated) -> float:
+    return row.evaluation.details[_F1]
 
 
 def _scores(details: Mapping[str, Any]) -> dict[str, float]:
     alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
-    named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
+    named = (_F1, "macro_f1", *alone, "surest_accuracy", "surest_share")
     return {name: details[name] for name in named if name in details}
 
 
+_F1 = "weighted_f1"
 _UNWEIGHTED = "base"
 """The round of a pseudo posterior whose fit has no risk weights, and no privacy."""
 
@@ -612,7 +616,7 @@ def require_releasable(context: Context, checked: CheckedPlan) -> None:
     refusal = ledger.refusal(plan)
     if refusal is not None:
         raise InputError(
-            f"plan {plan.release_label}: {refusal.reason} (ledger row {refusal.sequence})"
+            f"plan {plan.release_label}: {refusal.entry.reason} (ledger row {refusal.sequence})"
         )
     ledger.require_here(plan)
     here = PlanContext.of(context, checked)

@@ -35,8 +35,9 @@ from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, ReleasePlan, Row, heads
+from storage.ledger import Ledger, ReleasePlan, ReleaseRow, heads
 from storage.ledger.content import anticipated
+from storage.ledger.fold import Sought
 from storage.ledger.ledger import require_plan
 from storage.ledger.recovery import (
     BEGUN_DRAW,
@@ -154,7 +155,7 @@ def existing_release(
     parameters: RetrainParameters,
     dataset: ArtifactRef | None,
     method: Mapping[str, Any] | None,
-) -> Row | None:
+) -> ReleaseRow | None:
     """Returns the ledger's row of the release that these parameters request, None without one.
     Creates nothing.
 
@@ -218,7 +219,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
                 audit=audit,
                 records=records,
             )
-        release_id = _require(row.release_id)
+        release_id = row.release_id
         if row.state == "burned":
             raise StorageError(
                 f"release {release_id} of this plan was burned ({row.reason}). Choose another "
@@ -262,7 +263,9 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "bundle": str(folder),
         }
         records = save_record_set(own, candidate.dataset)
-        named = other_population_names(plan, ledger.overlaps(plan, records=records))
+        named = other_population_names(
+            plan.population, ledger.overlaps(Sought.of(plan), records=records)
+        )
         warnings = [
             *([population_name_warning(named, plan.population)] if named else []),
             *_threshold_warnings(folder),
@@ -305,7 +308,7 @@ class Draw:
 
 def _draw_once(
     context: Context,
-    row: Row,
+    row: ReleaseRow,
     planned: PlannedRelease,
     key: EllipticCurvePrivateKey,
 ) -> Draw:
@@ -316,7 +319,7 @@ def _draw_once(
     fit that is released as it is, without a table, needs no note, since taking its parameters again
     gives the same.
     """
-    release_id = _require(row.release_id)
+    release_id = row.release_id
     file = draw_path(context.workspace, release_id)
     fresh, begun = file.with_name(FRESH_DRAW), file.with_name(BEGUN_DRAW)
     if file.is_file() or row.state != "reserved":
@@ -355,7 +358,7 @@ def _note(begun: Path, release_id: str) -> None:
     checkpoint.sync(begun.parent)
 
 
-def _described(row: Row, planned: PlannedRelease) -> dict[str, Any]:
+def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
     return {
         "release_id": row.release_id,
         "plan": planned.plan.idempotency_key,
@@ -373,7 +376,7 @@ def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
 
 
 def _signed_draw(
-    sample: Sample, row: Row, planned: PlannedRelease, key: EllipticCurvePrivateKey
+    sample: Sample, row: ReleaseRow, planned: PlannedRelease, key: EllipticCurvePrivateKey
 ) -> bytes:
     described = _described(row, planned)
     signature = heads.sign_bytes(_vouched(sample, described), key)
@@ -383,7 +386,7 @@ def _signed_draw(
 def _unlinked_draw(
     context: Context,
     fresh: Path,
-    row: Row,
+    row: ReleaseRow,
     planned: PlannedRelease,
     key: EllipticCurvePrivateKey,
 ) -> Draw | None:
@@ -395,7 +398,7 @@ def _unlinked_draw(
 def _saved_draw(
     context: Context,
     file: Path,
-    row: Row,
+    row: ReleaseRow,
     planned: PlannedRelease,
     key: EllipticCurvePrivateKey,
 ) -> Draw:
@@ -452,18 +455,18 @@ def _groups(context: Context, planned: PlannedRelease) -> int | None:
 def _mark_drawn(
     context: Context,
     ledger: Ledger,
-    row: Row,
+    row: ReleaseRow,
     draw: Draw,
     planned: PlannedRelease,
     candidate: Candidate,
-) -> Row:
+) -> ReleaseRow:
     if row.state == "drawn":
         return row
     plan = planned.plan
     sensitivity = candidate.sensitivity_at(context, draw.sample.theta)
     epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
-        _require(row.release_id),
+        row.release_id,
         draw_digest=draw.digest,
         plan_digest=planned.digest,
         sensitivity=sensitivity,
@@ -485,14 +488,14 @@ def _release_key(context: Context, settings: BundleParameters) -> EllipticCurveP
 
 def _bundle(
     context: Context,
-    row: Row,
+    row: ReleaseRow,
     planned: PlannedRelease,
     candidate: Candidate,
     draw: Callable[[], Draw],
     settings: BundleParameters,
     deployment: Deployment | None,
 ) -> tuple[Path, str]:
-    release_id = _require(row.release_id)
+    release_id = row.release_id
 
     def build(folder: Path) -> None:
         sample = draw().sample
@@ -522,9 +525,3 @@ def _bundle(
         build=build,
         expected=row.bundle_digest,
     )
-
-
-def _require(value: str | None) -> str:
-    if value is None:
-        raise StorageError("the ledger returned a release without an id")
-    return value

@@ -8,7 +8,7 @@ from typing import Any
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import SourcePreview, preview
-from storage.ledger import Row
+from storage.ledger import ReleaseRow
 from tasks.branches.experiment import Study
 from tasks.branches.plan import plan_release
 from tasks.branches.released import find_stages, released_branch
@@ -133,7 +133,7 @@ def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[s
 class Preview:
     steps: Sequence[tuple[Step, bool]]
     """Each with a flag: its output exists already."""
-    row: Row | None
+    row: ReleaseRow | None
     """The ledger row of its release; None if nothing is reserved for it yet."""
     source: SourcePreview
     estimate: Estimate

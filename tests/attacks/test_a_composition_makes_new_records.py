@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
-from releases import release_key
+from releases import release_key, shared_with
 
 from storage.ingest.cell_digests import SHORTEST, cell_digests, normal_form
 from storage.ledger import Ledger, Policy
@@ -191,4 +191,4 @@ def test_one_setting_buys_no_second_budget(context: Context, tmp_path: Path) -> 
     second = ledger.reserve(
         make_plan("b", population="demo2", data_fingerprint="0" * 64), records=composed()
     )
-    assert second.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(second) == [first.release_id]

@@ -103,7 +103,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
         "statement": json.dumps(claimed) + statement_page(claimed),
         "proof": json.dumps(proof_of(committed, files, key=None)),
         "Prefect": payload.model_dump_json() + planned.file(context).name + planned.digest,
-        "ledger": "".join(row.model_dump_json() for row in ledger.rows()),
+        "ledger": json.dumps([row.as_json() for row in ledger.rows()]),
     }
 
 
@@ -125,11 +125,10 @@ def _settings(home: Path) -> list[str]:
     """What follows from code, settings and this test: the same for any records."""
     ledger = Ledger.open(f"sqlite:///{home / 'ledger.db'}", key=release_key())
     values = [ledger.policy().digest, "d" * 64, "0" * 64, digest({"model": "e" * 64}), "e" * 64]
-    rows = ledger.rows()
     return values + [
         str(value)
-        for row in rows
-        for value in (row.lock_digest, row.code_commit, row.policy_digest)
+        for row in ledger.releases()
+        for value in (row.plan.lock_digest, row.plan.code_commit)
     ]
 
 

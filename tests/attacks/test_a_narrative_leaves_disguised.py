@@ -279,9 +279,10 @@ def test_whatever_a_finished_document_repeats_is_listed(
     monkeypatch.setattr(gate, "inspect", lambda _, expected: found.append(expected))
     values = plan("marked", sealed.candidate).model_dump() | {"event": make_event(sensitivity=1.5)}
     values["claim"] = marked(Claim, values["claim"])
-    row = anticipated(ReleasePlan.model_validate(marked(ReleasePlan, values)), audit=None)
+    planned = ReleasePlan.model_validate(marked(ReleasePlan, values))
+    artifacts = {"artifact_digests": sealed.candidate.artifact_digests}
+    row = anticipated(planned.model_copy(update=artifacts), audit=None)
     stated = RegistryStatement.model_validate(marked(RegistryStatement, STATED))
-    row = row.model_copy(update={"artifact_digests": sealed.candidate.artifact_digests})
     chosen: Any = {"settings": BundleParameters(), "theta": None, "texts": ()}
     chosen["deployment"] = Deployment(row, [], stated, repeated=False)
     fill.fill(tmp_path, sealed.context, row, sealed.candidate, **chosen)

@@ -17,7 +17,8 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
 )
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, Scores
-from storage.ledger.records import SAMPLE, RecordSet
+from storage.ledger.models import Sample
+from storage.ledger.records import RecordSet
 from tasks.releasing import gate
 from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.gate import CheckedPlan
@@ -67,7 +68,9 @@ def ledger(tmp_path: Path) -> Ledger:
     )
 
 
-def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> None:
+def audit(
+    ledger: Ledger, of: PlannedRelease, bound: float, sample: Sample | None = None, **changes: Any
+) -> None:
     told = {"epsilon_lower_bound": bound, "reach": 6.0, "confidence": 0.95, "trials": 32}
     ledger.record(
         Evaluation(
@@ -78,6 +81,7 @@ def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> N
             event=of.plan.event,
             requester="auditor",
             artifact_digests={AUDITED_ARTIFACT: of.candidate.fitted.sha256},
+            sample=sample,
             details=told | changes,
         )
     )
@@ -138,7 +142,7 @@ def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None
     audit(ledger, other, 0.3)
     told = gate.check(CheckedPlan.of(other, ledger))
     assert told is not None
-    assert told["verdict"] == "not contradicted"
+    assert told.model_dump()["verdict"] == "not contradicted"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_an_audit_that_could_not_have_failed_opens_nothing(
     assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
 
 
-def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) -> dict[str, Any]:
+def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) -> Sample:
     """The sample of records number `first` to `last`, as rows of the ledger have it."""
     texts = ("narrative", *(f"text {column}" for column in range(1, columns)))
     records = (
@@ -169,10 +173,10 @@ def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) ->
         for text in texts
         for number in range(first, last)
     )
-    return {SAMPLE: RecordSet.of(records, key=key).sample}
+    return RecordSet.of(records, key=key).sample
 
 
-def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
+def known(ledger: Ledger, fingerprint: str, sample: Sample | None) -> None:
     key = f"evaluation {fingerprint}"
     ledger.record(
         Evaluation(
@@ -181,7 +185,7 @@ def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
             data_fingerprint=fingerprint,
             requester="operator",
             idempotency_key=key,
-            details=sample,
+            sample=sample,
         )
     )
 
@@ -204,13 +208,13 @@ def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
     ],
 )
 def test_records_that_are_the_same_under_another_fingerprint(
-    ledger: Ledger, sample: dict[str, Any]
+    ledger: Ledger, sample: Sample
 ) -> None:
     """A contradiction is not left behind by records taken away or added, the file sorted again,
     further columns, or a registry's key of one's own: the audit is in the ledger, and so are the
     samples of both.
     """
-    audit(ledger, plan(), 2.4, **marks(0, 2000))
+    audit(ledger, plan(), 2.4, sample=marks(0, 2000))
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", sample)
     audit(ledger, other, 0.3)
@@ -220,7 +224,7 @@ def test_records_that_are_the_same_under_another_fingerprint(
 
 def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
     """Next year's, of which a tenth was there before, need an audit of their own and no more."""
-    audit(ledger, plan(), 2.4, **marks(0, 2000))
+    audit(ledger, plan(), 2.4, sample=marks(0, 2000))
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", marks(1800, 3800))
     audit(ledger, other, 0.3)

@@ -18,8 +18,9 @@ from storage.bundle.seal import release_key
 from storage.demo_data import write_demo_data
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy
-from storage.ledger.content import plan_content, release_terms
+from storage.ledger.content import release_terms
 from storage.ledger.decisions import sign
+from storage.ledger.entries import Reserved
 from storage.ledger.heads import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
 from tasks.parameters import BundleParameters, RetrainParameters
@@ -281,17 +282,15 @@ def test_a_reservation_that_nobody_signed(
         digest=loud.digest,
         terms=release_terms(loud.plan),
     )
-    details = {"plan_digest": loud.digest, "decisions": [decision.model_dump(mode="json")]}
-    content = plan_content(loud.plan) | {
-        "state": "reserved",
-        "release_id": "f" * 16,
-        "approvals": ("Officer",),
-    }
-    content |= {
-        "policy_digest": ledger.policy().digest,
-        "details": details | {"ledger": loud.plan.ledger},
-    }
-    append_past(ledger, content)
+    forged = Reserved(
+        release_id="f" * 16,
+        plan=loud.plan,
+        policy_digest=ledger.policy().digest,
+        plan_digest=loud.digest,
+        decisions=(decision,),
+        approvals=("Officer",),
+    )
+    append_past(ledger, forged)
     with pytest.raises(StorageError, match="over the cap"):
         publish.release(context, loud, SETTINGS)
     assert not list((context.workspace.private / "releases").glob(f"{'f' * 16}/*"))

@@ -17,6 +17,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, chain
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
+from storage.ledger.entries import Overridden
 from storage.ledger.heads import public_pem
 from tasks.releasing import gate
 from tasks.releasing.gate import CheckedPlan
@@ -86,7 +87,7 @@ def test_one_signature_for_two(site: Site) -> None:
     ):
         with pytest.raises(InputError):
             ledger.reserve(asked, plan_digest=DIGEST, decisions=[one, second])
-    assert not [row for row in ledger.rows() if row.kind == "release"]
+    assert not ledger.releases()
     assert (
         ledger.reserve(asked, plan_digest=DIGEST, decisions=[one, approved(BEN, asked)]).state
         == "reserved"
@@ -130,11 +131,10 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
     for changed in ({"decision": "refuse"}, {"subject": "release"}, {"signature": ""}):
         with pytest.raises(InputError):
             gate.override(CheckedPlan.of(plan(), ledger), good.model_copy(update=changed))
-    row = {"verdict": "overridden", "plan_digest": plan().digest, "decisions": []}
-    unsigned = good.model_copy(update={"signature": ""}).model_dump(mode="json")
-    for decisions in ([], [unsigned]):
-        key, details = f"forged {decisions}"[:200], row | {"decisions": decisions}
-        gate._record(CheckedPlan.of(plan(), ledger), label="override", key=key, details=details)
+    for changed in ({"signature": ""}, {"key_id": "0" * 64}):
+        forged = good.model_copy(update=changed)
+        row = {"audit_row": 1, "line": "l", "by": "Anna", "requester": "operator"}
+        ledger.note(Overridden(plan_digest=plan().digest, decision=forged, **row))
         with pytest.raises(BudgetRefused, match="contradicts the claim"):
             gate.check(CheckedPlan.of(plan(), ledger))
 

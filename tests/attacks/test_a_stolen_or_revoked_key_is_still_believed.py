@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def another(agency: Agency, key: str) -> Path:
     shutil.copytree(agency.bundle, made)
     (made / "LICENSE").write_text("other terms")
     files = content_files(made)
-    row = agency.sealed.row.model_copy(update={"bundle_digest": digest(files)})
+    row = replace(agency.sealed.row, bundle_digest=digest(files))
     (made / SIGNATURE).unlink()
     (made / PROOF).write_text(json.dumps(proof_of(row, files, key=agency.key(key))))
     sign(made, agency.key(key), agency.place / "signature")

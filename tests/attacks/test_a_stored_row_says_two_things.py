@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from ledger_sites import Site
-from releases import make_plan, release_key
+from releases import make_plan, release_key, shared_with
 
 from storage.errors import StorageError
-from storage.ledger import BudgetRefused, Ledger, Policy, Row
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleaseRow
 from storage.ledger.journal import journals_of
 from storage.ledger.records import RecordSet
 from storage.paths import Workspace
@@ -39,7 +39,7 @@ def site_of(house: Workspace) -> Site:
     return Site(house.ledger_url, house.ledger_url, house.ledger_url)
 
 
-def released(house: Workspace, key: str, **changes: Any) -> Row:
+def released(house: Workspace, key: str, **changes: Any) -> ReleaseRow:
     ledger = opened(house)
     release_id = str(ledger.reserve(make_plan(key, **changes)).release_id)
     ledger.mark_drawn(release_id, draw_digest="d" * 64)
@@ -115,7 +115,7 @@ def test_marks_that_are_not_those_of_the_row(house: Workspace, content: str) -> 
     site_of(house).sql(f"UPDATE record_set SET marks = {content}")
     other = {"population": "others", "cohorts": ("x",), "data_fingerprint": "0" * 64}
     second = opened(house).reserve(make_plan("b", **other), records=marks(0, 100))
-    assert second.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(second) == [first.release_id]
     with pytest.raises(BudgetRefused):
         opened(house).reserve(make_plan("c", population="third"), records=marks(0, 100))
     assert [bad.sequence for bad in ledger.verify().bad] == [first.sequence]

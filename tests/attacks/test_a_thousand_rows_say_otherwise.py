@@ -24,13 +24,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from releases import make_plan, release_key
 
-from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, chain
-from storage.ledger.chain import Entry
+from storage.ledger import Ledger, Policy, ReleasePlan, chain
+from storage.ledger.chain import StoredRow
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import sign
+from storage.ledger.entries import UNSIGNED, Begun, Blocked, HandedOver, Revoked
 from storage.ledger.fold import State, fold
 from storage.ledger.heads import encoded_key, public_pem, sign_bytes
-from storage.ledger.models import GENESIS, SIGNED
+from storage.ledger.models import GENESIS
 
 DECLARES = """
 No changed row makes a ledger say less than its events
@@ -72,12 +73,7 @@ def _write(folder: Path, label: str) -> list[Row]:
     """A history with every kind of row; unsigned ones come last."""
     ledger = Ledger.open(f"sqlite:///{folder / label}.db", policy=_policy(20), key=release_key())
     ledger.put_in_force(requester="lead")
-    common: dict[str, Any] = {
-        "population": "injuries",
-        "data_fingerprint": "f" * 64,
-        "requester": "operator",
-    }
-    ledger.note(Evaluation(label="scores", details={"weighted_f1": 0.75}, **common))
+    ledger.note(Begun(requester="lead"))
     first = _release(ledger, make_plan("a", release_label=label, cohorts=("2023", "2024")))
     ledger.mark_drawn(
         first, draw_digest="1" * 64, plan_digest="d" * 64, sensitivity=2.5, epsilon=5.0
@@ -86,15 +82,11 @@ def _write(folder: Path, label: str) -> list[Row]:
     formal = _release(ledger, make_plan("b", kind="formal", cohorts=("2024",)))
     ledger.mark_drawn(formal, draw_digest="3" * 64, plan_digest="d" * 64)
     ledger.burn(_release(ledger, make_plan("c", cohorts=("2025",))), reason="lost")
-    audit = {"epsilon_lower_bound": 9.5, "reach": 12.0, "confidence": 0.95, "trials": 32}
-    ledger.note(Evaluation(kind="audit", label="audit", release_id=first, details=audit, **common))
-    stated: dict[str, Any] = common | {"release_id": first}
-    ledger.record(
-        Evaluation(kind="handover", label="handover", details={"partner": "bureau"}, **stated)
-    )
-    ledger.record(
-        Evaluation(kind="revocation", label="revoked", details={"reason": "a fault"}, **stated)
-    )
+    stated: dict[str, Any] = {"release_id": first, "requester": "operator"}
+    stated["bundle_digest"] = "2" * 64
+    packed: dict[str, Any] = {"archive_sha256": "3" * 64, "archive_bytes": 1_000}
+    ledger.note(HandedOver(partner="bureau", **packed, **stated))
+    ledger.note(Revoked(reason="a fault", **stated))
     refused = make_plan("r", cohorts=("2026",))
     no: dict[str, Any] = {
         "subject": "release",
@@ -107,9 +99,9 @@ def _write(folder: Path, label: str) -> list[Row]:
     terms = policy_terms(wider.name, ledger.state().policy_mark, **why)
     yes = sign(OFFICER, subject="policy", decision="approve", digest=wider.digest, terms=terms)
     ledger.change_policy(wider, decisions=[yes], **why)
-    ledger.note(Evaluation(label="later", details={"weighted_f1": 0.8}, **common))
+    ledger.note(Blocked(plan_digest="e" * 64, audit_row=1, line="l", requester="lead"))
     with ledger.database.read() as connection:
-        return [json.loads(entry.body) for entry in chain.whole_entries(connection)]
+        return [json.loads(entry.body) for entry in chain.whole_rows(connection)]
 
 
 @cache
@@ -120,7 +112,7 @@ def history(label: str = "label") -> list[Row]:
 
 def linked(
     rows: list[Row], *, first: int = 0, key: Any = None, edit: Callable[[str], str] = str
-) -> list[Entry]:
+) -> list[StoredRow]:
     """The rows as a whole chain again; from `first` on, what has to be signed is signed with a key,
     if any.
 
@@ -131,14 +123,19 @@ def linked(
     for number, plain in enumerate(copy.deepcopy(rows)):
         if number >= first:
             plain |= {"sequence": number + 1, "previous_hash": previous}
-            if key is not None and plain.get("kind") in SIGNED:
+            if key is not None and _is_signed(plain):
                 plain |= {"signer": encoded_key(key.public_key())}
                 plain["signature"] = sign_bytes(chain.signed_bytes(plain), key)
         text = chain.canonical(plain)
         text = edit(text) if number == first else text
         previous = chain.digest(text)
-        entries.append(Entry(number + 1, previous, text))
+        entries.append(StoredRow(number + 1, previous, text))
     return entries
+
+
+def _is_signed(plain: Row) -> bool:
+    entry = plain.get("entry")
+    return isinstance(entry, dict) and entry.get("kind") not in UNSIGNED
 
 
 def said(state: State) -> dict[str, Any]:
@@ -146,11 +143,11 @@ def said(state: State) -> dict[str, Any]:
         name: (
             release.row.state,
             release.row.epsilon,
-            release.row.delta,
+            release.row.exact.delta,
             release.row.event,
-            release.row.cohorts,
-            release.row.population,
-            release.row.approvals,
+            release.plan.cohorts,
+            release.plan.population,
+            release.reserved.approvals,
             release.row.draw_digest,
             release.row.bundle_digest,
             bool(release.revoked),
@@ -166,7 +163,7 @@ def as_it_was() -> State:
     return fold(linked(history()))
 
 
-def outcome(entries: list[Entry]) -> str:
+def outcome(entries: list[StoredRow]) -> str:
     """What became of an attempt: refused, named by `verify`, harmless, or through."""
     honest, state = as_it_was(), fold(entries)
     if state.broken:
@@ -251,14 +248,14 @@ FIELD: dict[str, Callable[[Any], Any]] = {
     "a list doubled": lambda value: value + value if isinstance(value, list) else DROPPED,
 }
 TEXT: dict[str, Callable[[str], str]] = {
-    "a key twice, first": lambda text: text.replace("{", '{"epsilon":"0.000000000001",', 1),
-    "a key twice, last": lambda text: text[:-1] + ',"kind":"evaluation"}',
+    "a key twice, first": lambda text: text.replace('"claim":{', '"claim":{"epsilon":1e-12,', 1),
+    "a key twice, last": lambda text: text[:-1] + ',"schema_version":2}',
     "not a number, bare": lambda text: text.replace('"epsilon":', '"epsilon":NaN,"x":', 1),
     "an integer of 400 digits": lambda text: text.replace(
         '"epsilon":', f'"epsilon":{HUGE},"x":', 1
     ),
     "blanks": lambda text: text.replace(":", ": "),
-    "escaped letters": lambda text: text.replace('"release"', '"\\u0072elease"').replace(
+    "escaped letters": lambda text: text.replace('"reserved"', '"\\u0072eserved"').replace(
         "injuries", "in\\u006auries"
     ),
     "a lone surrogate": lambda text: text.replace("injuries", "injuries\\ud800"),
@@ -272,7 +269,7 @@ TEXT: dict[str, Callable[[str], str]] = {
 }
 
 
-def attempts() -> Iterator[tuple[str, list[Entry]]]:
+def attempts() -> Iterator[tuple[str, list[StoredRow]]]:
     rows, other = history(), history("another ledger")
     random_ = random.Random(55)
     for kind, change in FIELD.items():
@@ -312,15 +309,15 @@ def attempts() -> Iterator[tuple[str, list[Entry]]]:
             yield "row: other years", linked(_moved(rows, first, 365 * years), first=first)
     for number, row in enumerate(rows):
         for later in rows[number + 1 :]:
-            mixed = later | {
-                name: row[name]
-                for name in ("epsilon", "event", "details", "release_id")
-                if row[name]
+            known = row["entry"]
+            figures = {
+                name: known[name] for name in ("epsilon", "plan", "release_id") if known.get(name)
             }
+            mixed = later | {"entry": later["entry"] | figures}
             yield "row: another row's figures", linked([*rows, mixed], first=len(rows))
 
 
-def _swapped_hash(entries: list[Entry], first: int) -> list[Entry]:
+def _swapped_hash(entries: list[StoredRow], first: int) -> list[StoredRow]:
     return [
         entry._replace(hash=entries[0].hash) if entry.sequence == first + 1 else entry
         for entry in entries
@@ -332,7 +329,7 @@ def _moved(rows: list[Row], first: int, days: int) -> list[Row]:
     return [*rows[:first], rows[first] | {"recorded_at": at.isoformat()}, *rows[first + 1 :]]
 
 
-def by_the_worker() -> Iterator[tuple[str, list[Entry]]]:
+def by_the_worker() -> Iterator[tuple[str, list[StoredRow]]]:
     """Reservations that the worker's own key signs, with other figures: nothing is given back."""
     rows = history()
     numbers: list[Any] = [
@@ -354,24 +351,25 @@ def by_the_worker() -> Iterator[tuple[str, list[Entry]]]:
         )
     ]
     for number, row in enumerate(rows):
-        if row["kind"] == "release":
-            for path in [
-                *leaves(row["event"] or {}, ("event",)),
-                ("epsilon",),
-                ("delta",),
-                ("max_records_per_unit",),
-            ]:
-                for value in numbers:
-                    mutated = changed(row, path, lambda _, value=value: value)
-                    fresh = (
-                        {"release_id": f"{number:016x}", "idempotency_key": "again"}
-                        if row["state"] == "reserved"
-                        else {}
-                    )
-                    yield (
-                        "worker: another figure",
-                        linked([*rows, mutated | fresh], first=len(rows), key=release_key()),
-                    )
+        for path in _figures_of(row["entry"]):
+            for value in numbers:
+                mutated = changed(row, path, lambda _, value=value: value)
+                if row["entry"]["kind"] == "reserved":
+                    mutated["entry"]["release_id"] = f"{number:016x}"
+                    mutated["entry"]["plan"]["idempotency_key"] = "again"
+                again = linked([*rows, mutated], first=len(rows), key=release_key())
+                yield "worker: another figure", again
+
+
+def _figures_of(entry: Row) -> list[tuple[Any, ...]]:
+    if entry["kind"] == "drawn":
+        return [("entry", "epsilon"), ("entry", "sensitivity")]
+    if entry["kind"] != "reserved":
+        return []
+    claim = ("entry", "plan", "claim")
+    event = ("entry", "plan", "event")
+    named = ("epsilon", "delta", "max_records_per_unit", "sensitivity", "epsilon_add_remove")
+    return [*leaves(entry["plan"]["event"], event), *((*claim, name) for name in named)]
 
 
 def table() -> Counter[tuple[str, str]]:
@@ -389,8 +387,8 @@ def test_the_attempts_bite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.ledger.fold.verify_bytes", lambda *_: True)
     monkeypatch.setattr("storage.ledger.policy.Policy.release_key_ids", lambda self: frozenset())
     rows = history()
-    number = next(number for number, row in enumerate(rows) if row["state"] == "reserved")
-    elsewhere = changed(rows[number], ("cohorts",), lambda _: ["1999"])
+    number = next(number for number, row in enumerate(rows) if row["entry"]["kind"] == "reserved")
+    elsewhere = changed(rows[number], ("entry", "plan", "cohorts"), lambda _: ["1999"])
     assert (
         outcome(linked([*rows[:number], elsewhere, *rows[number + 1 :]], first=number)) == "THROUGH"
     )

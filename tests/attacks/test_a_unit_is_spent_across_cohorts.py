@@ -3,17 +3,17 @@ no record.
 """
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_jobs
 from ledger_sites import Site, append_past
-from releases import make_plan, release_key
+from releases import another, make_plan, release_key, shared_with
 
 from storage.errors import InputError, StorageError
-from storage.ledger import BudgetRefused, Charge, Ledger, Policy, Row
+from storage.ledger import BudgetRefused, Charge, Ledger, Policy, ReleaseRow
+from storage.ledger.fold import Sought
 from storage.ledger.policy import ALL_COHORTS
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
@@ -53,7 +53,7 @@ def asked(
     )
 
 
-def reserve(ledger: Ledger, key: str, epsilon: float, *cohorts: str, **changes: Any) -> Row:
+def reserve(ledger: Ledger, key: str, epsilon: float, *cohorts: str, **changes: Any) -> ReleaseRow:
     of_records = changes.get("unit") == "record"
     which = (
         changes.pop("records")
@@ -63,7 +63,7 @@ def reserve(ledger: Ledger, key: str, epsilon: float, *cohorts: str, **changes: 
     return ledger.reserve(asked(key, epsilon, cohorts, **changes), records=which)
 
 
-def charges(ledger: Ledger, row: Row) -> tuple[Charge, ...]:
+def charges(ledger: Ledger, row: ReleaseRow) -> tuple[Charge, ...]:
     return ledger.charges(str(row.release_id))
 
 
@@ -128,14 +128,14 @@ def test_another_populations_name(site: Site) -> None:
     with pytest.raises(BudgetRefused, match="= 8 > 5"):
         reserve(ledger, "b", 4, "2016", population="injuries-16")
     row = reserve(ledger, "c", 1, "2016", population="injuries-16")
-    assert row.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(row) == [first.release_id]
     plan = asked("x", 1, ("2016",), population="injuries-17")
-    overlaps = ledger.overlaps(plan, records=records("2016"))
+    overlaps = ledger.overlaps(Sought.of(plan), records=records("2016"))
     assert [(found.row.release_id, found.shares) for found in overlaps] == [
         (first.release_id, "units"),
         (row.release_id, "records"),
     ], "the officer reads of every release that is charged"
-    assert other_population_names(plan, overlaps) == ("injuries-15", "injuries-16")
+    assert other_population_names(plan.population, overlaps) == ("injuries-15", "injuries-16")
     spent = {(c.after.population, c.after.cohort): c.after.epsilon for c in charges(ledger, row)}
     assert spent["injuries-16", ALL_COHORTS] == spent["injuries-15", ALL_COHORTS] == 5
     reserve(
@@ -227,31 +227,49 @@ def _of_records() -> Any:
     return IngestConfig()
 
 
-ROWS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "as if of records": lambda row: {"privacy_unit": "record"},
-    "of another unit": lambda row: {"privacy_unit": "unit (Site)"},
-    "of no unit": lambda row: {"privacy_unit": None},
-    "of no cohort": lambda row: {"cohorts": ()},
-    "of no cohort, about records": lambda row: {
+ROWS: dict[str, dict[str, Any]] = {
+    "as if of records": {"claim": {"privacy_unit": "record"}},
+    "of another unit": {"claim": {"privacy_unit": "unit (Site)"}},
+    "of a unit without a name": {"claim": {"privacy_unit": ""}},
+    "of a cohort twice": {"cohorts": ("2015", "2015")},
+    "of a cohort with the account's name": {"cohorts": (ALL_COHORTS,)},
+}
+VOID: dict[str, dict[str, Any]] = {
+    "of no unit": {"claim": {"privacy_unit": None}},
+    "of no cohort": {"cohorts": ()},
+    "of no cohort, about records": {
         "cohorts": (),
-        "privacy_unit": "record",
+        "claim": {"privacy_unit": "record"},
         "population": "others",
     },
-    "of a cohort with the account's name": lambda row: {"cohorts": (ALL_COHORTS,)},
 }
 
 
 @pytest.mark.parametrize("change", ROWS.values(), ids=ROWS)
-def test_rows_past_the_program(site: Site, change: Callable[[Row], dict[str, Any]]) -> None:
+def test_rows_past_the_program(site: Site, change: dict[str, Any]) -> None:
     """With the releasing worker's own signature: each is named and never drawn, and what is spent
     does not fall.
     """
     ledger = site.open(FIVE)
     row = reserve(ledger, "a", 2, "2015")
-    forged = vars(row) | {"release_id": "f" * 16, "idempotency_key": "b"} | change(row)
-    written = append_past(ledger, forged, key=release_key())
+    written = append_past(ledger, another(row, **change), key=release_key())
     assert {bad.sequence for bad in ledger.verify().bad} == {written}
     with pytest.raises(StorageError, match="does not bear it out"):
         ledger.require_drawable("f" * 16)
+    spent = {line.account.cohort: line.account.epsilon for line in ledger.budget() if line.used}
+    assert spent[ALL_COHORTS] >= 2
+
+
+@pytest.mark.parametrize("change", VOID.values(), ids=VOID)
+def test_rows_that_are_none(site: Site, change: dict[str, Any]) -> None:
+    """With the releasing worker's own signature, and yet no reservation: nothing is reserved while
+    such a row is there, and what is spent does not fall.
+    """
+    ledger = site.open(FIVE)
+    row = reserve(ledger, "a", 2, "2015")
+    written = append_past(ledger, another(row, **change), key=release_key())
+    assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(written, True)]
+    with pytest.raises(StorageError, match=f"row {written}"):
+        reserve(ledger, "b", 1, "2016")
     spent = {line.account.cohort: line.account.epsilon for line in ledger.budget() if line.used}
     assert spent[ALL_COHORTS] >= 2

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, recovery
-from storage.ledger.content import policy_content
 from storage.ledger.decisions import Decision, sign
+from storage.ledger.entries import Blocked, PolicySet
 from storage.ledger.heads import public_pem
 from storage.ledger.journal import (
     VARIABLE,
@@ -29,7 +29,7 @@ from storage.ledger.journal import (
     line_of,
     own_journal,
 )
-from storage.ledger.models import Evaluation, Mark
+from storage.ledger.models import Mark
 from storage.paths import Workspace
 
 DECLARES = """
@@ -82,6 +82,10 @@ def planned(ledger: Ledger, key: str = "k") -> ReleasePlan:
     return make_plan(key, ledger=ledger.ensure_genesis_row(requester="operator"))
 
 
+def blocked(line: str) -> Blocked:
+    return Blocked(plan_digest=chain.digest(line), audit_row=1, line=line, requester="operator")
+
+
 def approved(plan: ReleasePlan, key: Any = KEY) -> Decision:
     from storage.ledger.content import release_terms
 
@@ -122,7 +126,7 @@ def test_a_plan_under_another_ledger(house: Workspace, tmp_path: Path) -> None:
             ledger.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
         with pytest.raises(BudgetRefused, match="was made under"):
             ledger.require_here(plan)
-        assert all(row.kind != "release" for row in ledger.rows())
+        assert not ledger.releases()
     empty = Ledger.open(f"sqlite:///{tmp_path / 'empty.db'}", key=release_key())
     with pytest.raises(BudgetRefused, match="an empty one"):
         empty.reserve(plan)
@@ -228,8 +232,8 @@ def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: 
     ledger = ensure_genesis_row(house)
     restore = backup(house, tmp_path / "backup.db")
     copied = Ledger.open(f"sqlite:///{tmp_path / 'backup.db'}", key=release_key())
-    content = policy_content(lax, requester="lead", reason="more", approvals=("Officer",))
-    append_past(copied, content)
+    forged_row = PolicySet(policy=lax, requester="lead", reason="more", approvals=("Officer",))
+    append_past(copied, forged_row)
     forged = own_journal(house)
     with copied.database.read() as connection:
         forged.append(connection)
@@ -316,12 +320,12 @@ def test_what_is_appended_to_a_witness(
     with pytest.raises(ForeignLedger, match=r"went back.*the witness"):
         opened(house)
     grown = Ledger.open(house.ledger_url, key=release_key())
-    for key in ("x", "y", "z", "w"):
-        grown.note(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
+    for number in range(4):
+        grown.note(blocked(str(number)))
     with grown.database.read() as connection:
-        rows = list(chain.whole_entries(connection))
+        rows = list(chain.whole_rows(connection))
     assert rows[-1].sequence > last.sequence
-    foreign = chain.Entry(last.sequence + 1, chain.digest("{}"), "{}")
+    foreign = chain.StoredRow(last.sequence + 1, chain.digest("{}"), "{}")
     for added in (
         *(first, line_of(rows[-1]), line_of(rows[last.sequence]), line_of(rows[1])),
         *(
@@ -402,14 +406,7 @@ def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
         for after in (b"", b"\n"):
             file.write_bytes(before + line[:cut] + after)
             opened(house)
-            row = opened(house).note(
-                Evaluation(
-                    label=f"{number}{after!r}",
-                    population="p",
-                    data_fingerprint="none",
-                    requester="lead",
-                )
-            )
+            row = opened(house).note(blocked(f"{number}{after!r}"))
             kept = own_journal(house).last()
             assert kept is not None
             assert (kept.sequence, kept.hash) == (row.sequence, row.hash)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ledger_sites import Site
-from releases import make_plan
+from releases import make_plan, shared_with
 
 from storage.errors import InputError, StorageError
-from storage.ledger import BudgetRefused, Ledger, Policy, Row
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleaseRow
 from storage.ledger.records import RecordSet, registry_key
 
 DECLARES = """
@@ -42,7 +42,7 @@ def records(first: int, last: int, *, key: bytes = KEY) -> RecordSet:
     )
 
 
-def reserve(ledger: Ledger, key: str, which: RecordSet, **changes: Any) -> Row:
+def reserve(ledger: Ledger, key: str, which: RecordSet, **changes: Any) -> ReleaseRow:
     return ledger.reserve(make_plan(key, **changes), records=which)
 
 
@@ -74,7 +74,7 @@ def test_the_same_records_under_another_name(site: Site, changes: dict[str, Any]
     ledger = site.open(CAP)
     first = reserve(ledger, "a", records(0, 1000))
     second = reserve(ledger, "b", records(0, 1000), **changes)
-    assert second.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(second) == [first.release_id]
     assert spent(ledger)["injuries", "2023"] == 8
     assert {value for name, value in spent(ledger).items() if name != ("injuries", "2023")} == {
         Decimal(8)
@@ -151,7 +151,7 @@ def test_kinds_of_guarantee_are_not_added(site: Site) -> None:
     ledger = site.open(CAP)
     reserve(ledger, "a", records(0, 100))
     row = reserve(ledger, "b", records(0, 100), kind="formal", population="others")
-    assert row.details["records"]["overlap"] == []
+    assert shared_with(row) == []
     assert len(ledger.charges(str(row.release_id))) == 1
 
 
@@ -167,7 +167,7 @@ def test_a_release_from_before_the_registry(site: Site) -> None:
     ledger = site.open(CAP)
     old = ledger.reserve(make_plan("a"))
     row = reserve(ledger, "b", records(0, 100), population="others")
-    assert row.details["records"]["overlap"] == [old.release_id]
+    assert shared_with(row) == [old.release_id]
     assert spent(ledger)["injuries", "2023"] == 8
     assert ledger.verify().ok
 
@@ -181,7 +181,7 @@ def test_a_set_that_is_taken_out_of_the_registry(site: Site) -> None:
     site.sql("DELETE FROM record_set", owner=True)
     assert ledger.verify().bad[0].sequence == first.sequence
     row = reserve(ledger, "b", records(500, 600), population="others", data_fingerprint="0" * 64)
-    assert row.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(row) == [first.release_id]
 
 
 def test_nothing_can_be_tried_without_the_key() -> None:

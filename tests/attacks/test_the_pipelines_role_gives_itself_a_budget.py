@@ -9,14 +9,25 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from ledger_sites import Site, append_past
-from releases import make_plan, release_key
+from releases import another, make_claim, make_plan, release_key
 from sqlalchemy import exc
 
 from mechanisms.privacy.events import DpSgdEvent
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, chain
 from storage.ledger.content import release_terms
-from storage.ledger.decisions import sign
+from storage.ledger.decisions import Decision, sign
+from storage.ledger.entries import (
+    Begun,
+    Burned,
+    Drawn,
+    HandedOver,
+    PolicySet,
+    Refused,
+    ReleaseEntry,
+    Reserved,
+    Revoked,
+)
 from storage.ledger.heads import public_pem
 
 DECLARES = """
@@ -89,19 +100,19 @@ def test_training_adds_measurements_alone(postgres_site: Site) -> None:
             trained.sql(statement)
     for step in (
         lambda: training.reserve(make_plan("k")),
-        lambda: training.note(evaluation()),
+        lambda: training.note(Begun(requester="operator")),
         lambda: training.change_policy(policy(), requester="operator", reason="mine"),
     ):
         with pytest.raises(StorageError, match="may not do that"):
             step()
-    assert training.record(evaluation()).kind == "evaluation"
-    assert [row["kind"] for row in bodies(site)] == ["budget-change", "release"]
+    assert training.record(evaluation()).evaluation.kind == "evaluation"
+    assert [row["entry"]["kind"] for row in bodies(site)] == ["policy", "reserved"]
 
 
 FORGED: dict[str, dict[str, Any]] = {
     "within the cap": {},
-    "400 over a cap of 5": {"epsilon": 400},
-    "an account reset": {"epsilon": 1e-12, "negative": True},
+    "400 over a cap of 5": {"epsilon": 400.0},
+    "an account reset": {"epsilon": -4.0},
 }
 
 
@@ -116,20 +127,16 @@ def test_a_reservation_without_the_workers_key(
     ledger = site.open(policy(minimum=1))
     ledger.put_in_force(requester="operator")
     decision = sign(STRANGER, subject="release", decision="approve", digest="d" * 64, terms={})
-    claim = {"epsilon": forged.get("epsilon", 4), "sensitivity": 2}
-    elsewhere = Ledger.open(f"{site.url}.other" if site.is_sqlite else site.url, key=release_key())
-    content = vars(elsewhere.reserve(make_plan("x"))) if site.is_sqlite else _content(ledger, claim)
-    details = {"plan_digest": "d" * 64, "decisions": [decision.model_dump(mode="json")]}
-    content = content | {
-        "idempotency_key": "k",
-        "release_id": "f" * 16,
-        "approvals": ("Officer",),
-        "details": details,
-    }
-    content |= {"policy_digest": ledger.policy().digest, "epsilon": _amount(claim["epsilon"])}
-    if forged.get("negative"):
-        content["epsilon"] = _amount(-4)
-    written = append_past(ledger, content, key=signer)
+    claim = make_claim().model_copy(update=forged)
+    entry = Reserved(
+        release_id="f" * 16,
+        plan=make_plan("k").model_copy(update={"claim": claim}),
+        policy_digest=ledger.policy().digest,
+        plan_digest="d" * 64,
+        decisions=(decision,),
+        approvals=("Officer",),
+    )
+    written = append_past(ledger, entry, key=signer)
     assert spent(ledger) == {}
     with pytest.raises(StorageError, match="not in this ledger"):
         ledger.mark_drawn("f" * 16, draw_digest="e", plan_digest="d" * 64)
@@ -140,18 +147,6 @@ def test_a_reservation_without_the_workers_key(
         ledger.reserve(make_plan("k"), plan_digest="d" * 64, decisions=[signed])
     assert spent(ledger) == {}
     assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(written, True)]
-
-
-def _amount(value: float) -> Any:
-    from decimal import Decimal
-
-    return Decimal(str(value))
-
-
-def _content(ledger: Ledger, claim: dict[str, Any]) -> dict[str, Any]:
-    from storage.ledger.content import plan_content
-
-    return plan_content(make_plan("x")) | {"state": "reserved", "schema_version": 1}
 
 
 def test_a_worker_whose_key_the_policy_does_not_list(sqlite_site: Site) -> None:
@@ -178,8 +173,7 @@ def test_a_stranger_after_the_first_key(site: Site) -> None:
         other.reserve(make_plan("y"))
     with pytest.raises(BudgetRefused):
         other.require_signer()
-    revoked = {"kind": "revocation", "state": "recorded", "release_id": row.release_id}
-    append_past(own, revoked | {"details": {"reason": "x"}}, key=STRANGER)
+    append_past(own, revoked(row.release_id), key=STRANGER)
     assert own.revocation(str(row.release_id)) is None
     assert spent(own) == {"2023": 4}
     assert [bad.void for bad in own.verify().bad] == [True]
@@ -192,36 +186,41 @@ def test_a_draw_and_a_bundle_of_a_stranger(site: Site, listed: bool) -> None:
     """
     ledger = site.open(policy(listed=listed))
     row = ledger.reserve(make_plan("x"))
-    for state, digests in (("drawn", {"draw_digest": "a"}), ("burned", {"reason": "stopped"})):
-        append_past(ledger, vars(row) | {"state": state, **digests}, key=STRANGER)
+    for entry in (
+        Drawn(release_id=row.release_id, draw_digest="a"),
+        Burned(release_id=row.release_id, reason="stopped"),
+    ):
+        append_past(ledger, entry, key=STRANGER)
     assert ledger.release(str(row.release_id)).state == "reserved"
     with pytest.raises(StorageError, match="row 3"):
         ledger.mark_drawn(str(row.release_id), draw_digest="e")
     assert [bad.void for bad in ledger.verify().bad] == [True, True]
 
 
+def revoked(release_id: str) -> Revoked:
+    return Revoked(release_id=release_id, requester="x", reason="x", bundle_digest="b")
+
+
 UNSIGNED: dict[str, Callable[[Ledger], dict[str, Any]]] = {
-    "a policy": lambda ledger: {
-        "kind": "budget-change",
-        "label": "open",
-        "policy_digest": policy(name="open", epsilon=1000).digest,
-        "approvals": ("Officer",),
-        "reason": "more",
-        "details": {"policy": policy(name="open", epsilon=1000).as_json()},
-    },
-    "a refusal": lambda ledger: {
-        "kind": "refusal",
-        "idempotency_key": "d" * 64,
-        "reason": "no",
-        "details": {"decisions": [_unsigned("refuse", release_terms(make_plan("k")))]},
-    },
-    "a kind to come": lambda ledger: {"kind": "evaluation", "state": "committed"},
+    "a policy": lambda ledger: PolicySet(
+        policy=policy(name="open", epsilon=1000),
+        requester="operator",
+        reason="more",
+        approvals=("Officer",),
+    ).as_json(),
+    "a refusal": lambda ledger: Refused(
+        decision=_unsigned("refuse", release_terms(make_plan("k"))),
+        by="Officer",
+        requester="operator",
+    ).as_json(),
+    "a field to come": lambda ledger: (
+        Begun(requester="operator").as_json() | {"state": "committed"}
+    ),
 }
 
 
-def _unsigned(decision: Any, terms: dict[str, str]) -> dict[str, Any]:
-    signed = sign(STRANGER, subject="release", decision=decision, digest="d" * 64, terms=terms)
-    return signed.model_dump(mode="json")
+def _unsigned(decision: Any, terms: dict[str, str]) -> Decision:
+    return sign(STRANGER, subject="release", decision=decision, digest="d" * 64, terms=terms)
 
 
 @pytest.mark.parametrize("forged", UNSIGNED.values(), ids=UNSIGNED)
@@ -236,7 +235,7 @@ def test_rows_nobody_signed_change_and_stop_nothing(
     first = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=terms)
     row = ledger.reserve(make_plan("first"), plan_digest="d" * 64, decisions=[first])
     before = ledger.policy()
-    content = {"state": "recorded", "requester": "operator"} | forged(ledger)
+    content = forged(ledger)
     written = append_past(ledger, content)
     assert (ledger.policy(), spent(ledger), ledger.revocation(str(row.release_id))) == (
         before,
@@ -258,16 +257,30 @@ def test_rows_nobody_signed_change_and_stop_nothing(
     ]
 
 
-@pytest.mark.parametrize("kind", ["release", "handover", "revocation"])
-def test_a_void_row_of_a_signed_kind_stops_what_follows(site: Site, kind: str) -> None:
+SIGNED: dict[str, Callable[[str], ReleaseEntry]] = {
+    "drawn": lambda release_id: Drawn(release_id=release_id, draw_digest="a"),
+    "handed over": lambda release_id: HandedOver(
+        release_id=release_id,
+        requester="x",
+        partner="x",
+        bundle_digest="b",
+        archive_sha256="a" * 64,
+        archive_bytes=1,
+    ),
+    "revoked": revoked,
+}
+
+
+@pytest.mark.parametrize("entry", SIGNED.values(), ids=SIGNED)
+def test_a_void_row_of_a_signed_kind_stops_what_follows(
+    site: Site, entry: Callable[[str], ReleaseEntry]
+) -> None:
     """Only a releasing worker writes such a row. If it has no effect, what was spent is not known:
     nothing is reserved or drawn.
     """
     ledger = site.open(policy(listed=False))
     row = ledger.reserve(make_plan("first"))
-    content = {"kind": kind, "release_id": row.release_id, "details": {"reason": "x"}}
-    state = "drawn" if kind == "release" else "recorded"
-    written = append_past(ledger, content | {"state": state, "requester": "operator"})
+    written = append_past(ledger, entry(row.release_id))
     assert (spent(ledger), ledger.revocation(str(row.release_id))) == ({"2023": 4}, None)
     for step in (
         lambda: ledger.reserve(make_plan("k")),
@@ -316,8 +329,8 @@ GIVEN_BACK: dict[str, dict[str, Any]] = {
     "samples taken back": descent(-1000, 1.1, 0.02),
     "no noise": descent(10, 0.0),
     "noise of another sign": descent(1, -4.0, 0.02),
-    "a negative delta": {"delta": "-0.0001"},
-    "a delta of one": {"delta": "1"},
+    "a negative delta": {"delta": -0.0001},
+    "a delta of one": {"delta": 1.0},
     "nothing at all": {"event": {"mechanism": "composed", "events": []}},
 }
 
@@ -341,16 +354,11 @@ def test_an_event_that_gives_a_budget_back(
     )
     before = next(line.account.spent for line in ledger.budget() if line.used)
     assert (before.mu_squared is None) != (before.sampled is None)
-    content = (
-        vars(row)
-        | {"release_id": "f" * 16, "idempotency_key": "b", "epsilon": _amount(0.01)}
-        | given
-    )
-    append_past(
-        ledger,
-        content | ({"delta": _amount(given["delta"])} if "delta" in given else {}),
-        key=release_key(),
-    )
+    claim = {"epsilon": 0.01} | {k: v for k, v in given.items() if k == "delta"}
+    entry = another(row, claim=claim).as_json()
+    if "event" in given:
+        entry["plan"]["event"] = given["event"]
+    append_past(ledger, entry, key=release_key())
     after = next(line.account.spent for line in ledger.budget() if line.used)
     assert (after.epsilon >= before.epsilon, after.delta >= before.delta) == (True, True)
     assert (

@@ -77,7 +77,7 @@ def test_a_measurement_that_is_none_is_skipped(site: Site, training: Site, tmp_p
     for kind in ("release", "handover", "revocation", "gift"):
         insert(training, json.dumps(plain | {"kind": kind}), kind=kind)
     ledger = site.open(journals=journals_of(house))
-    assert {row.kind for row in ledger.measurements()} <= {"audit", "evaluation"}
+    assert {row.evaluation.kind for row in ledger.measurements()} <= {"audit", "evaluation"}
     audits_of(ledger, planned.candidate.fitted.sha256)
     for question in (candidate_scores, reference_f1, accuracy_by_epsilon):
         question(ledger, planned)

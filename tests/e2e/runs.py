@@ -9,7 +9,7 @@ import psutil
 import yaml
 from stacks import Stack
 
-from storage.ledger import Ledger, Row
+from storage.ledger import Ledger, ReleaseRow
 
 SMALL = {
     "fit": {"adamw": {"epochs": 2}, "sgd": {"epochs": 4}, "swag": {"rank": 3}},
@@ -87,7 +87,7 @@ def release_run(stack: Stack, retrain_id: str) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def releases(stack: Stack, *, of_run: str | None = None) -> list[Row]:
+def releases(stack: Stack, *, of_run: str | None = None) -> list[ReleaseRow]:
     """Releases in the ledger, those of one training run where it is named."""
-    rows = [row for row in Ledger.open(stack.ledger_url()).current() if row.kind == "release"]
-    return [row for row in rows if of_run is None or row.prefect_run_id == of_run]
+    rows = Ledger.open(stack.ledger_url()).releases()
+    return [row for row in rows if of_run is None or row.plan.prefect_run_id == of_run]

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(240
 @pytest.fixture(scope="module")
 def released(stack: Stack, officer: Path) -> str:
     """Id of a release of the population `demo`: that of test_production, or one made here."""
-    rows = [row for row in releases(stack) if row.population == "demo" and row.state == "committed"]
+    rows = [
+        row for row in releases(stack) if row.plan.population == "demo" and row.state == "committed"
+    ]
     if rows:
         return str(rows[0].release_id)
     run = start(stack, "retrain/demo", small(stack)).json()

@@ -123,7 +123,7 @@ def test_a_release_is_approved_in_the_page(
     operator.leave()
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=retrained)
-    assert (row.state, row.approvals) == ("committed", ("officer",))
+    assert (row.state, row.reserved.approvals) == ("committed", ("officer",))
     operator.open_run(asked["id"])
     expect(page.get_by_text("Completed").first).to_be_visible()
     operator.leave()

@@ -177,6 +177,6 @@ def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_pa
     done = stack.wait("the release", lambda: ended(stack, asked["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]
     (row,) = releases(stack)
-    assert (row.state, row.approvals) == ("committed", ("officer",))
+    assert (row.state, row.reserved.approvals) == ("committed", ("officer",))
     assert [p.name for p in (stack.home / "bundles").iterdir()] == [row.release_id]
     assert stack.command("ledger", "verify").returncode == 0

@@ -15,7 +15,7 @@ from in_process import command, invoke, write_policy
 from jobs import Job
 
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, Policy
+from storage.ledger import Ledger, Policy, ReleaseRow
 from storage.paths import Workspace
 from tasks.running.failures import SAFE
 
@@ -31,10 +31,13 @@ def refuse(job: Job, plan: str, name: str) -> str:
     )
 
 
-def rows(job: Job, kind: str) -> list:
-    return [
-        row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == kind
-    ]
+def releases(job: Job) -> list[ReleaseRow]:
+    return list(Ledger.open(Workspace(job.home).ledger_url).releases())
+
+
+def refusals(job: Job) -> list[str]:
+    state = Ledger.open(Workspace(job.home).ledger_url).state()
+    return [row.entry.reason for row in state.refusals.values()]
 
 
 def test_a_retrain_that_could_not_release_is_refused_before_it_trains(
@@ -72,7 +75,7 @@ def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     )
     assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
     assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
-    assert [row.reason for row in rows(job, "refusal")] == ["officer refused: too early"]
+    assert refusals(job) == ["officer refused: too early"]
 
 
 def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
@@ -88,14 +91,14 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     refused = job.command("release", plan)
     assert refused.returncode == 2
     assert "1 of 2 signed approvals missing" in refused.stderr
-    assert rows(job, "release") == []
+    assert releases(job) == []
 
     said = approve(job, plan, "director").splitlines()
     assert said == ["approved by director", f"next: autocoder release {plan}"]
     done = job.command(*shlex.split(said[1])[2:])
     assert done.returncode == 0, done.stderr
-    (row,) = rows(job, "release")
-    assert (row.state, sorted(row.approvals)) == ("committed", ["director", "officer"])
+    (row,) = releases(job)
+    assert (row.state, sorted(row.reserved.approvals)) == ("committed", ["director", "officer"])
     shown = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert Path(shown["bundle"].split()[1]).name == row.release_id
     assert shown["released"].startswith(f"released  {row.release_id}: estimated, ε ")
@@ -153,7 +156,7 @@ def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) 
     changed = job.command("release", plan)
     assert changed.returncode == 2
     assert "stale" in changed.stderr
-    assert rows(job, "release") == []
+    assert releases(job) == []
 
 
 def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
@@ -165,8 +168,8 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     after = job.command("release", plan)
     assert after.returncode == 2
     assert "director refused: too early" in after.stderr
-    assert [row.reason for row in rows(job, "refusal")] == ["director refused: too early"]
-    assert rows(job, "release") == []
+    assert refusals(job) == ["director refused: too early"]
+    assert releases(job) == []
 
 
 def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path: Path) -> None:

@@ -133,9 +133,9 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert "contradicts the claim: claimed ε 0.0" in blocked.stderr
     assert "autocoder approve --despite-audit" in blocked.stderr
     assert "Traceback" not in blocked.stderr
-    labels = [row.label for row in site.ledger.rows()]
+    labels = [row.title for row in site.ledger.rows()]
     assert "release blocked: contradicted by an audit" in labels
-    assert not any(row.kind == "release" for row in site.ledger.rows())
+    assert not site.ledger.releases()
 
     key = str(site.job.home.parent / "officer" / "signing-key.pem")
     with pytest.raises(
@@ -166,10 +166,9 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
         r"\(95 % .*16 training runs.*\): contradicted; overridden by officer",
         said["line"],
     )
-    (row,) = [
-        one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"
-    ]
-    assert row.details["audit"]["line"] == said["line"]
+    (row,) = [one for one in site.ledger.releases() if one.state == "committed"]
+    assert row.reserved.audit is not None
+    assert row.reserved.audit.line == said["line"]
     here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate.md"))
     command("ledger", "export", "page", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
@@ -196,11 +195,11 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     done = site.job.command("audit", site.plan, "--trials", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
-    released = any(row.kind == "release" for row in site.ledger.rows())
+    released = bool(site.ledger.releases())
     assert ("\nThis plan is release " if released else "\nto do: give more --trials") in done.stdout
     row = list(site.ledger.measurements())[before]
     planned = PlannedRelease.load(Path(site.plan))
-    assert row.artifact_digests["audited"] == planned.candidate.fitted.sha256
+    assert row.evaluation.artifact_digests["audited"] == planned.candidate.fitted.sha256
 
     bare = tmp_path / "bare.json"
     bare.write_bytes(Path(site.plan).read_bytes())

@@ -90,7 +90,7 @@ def test_the_lines_of_a_terminal(
     *earlier, outcome = made.outcomes
     summary.record_claims(made.study, [outcome], earlier=earlier)
     rows = ledger_access.open_ledger(context, chosen.release).measurements()
-    (row,) = (row for row in rows if isinstance(row.subject, ComparisonFit))
+    (row,) = (row for row in rows if isinstance(row.evaluation.subject, ComparisonFit))
     assert row.epsilon is not None
     assert float(row.epsilon) == pytest.approx(6 * sensitivity(made))
 

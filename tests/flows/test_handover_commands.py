@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     from storage.bundle.signing import sign
 
     files = content_files(folder)
-    row = sealed.row.model_copy(update={"bundle_digest": digest(files)})
+    row = replace(sealed.row, bundle_digest=digest(files))
     (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=sealed.key)))
     sign(folder, sealed.key, tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)

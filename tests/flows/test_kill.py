@@ -187,7 +187,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(
                 p.read_bytes()
                 for p in (job.home / "private" / "releases").rglob("draw.safetensors")
             }
-            rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
+            rows = Ledger.open(ledger_url).releases()
             digests |= {row.draw_digest for row in rows if row.draw_digest}
             bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
             assert len(rows) <= 1

@@ -98,7 +98,13 @@ def listed(home, *options):
 def test_list_gives_each_release_once_with_what_it_cost(home):
     """Current states; amounts are text, exact, and not below what was claimed."""
     rows = listed(home)
-    assert [row["state"] for row in rows] == ["recorded", "committed", "reserved", "internal"]
+    kinds = [(row["kind"], row.get("state")) for row in rows]
+    assert kinds == [
+        ("policy", None),
+        ("release", "committed"),
+        ("release", "reserved"),
+        ("evaluation", None),
+    ]
     committed, baseline = rows[1], rows[3]
     assert (committed["mechanism"], committed["guarantee_kind"]) == ("swag-ppm", "asymptotic-local")
     assert (committed["epsilon"], committed["sensitivity"]) == ("4.500000000000", "2.250000000000")
@@ -107,7 +113,7 @@ def test_list_gives_each_release_once_with_what_it_cost(home):
     assert committed["records_rounded"] == 86_210
     assert Decimal(rows[2]["epsilon"]) >= Decimal(CLAIMED)
     assert (baseline["mechanism"], baseline["epsilon"]) == ("non-private", None)
-    assert [row["state"] for row in listed(home, "--all")][1:4] == [
+    assert [row.get("state") for row in listed(home, "--all")][1:4] == [
         "reserved",
         "drawn",
         "committed",
@@ -374,8 +380,8 @@ def test_a_policy_change_is_recorded(home, tmp_path):
         "board 12",
     )
     *_, row = [one for one in listed(home, "--all") if one["kind"] != "evaluation"]
-    assert (row["kind"], row["requester"], row["reason"], row["label"]) == (
-        "budget-change",
+    assert (row["kind"], row["requester"], row["reason"], row["policy"]["name"]) == (
+        "policy",
         "officer",
         "board 12",
         "wider",

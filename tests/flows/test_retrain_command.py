@@ -30,7 +30,7 @@ def test_it_ends_in_one_committed_release(finished: Job) -> None:
 
 def test_every_epsilon_is_in_the_ledger(finished: Job) -> None:
     """Also those of the posteriors that nothing was released from."""
-    internal = {row["label"]: row for row in finished.ledger() if row["state"] == "internal"}
+    internal = {row["label"]: row for row in finished.ledger() if row["kind"] == "evaluation"}
     earlier = [f"sensitivity of the {name} posterior, no release" for name in ("base", "weighted")]
     (released,) = (label for label in internal if label.startswith("compare: swag-ppm-reweighted"))
     for label in (*earlier, released):

@@ -403,13 +403,9 @@ def test_crashes_between_question_and_answer_lose_neither(
         "from a copy of the plan"
     )
     assert go_on() == "Completed"
-    (row,) = [
-        row
-        for row in Ledger.open(Workspace(job.home).ledger_url).current()
-        if row.kind == "release"
-    ]
+    (row,) = Ledger.open(Workspace(job.home).ledger_url).releases()
     assert row.state == "committed"
-    assert len(row.approvals) == 2
+    assert len(row.reserved.approvals) == 2
 
 
 def test_runs_are_counted_and_the_oldest_is_first(

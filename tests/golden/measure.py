@@ -175,7 +175,7 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
         "weights": {},
     }
     if released is not None:
-        of_it = [row for row in rows if row["release_id"] == released["release_id"]]
+        of_it = [row for row in rows if row.get("release_id") == released["release_id"]]
         last = max(of_it, key=lambda row: row["sequence"])
         found["event"] = last["event"]
         found["claim"] = {name: last[name] for name in (*CLAIM, "state")}

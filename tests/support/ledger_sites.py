@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool
 from mechanisms.privacy.events import Claim
 from storage.ledger import Ledger, Policy, ReleasePlan, chain
 from storage.ledger.database import Database, migrate
+from storage.ledger.entries import Entry
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -64,15 +65,17 @@ class Site:
 
 
 def append_past(
-    ledger: Ledger, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
+    ledger: Ledger,
+    entry: Entry | dict[str, Any],
+    *,
+    key: EllipticCurvePrivateKey | None = None,
 ) -> int:
-    """Adds a row with these fields past the ledger's own checks, signed with a key or by no one;
-    returns its number.
+    """Adds an entry past the ledger's own checks, signed with a key or by no one; returns its row's
+    number.
     """
-    left_out = {"hash", "sequence", "previous_hash", "recorded_at", "signature", "signer"}
-    fields = {name: value for name, value in content.items() if name not in left_out}
+    plain = entry.as_json() if isinstance(entry, Entry) else entry
     with ledger.database.write() as connection:
-        return chain.append(connection, fields, key=key).sequence
+        return chain.append(connection, plain, key=key).sequence
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,6 @@ def nothing_charged(context: Context, planned: PlannedRelease | None = None) -> 
     """No release, of this plan if there is one, is in the ledger, in whatever state."""
     return not [
         row
-        for row in ledger_access.open_ledger(context, BundleParameters()).rows()
-        if row.kind == "release"
-        and (planned is None or row.idempotency_key == planned.plan.idempotency_key)
+        for row in ledger_access.open_ledger(context, BundleParameters()).releases()
+        if planned is None or row.plan.idempotency_key == planned.plan.idempotency_key
     ]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef
-from storage.ledger import Evaluation, ReleasePlan
+from storage.ledger import Evaluation, ReleasePlan, ReleaseRow
+from storage.ledger.entries import Reserved
 from tasks.fitting.candidate import Candidate
 from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.plan import PlannedRelease
@@ -81,6 +82,23 @@ def make_plan(
         "requester": "operator",
     }
     return ReleasePlan.model_validate(values | changes)
+
+
+def shared_with(row: ReleaseRow) -> list[str]:
+    """Returns the earlier releases that a reservation names as made from some of its records."""
+    assert row.reserved.records is not None
+    return list(row.reserved.records.releases)
+
+
+def another(row: ReleaseRow, *, claim: Mapping[str, Any] | None = None, **changes: Any) -> Reserved:
+    """Returns the reservation of another release like a row's, with changed fields of its plan and
+    its claim, which nothing checks.
+    """
+    changes = {"idempotency_key": "another"} | changes
+    if claim is not None:
+        changes["claim"] = row.claim.model_copy(update=dict(claim))
+    plan = row.plan.model_copy(update=changes)
+    return row.reserved.model_copy(update={"release_id": "f" * 16, "plan": plan})
 
 
 def make_candidate(**changes: Any) -> Candidate:

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from releases import make_event, make_plan
 
 from storage.bundle.folder import PROOF, SIGNATURE
 from storage.bundle.trust import Trust
-from storage.ledger import Ledger, ReleasePlan, Row
+from storage.ledger import Ledger, ReleasePlan, ReleaseRow
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.ingest import ingest_records
 
@@ -27,7 +27,7 @@ class Sealed:
     folder: Path
     home: Path
     ledger: Ledger
-    row: Row
+    row: ReleaseRow
     key: EllipticCurvePrivateKey
     """That sealed it."""
     trust: Trust
@@ -57,7 +57,7 @@ class Sealed:
         from storage.bundle.proof import proof_of
 
         files = content_files(folder)
-        row = self.row.model_copy(update={"bundle_digest": digest(files)})
+        row = replace(self.row, bundle_digest=digest(files))
         (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=None)))
         return folder
 

@@ -39,12 +39,11 @@ from storage.ledger.composition import (
     total,
     within,
 )
-from storage.ledger.content import plan_content
-from storage.ledger.fold import Release
+from storage.ledger.content import anticipated
 from storage.ledger.journal import ForeignLedger, journals_of
 from storage.ledger.recovery import detect, restore
 from storage.paths import Workspace
-from tests.support.releases import make_plan, release_key
+from tests.support.releases import another, make_plan, release_key
 
 ONE = 4.2246860589417805
 """Noise multiplier of one Gaussian release of (1, 1e-6): `gaussian_cost.calibrate`."""
@@ -310,7 +309,7 @@ def test_a_process_killed_around_the_commit_grants_nothing_more(site, moment):
         finally:
             os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    recorded = [row for row in ledger.current() if row.idempotency_key == "killed"]
+    recorded = [row for row in ledger.releases() if row.plan.idempotency_key == "killed"]
     assert len(recorded) == (moment == "close")
     ledger.reserve(planned("killed"))
     with pytest.raises(BudgetRefused, match="over the cap"):
@@ -354,9 +353,8 @@ def test_a_release_above_the_cap_is_charged_named_and_never_drawn(site):
     ledger = site.open(policy(*SMALL))
     fill(ledger, fits_under())
     row = ledger.reserve(planned(" 0"))
-    assert "over the cap" in ledger.state().price(Release(row), [])[1]
-    content = vars(row) | {"release_id": "f" * 16, "idempotency_key": "one more"}
-    written = append_past(ledger, content, key=release_key())
+    assert "over the cap" in ledger.state().price(row.plan, [])[1]
+    written = append_past(ledger, another(row), key=release_key())
     report = ledger.verify()
     assert [(bad.sequence, bad.void) for bad in report.bad] == [(written, False)]
     assert "over the cap" in report.problem
@@ -410,6 +408,6 @@ def test_a_table_of_the_test_half_costs_the_larger_part(noise: float) -> None:
     assert loss(event).mu_squared == max(rate for rate in rates if rate is not None)
     unknown = ParallelEvent(training=descent(), evaluation=(table,), split="record")
     assert loss(unknown).mu_squared is None
-    row = plan_content(make_plan(kind="formal", event=event))
+    row = anticipated(make_plan(kind="formal", event=event), audit=None).as_json()
     assert row["mechanism"] == gaussian().mechanism
     assert row["event"]["mechanism"] == "parallel"

@@ -135,7 +135,7 @@ def test_a_connection_cut_at_the_commit_charges_once(postgres_server, postgres_s
     row = ledger.reserve(plan())
     assert len(cuts) == 1
     assert row.state == "reserved"
-    assert [r.release_id for r in ledger.rows() if r.kind == "release"] == [row.release_id]
+    assert [r.release_id for r in ledger.releases()] == [row.release_id]
     assert spending(ledger) == [("2023", 4)]
     assert ledger.verify().ok
 

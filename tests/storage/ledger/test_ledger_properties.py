@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from storage.errors import StorageError
-from storage.ledger import BudgetRefused, Policy, Row
+from storage.ledger import BudgetRefused, Policy, ReleaseRow
 from storage.ledger.policy import ALL_COHORTS
 
 CAP = Decimal(10)
@@ -60,7 +60,7 @@ def machine(site, plan):
             self.population = f"population-{next(runs)}"
             self.keys: dict[int, str] = {}
             self.spent: dict[tuple[str, str], Decimal] = {}
-            self.rows: dict[str, Row] = {}
+            self.rows: dict[str, ReleaseRow] = {}
             self.head = self.ledger.head()
             self.unit = "record"
 
@@ -68,7 +68,7 @@ def machine(site, plan):
         def protects(self, unit):
             self.unit = unit
 
-        def seen(self, row: Row) -> None:
+        def seen(self, row: ReleaseRow) -> None:
             """Compare a release's new row with its last one: invariants 3, 4 and 5."""
             assert row.release_id is not None
             before = self.rows.get(row.release_id)
@@ -114,7 +114,7 @@ def machine(site, plan):
             )
             if key in self.keys:
                 known = self.rows[self.keys[key]]
-                if (known.cohorts, known.guarantee_kind) == (cohorts, kind):
+                if (known.plan.cohorts, known.guarantee_kind) == (cohorts, kind):
                     assert self.ledger.reserve(wanted) == known
                 else:
                     with pytest.raises(StorageError, match="idempotency key"):
@@ -163,7 +163,7 @@ def machine(site, plan):
                 return
             assert before.epsilon is not None
             surplus = Decimal(epsilon) - before.epsilon
-            fits = surplus <= 0 or self.charge(before.guarantee_kind, before.cohorts, surplus)
+            fits = surplus <= 0 or self.charge(before.guarantee_kind, before.plan.cohorts, surplus)
             measured = {"sensitivity": epsilon / 2, "epsilon": epsilon}
             if fits:
                 row = self.ledger.mark_drawn(release, draw_digest=digest, **measured)

@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import exc
 
 from storage.errors import StorageError
-from storage.ledger import Evaluation, Ledger
+from storage.ledger import Ledger
 from storage.ledger.chain import canonical
+from storage.ledger.entries import Blocked
 from storage.ledger.heads import state_head
 from storage.ledger.report import export, read_export
 
@@ -19,7 +20,7 @@ from storage.ledger.report import export, read_export
 @pytest.fixture
 def ledger(site, plan):
     """Row 1 the policy; 2 to 4 a release, committed with a surplus; 5 and 6 reserved; 7 an
-    evaluation.
+    blocked plan.
     """
     ledger = site.open()
     first = ledger.reserve(plan("a", cohorts=("2023", "2024"))).release_id
@@ -27,9 +28,7 @@ def ledger(site, plan):
     ledger.commit(first, bundle_digest="b")
     ledger.reserve(plan("b", cohorts=("2024",)))
     ledger.reserve(plan("c", kind="formal"))
-    ledger.note(
-        Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator")
-    )
+    ledger.note(Blocked(plan_digest="f" * 64, audit_row=1, line="e", requester="operator"))
     assert ledger.verify().ok
     assert ledger.head()[0] == 7
     return ledger
@@ -100,7 +99,8 @@ def test_a_row_that_was_edited_deleted_or_moved_is_named(site, ledger, statement
 
 def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
     """Row 5 rewritten with its own new hash: row 6 still holds the old one."""
-    content = bodies(site)[5] | {"label": "another"}
+    content = bodies(site)[5]
+    content["entry"]["plan"]["release_label"] = "another"
     replace_row(site, 5, content)
     report = ledger.verify()
     assert "without the signature" in report.bad[0].problem
@@ -123,7 +123,7 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
     """
     early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
     (tmp_path / "export.json").write_text(export(ledger))
-    rewrite_from(site, 7, lambda row: row.update(requester="someone else"))
+    rewrite_from(site, 7, lambda row: row["entry"].update(requester="someone else"))
     assert ledger.verify().ok
     assert ledger.verify(heads=[early]).ok
     assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
@@ -134,7 +134,7 @@ def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):
     """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row
     7 is no one's.
     """
-    rewrite_from(site, 3, lambda row: row.update(requester="someone else"))
+    rewrite_from(site, 3, lambda row: row["entry"].update(draw_digest="another"))
     report = ledger.verify()
     assert [(bad.sequence, bad.void) for bad in report.bad] == [(n, True) for n in (3, 4, 5, 6)]
     assert all("signature" in bad.problem for bad in report.bad)

@@ -11,6 +11,7 @@ from releases import make_plan, release_key
 
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from storage.ledger import Ledger, ReleasePlan
+from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
 
@@ -40,21 +41,21 @@ def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
     first = ledger.reserve(plan("a"), records=records(0, 50))
     ledger.reserve(plan("b", population="harvest", cohorts=("1999",)), records=records(100, 150))
     other = plan("c", population="accidents", cohorts=("2020",), **FORMAL)
-    (found,) = ledger.overlaps(other, records=records(49, 80))
-    assert (found.row.release_id, found.row.population, found.shares) == (
+    (found,) = ledger.overlaps(Sought.of(other), records=records(49, 80))
+    assert (found.row.release_id, found.row.plan.population, found.shares) == (
         first.release_id,
         "injuries",
         "records",
     )
-    assert (found.row.guarantee_kind, found.row.mechanism, found.row.epsilon) == (
+    assert (found.row.guarantee_kind, found.row.plan.event.mechanism, found.row.epsilon) == (
         "asymptotic-local",
         "swag-ppm",
         4,
     )
-    assert other_population_names(other, [found]) == ("injuries",)
-    assert ledger.overlaps(other, records=records(60, 80)) == ()
+    assert other_population_names(other.population, [found]) == ("injuries",)
+    assert ledger.overlaps(Sought.of(other), records=records(60, 80)) == ()
     ledger.burn(str(first.release_id), reason="test")
-    (burned,) = ledger.overlaps(other, records=records(49, 80))
+    (burned,) = ledger.overlaps(Sought.of(other), records=records(49, 80))
     assert burned.row.state == "burned"
 
 
@@ -65,14 +66,14 @@ def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     local, formal = plan("a", cohorts=("2015", "2016")), plan("b", **FORMAL)
     one = ledger.reserve(local, records=records(0, 9))
-    assert ledger.overlaps(local, records=records(0, 9)) == ()
+    assert ledger.overlaps(Sought.of(local), records=records(0, 9)) == ()
     two = ledger.reserve(formal, records=records(20, 29))
-    assert [(s.row.release_id, s.shares) for s in ledger.overlaps(local)] == [
+    assert [(s.row.release_id, s.shares) for s in ledger.overlaps(Sought.of(local))] == [
         (two.release_id, "cohorts")
     ]
-    assert [s.row.release_id for s in ledger.overlaps(formal)] == [one.release_id]
-    assert other_population_names(formal, ledger.overlaps(formal)) == ()
-    assert ledger.overlaps(plan("x", cohorts=("2031",))) == ()
+    assert [s.row.release_id for s in ledger.overlaps(Sought.of(formal))] == [one.release_id]
+    assert other_population_names(formal.population, ledger.overlaps(Sought.of(formal))) == ()
+    assert ledger.overlaps(Sought.of(plan("x", cohorts=("2031",)))) == ()
 
 
 def test_marks_of_another_key_do_not_stop_a_page(tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_marks_of_another_key_do_not_stop_a_page(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     ledger.reserve(plan("a", data_fingerprint="same file"), records=records(0, 50))
     foreign = RecordSet.of([b"narrative 1"], key=b"z" * 32)
-    assert ledger.overlaps(plan("c", population="other"), records=foreign) == ()
+    assert ledger.overlaps(Sought.of(plan("c", population="other")), records=foreign) == ()
     (found,) = ledger.overlaps(
-        plan("c", population="other", data_fingerprint="same file"), records=foreign
+        Sought.of(plan("c", population="other", data_fingerprint="same file")), records=foreign
     )
     assert found.shares == "records"

@@ -8,7 +8,7 @@ import random
 
 import pytest
 from ledger_sites import Site
-from releases import make_plan
+from releases import make_plan, shared_with
 
 from storage.errors import StorageError
 from storage.ledger import Policy
@@ -73,7 +73,7 @@ def test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on(sqlite_site:
     last = ledger.reserve(
         make_plan("c", population="other", data_fingerprint="c" * 64), records=records(50, 60)
     )
-    assert last.details["records"]["overlap"] == [first.release_id]
+    assert shared_with(last) == [first.release_id]
     report = ledger.verify()
     assert [bad.sequence for bad in report.bad] == [first.sequence]
     assert "the set of records beside it is gone" in report.problem

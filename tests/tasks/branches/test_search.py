@@ -9,7 +9,7 @@ import pytest
 import tiny_jobs
 
 from storage.artifacts import ArtifactRef
-from storage.ledger import Row, SearchFit
+from storage.ledger import Evaluated, SearchFit
 from tasks.branches.released import find_stages
 from tasks.fitting.fits import search_of
 from tasks.fitting.ingest import ingest_records
@@ -43,9 +43,9 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
             ran.append(step.label)
         return known or run_step(context, step)
 
-    def rows() -> list[Row]:
+    def rows() -> list[Evaluated]:
         all_rows = open_ledger(context, parameters.release).measurements()
-        return [row for row in all_rows if isinstance(row.subject, SearchFit)]
+        return [row for row in all_rows if isinstance(row.evaluation.subject, SearchFit)]
 
     done = retraining.run(context, parameters, do)
     seed = parameters.fit.seed
@@ -53,10 +53,10 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     assert fits == [f"swag-ppm-reweighted{part}, seed {seed}" for part in (": base", "")]
     found = search_of(done.planned.candidate.fitted.path)
     assert found is not None
-    assert [row.details["c"] for row in rows()] == [
+    assert [row.evaluation.details["c"] for row in rows()] == [
         pytest.approx(trial.settings["c"]) for trial in found.trials
     ]
-    assert all(row.state == "internal" and row.epsilon for row in rows())
+    assert all(row.evaluation.kind == "evaluation" and row.epsilon for row in rows())
     planned, _ = publish.save_plan(context, done.planned, parameters.release)
     assert planned.selection.searched
     assert planned.selection.fits == 1 + len(found.trials), "the base round, and each trial once"

@@ -302,7 +302,9 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         authors=("A. Officer",),
     )
     drawn = next(
-        row for row in sealed.ledger.history(str(sealed.row.release_id)) if row.state == "drawn"
+        row
+        for row in sealed.ledger.state().release(sealed.row.release_id).rows
+        if row.state == "drawn"
     )
     charges = sealed.ledger.charges(str(sealed.row.release_id))
     folder = tmp_path / "with"

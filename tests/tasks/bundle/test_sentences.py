@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
 from storage.figures import escape
+from storage.ledger.content import anticipated
+from storage.ledger.entries import StatedAudit
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
 from tasks.pages.render import odds, one_in
@@ -172,18 +173,20 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     records too.
     """
     event = GaussianReleaseEvent(what="test", noise_multiplier=6.0, l2_sensitivity=1.0)
+    plan = sealed.row.plan
     changes: dict[str, Any] = {
         "guarantee_kind": "formal",
-        "mechanism": event.mechanism,
-        "delta": Decimal("0.00001"),
+        "delta": 1e-5,
+        "max_records_per_unit": 3,
     }
-    changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
-    told = ParallelEvent(training=event, evaluation=(event,), split="unit")
-    both = changes | {"event": told.model_dump(mode="json")}
-    with_table = statement(sealed.row.model_copy(update=both), sampling="per-record")
+    claim = plan.claim.model_copy(update=changes)
+    planned = plan.model_copy(update={"event": event, "claim": claim})
+    both = ParallelEvent(training=event, evaluation=(event,), split="unit")
+    told = anticipated(planned.model_copy(update={"event": both}), audit=None)
+    with_table = statement(told, sampling="per-record")
     check_schema(bundle.STATEMENT, with_table, "privacy_statement")
     assert with_table["accuracy_stated"]
-    made = statement(sealed.row.model_copy(update=changes), sampling="stratified")
+    made = statement(anticipated(planned, audit=None), sampling="stratified")
     check_schema(bundle.STATEMENT, made, "privacy_statement")
     exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
     assert not made["accuracy_stated"]
@@ -206,9 +209,8 @@ def test_figures_of_an_audit_are_not_protected(sealed: Sealed) -> None:
     """They are computed from the records and leave with the statement: listed, there and on its
     page.
     """
-    audited = sealed.row.model_copy(
-        update={"details": sealed.row.details | {"audit": {"auc": 0.6, "line": "measured"}}}
-    )
+    audit = StatedAudit(line="measured", auc=0.6)
+    audited = anticipated(sealed.row.plan, audit=audit)
     assert AUDITED not in statement(sealed.row, sampling="stratified")["unprotected_inputs"]
     told = statement(audited, sampling="stratified")
     assert told["unprotected_inputs"][-1] == AUDITED

@@ -152,8 +152,8 @@ def test_a_unit_of_several_records_costs_as_many_times(
     policy = chosen.release.model_copy(update={"policy": str(wide)})
     done = release(context, chosen.model_copy(update={"release": policy}), made)
     row = ledger_access.open_ledger(context, policy).release(done.release_id)
-    assert row.max_records_per_unit == 3
-    assert (row.sensitivity, row.epsilon, row.epsilon_add_remove) == (5, 30, 15)
+    assert row.claim.max_records_per_unit == 3
+    assert (row.sensitivity, row.epsilon, row.exact.epsilon_add_remove) == (5, 30, 15)
 
 
 def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(

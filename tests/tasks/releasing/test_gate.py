@@ -11,8 +11,9 @@ import pytest
 from releases import make_audit, make_claim, make_planned, release_key
 
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Ledger, Policy, Row
+from storage.ledger import BudgetRefused, Decision, Evaluated, Ledger, Policy
 from storage.ledger.decisions import sign
+from storage.ledger.entries import Overridden
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.releasing import gate
 from tasks.releasing.evidence import Evidence, Measurement
@@ -52,7 +53,7 @@ def asking(tmp_path: Path) -> Ledger:
     return ledger_under(tmp_path, policy_of(require_audit=True, approvals=approvers(tmp_path)))
 
 
-def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, **details: Any) -> Row:
+def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, **details: Any) -> Evaluated:
     return ledger.record(make_audit(planned, bound, **details))
 
 
@@ -83,9 +84,10 @@ def test_a_bound_below_the_claim_passes_and_is_told(
     _audit(ledger, planned, 3.9)
     told = gate.check(CheckedPlan.of(planned, ledger))
     assert told is not None
-    assert told["verdict"] == "not contradicted"
+    assert told.model_dump()["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
-    line = row.details["audit"]["line"]
+    assert row.reserved.audit == told
+    line = told.line
     assert line.startswith(
         "claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 training runs): "
     )
@@ -167,8 +169,8 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(
             BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"
         ):
             gate.check(CheckedPlan.of(planned, ledger))
-    blocked = [row for row in ledger.rows() if row.details.get("verdict") == "blocked"]
-    assert [row.label for row in blocked] == ["release blocked: contradicted by an audit"]
+    titles = [row.title for row in ledger.rows()]
+    assert titles == ["release blocked: contradicted by an audit"]
     assert ledger.find(planned.plan.idempotency_key) is None
     assert ledger.verify().ok
 
@@ -202,7 +204,7 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     gate.override(CheckedPlan.of(planned, ledger), good)
     told = gate.check(CheckedPlan.of(planned, ledger))
     assert told is not None
-    assert told["line"].endswith("overridden by officer")
+    assert told.line.endswith("overridden by officer")
 
     _audit(ledger, planned, 5.0)  # worse than what the officer saw
     with pytest.raises(BudgetRefused):
@@ -243,11 +245,12 @@ def test_an_inconclusive_audit_is_overridden_by_name(
             CheckedPlan.of(planned, asking), contradiction.model_copy(update={"terms": unsaid})
         )
     asking_row = gate.override(CheckedPlan.of(planned, asking), contradiction)
-    assert asking_row.details["audit_row"] == 3
+    assert isinstance(asking_row.entry, Overridden)
+    assert asking_row.entry.audit_row == 3
     told = gate.check(CheckedPlan.of(planned, asking))
     assert told is not None
-    assert told["verdict"] == "inconclusive"
-    assert told["line"].endswith("too little for a claim of 4; overridden by officer")
+    assert told.model_dump()["verdict"] == "inconclusive"
+    assert told.line.endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
     with pytest.raises(BudgetRefused, match="accept audit row 4"):
         gate.check(CheckedPlan.of(planned, asking))

@@ -23,7 +23,7 @@ from plans import KEY, plan, policy
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.errors import StorageError
-from storage.ledger import Ledger, Row
+from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.recovery import Step, announce_bundle, draw_path, recover
 from storage.paths import Workspace
 
@@ -45,7 +45,7 @@ def measured(draw: bytes) -> float:
     return 0.4 + 0.2 * draw[0] / 255
 
 
-def run_release(url: str, home: Path, key: str, reach: Callable[[str], None]) -> Row:
+def run_release(url: str, home: Path, key: str, reach: Callable[[str], None]) -> ReleaseRow:
     """The protocol of a release, from the start or from wherever an earlier attempt came to."""
     reach("start")
     workspace = Workspace(home)
@@ -118,14 +118,12 @@ class Judge:
     def __init__(self, url: str, home: Path) -> None:
         self.ledger, self.workspace = Ledger.open(url, key=KEY), Workspace(home)
         self.draws: dict[str, str] = {}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, ReleaseRow] = {}
         self.problems: list[str] = []
 
     def look(self, when: str) -> None:
         """Check every promise that holds at any moment."""
-        rows = self.rows = {
-            r.release_id or "": r for r in self.ledger.current() if r.kind == "release"
-        }
+        rows = self.rows = {r.release_id: r for r in self.ledger.releases()}
         folder = self.workspace.private / "releases"
         for path in folder.glob("*/draw.safetensors") if folder.is_dir() else ():
             digest, release_id = file_digest(path), path.parent.name

@@ -56,7 +56,7 @@ def main() -> None:
         wait_for(len(answered) + 20)
         stop.set()
         worker.join()
-        rows = [row.release_id for row in ledger.rows() if row.kind == "release"]
+        rows = [row.release_id for row in ledger.releases()]
         report = {
             "answered": len(answered),
             "answered_at_restarts": at_restarts,

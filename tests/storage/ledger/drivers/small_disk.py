@@ -67,7 +67,7 @@ def _fill(url: str, folder: Path, cluster: Cluster | None) -> None:
         cluster.start()
     for _ in range(5):
         reserve()
-    rows = [row.release_id for row in ledger.rows() if row.kind == "release"]
+    rows = [row.release_id for row in ledger.releases()]
     report = {
         "filled_after": filled,
         "errors": errors,
