@@ -208,9 +208,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     )
     with pytest.raises(InputError, match=said):
         open_bundle(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
-    with pytest.raises(
-        InputError, match=r"They come from a table of the test half"
-    ):
+    with pytest.raises(InputError, match=r"They come from a table of the test half"):
         replace(coder, classification="SOC").threshold_for(0.9)
 
 
