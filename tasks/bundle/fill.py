@@ -10,7 +10,6 @@ import shutil
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -70,6 +69,7 @@ def fill(
     deployment: Deployment | None = None,
     *,
     table: AccuracyTable | None = None,
+    drawn_on: str = "",
 ) -> gate.Expected:
     """Writes the content of a drawn release's bundle into an empty folder and passes it through the
     gate.
@@ -82,6 +82,7 @@ def fill(
         texts: those on no published list that the signed plan lists; None: all that there are.
         deployment: what the record for a registry and the answers to NIST SP 800-226 say; without
             it there are none.
+        drawn_on: day of the draw, as the ledger's row has it; empty: not drawn.
         table: that was drawn with the parameters, where the row's event has one; None: an example.
 
     Raises:
@@ -153,6 +154,8 @@ def fill(
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
         language=candidate.model.lexical_language,
+        language_code=_language_code(candidate.model),
+        accuracy=None if told is None else told.as_json(),
         example=golden.texts(codes)[0],
         labels=len(codes),
         classification=f"{classification} {version}".strip(),
@@ -176,6 +179,8 @@ def fill(
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
+        accuracy=None if told is None else told.as_json(),
+        day=drawn_on,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
     digests = {name: graph.sha256 for name, graph in graphs.items()}
@@ -193,6 +198,17 @@ def fill(
     )
     gate.inspect(folder, expected)
     return expected
+
+
+_CODES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
+_CODES |= {"portuguese": "pt", "dutch": "nl", "danish": "da", "swedish": "sv", "norwegian": "no"}
+_CODES |= {"finnish": "fi", "romanian": "ro", "hungarian": "hu", "russian": "ru"}
+"""ISO 639-1 codes of the languages of stems."""
+
+
+def _language_code(model: ModelConfig) -> str | None:
+    language = model.stems_language or model.encoder_language
+    return None if language is None else _CODES.get(language.lower())
 
 
 def _told(
@@ -268,28 +284,28 @@ def _sizes(folder: Path) -> dict[str, float]:
 
 
 def bill_of_materials(
-    folder: Path, statement: Mapping[str, Any], **described: str
+    folder: Path, statement: Mapping[str, Any], **described: Any
 ) -> dict[str, Any]:
-    """Returns a bundle's bill in CycloneDX 1.6; tests check it against the schema. The same release
+    """Returns a bundle's bill in CycloneDX 1.7; tests check it against the schema. The same release
     has the same one.
 
     Args:
-        described: the words of its template: encoder, training, family, architecture, licence.
+        described: the values of its template: encoder, training, family, architecture, licence,
+            accuracy, day.
     """
     files = sorted(
         p
         for p in folder.rglob("*")
         if p.suffix == ".safetensors" or p.name.startswith(("tokenizer", "lexicon"))
     )
-    libraries = {}
-    for name in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            libraries[name] = version(name).partition("+")[0]
+    found = {name: _version(name) for name in _LIBRARIES}
+    libraries = {name: number for name, number in found.items() if number is not None}
     text = render(
         "materials.json",
         statement=statement,
         files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
         libraries=libraries,
+        tool=_version("autocoder"),
         serial=uuid.uuid5(_NAMESPACE, str(statement["release_id"])),
         **described,
     )
@@ -298,6 +314,13 @@ def bill_of_materials(
     return bill | {
         "dependencies": [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": parts}]
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:

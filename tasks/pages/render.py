@@ -8,7 +8,7 @@ an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,17 @@ def one_in(probability: str | float) -> str:
     return f"{math.floor(1 / float(probability) * (1 + 1e-12)):,}"
 
 
+def percent(share: float) -> str:
+    """Formats a share with one digit behind the point."""
+    return f"{100 * share:.1f} %"
+
+
+def share_with_ends(figure: Mapping[str, float]) -> str:
+    """Formats a share with the ends of its interval."""
+    low, high = 100 * figure["low"], 100 * figure["high"]
+    return f"{percent(figure['estimate'])} ({low:.1f} to {high:.1f})"
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -68,6 +79,8 @@ def _environment() -> Environment:
         "figure": lambda value: "none" if value is None else upper_text(value),
         "odds": odds,
         "one_in": one_in,
+        "percent": percent,
+        "share_with_ends": share_with_ends,
         "inline_code": _inline_code,
         "text": escape,
         "text_and_code": _text_and_code,

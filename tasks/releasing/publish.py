@@ -243,7 +243,11 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             _saved_draw, own, draw_path(context.workspace, release_id), row, planned, key
         )
         draw = saved if drawn is None else lambda: drawn
-        folder, digest = _bundle(own, row, planned, candidate, draw, settings, deployment)
+        history = ledger.history(release_id)
+        drawn_on = next(each.recorded_at[:10] for each in history if each.state == "drawn")
+        folder, digest = _bundle(
+            own, row, planned, candidate, draw, settings, deployment, drawn_on=drawn_on
+        )
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
         elif row.bundle_digest != digest:
@@ -494,6 +498,8 @@ def _bundle(
     draw: Callable[[], Draw],
     settings: BundleParameters,
     deployment: Deployment | None,
+    *,
+    drawn_on: str,
 ) -> tuple[Path, str]:
     release_id = row.release_id
 
@@ -509,6 +515,7 @@ def _bundle(
             planned.output.texts,
             deployment,
             table=sample.table,
+            drawn_on=drawn_on,
         )
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 

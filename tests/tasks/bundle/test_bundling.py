@@ -45,7 +45,7 @@ def test_the_bill_of_materials_is_cyclonedx(sealed: Sealed) -> None:
     model card.
     """
     text = (sealed.folder / bundle.MATERIALS).read_text()
-    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    problem = JsonStrictValidator(SchemaVersion.V1_7).validate_str(text)
     assert problem is None, problem
     bill = json.loads(text)
     files = {part["name"]: part for part in bill["components"] if part["type"] == "file"}
@@ -119,6 +119,8 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "encoded_in": "bfloat16",
         "classification": "",
         "thresholds": None,
+        "accuracy": None,
+        "language_code": None,
         "graphs": {},
         "sizes": {},
     }

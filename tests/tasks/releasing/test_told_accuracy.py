@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import tiny_jobs
 import torch
+import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from kills import killed_at
 from releases import release_key
 from sealed_bundle import answers_by_the_card
@@ -28,6 +31,7 @@ from storage.ledger.recovery import draw_path
 from tasks.bundle import fill
 from tasks.bundle.thresholds import read_thresholds
 from tasks.coding.coder import open_bundle
+from tasks.pages.render import share_with_ends
 from tasks.parameters import BundleParameters, ReleaseParameters, RetrainParameters
 from tasks.releasing import plan_page, publish
 from tasks.releasing.plan import PlannedRelease
@@ -105,7 +109,27 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     thresholds = read_thresholds(folder / bundle.THRESHOLDS)
     assert "charged" in thresholds["fitted_on"]
     assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
+    assert_told_where_partners_look(folder, told)
     assert publish.release(context, planned, settings(planned)) == done
+
+
+def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
+    """Card and its metadata, and bill of materials, have the figures of `accuracy.json`."""
+    card = (folder / bundle.CARD).read_text()
+    metadata = yaml.safe_load(card.split("---\n")[1])
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == told["right"]["estimate"]
+    sections = [line for line in card.splitlines() if line.startswith("## ")]
+    assert sections[0] == "## How often it is right"
+    assert share_with_ends(told["right"]) in card
+    text = (folder / bundle.MATERIALS).read_text()
+    problem = JsonStrictValidator(SchemaVersion.V1_7).validate_str(text)
+    assert problem is None, problem
+    stated = json.loads(text)["metadata"]
+    analysis = stated["component"]["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    assert float(analysis[0]["value"]) == told["right"]["estimate"]
+    assert stated["timestamp"]
+    assert stated["tools"]["components"][0]["name"] == "autocoder"
 
 
 def test_every_program_gives_the_same_scores(
