@@ -23,7 +23,11 @@ class CodeCells:
 
     def __init__(self, config: IngestConfig, listed: Mapping[str, int] | None) -> None:
         self._config, self._listed = config, listed
-        self._spellings = Spellings(listed) if listed is not None else None
+        strict = (config.unknown_codes, config.finer_codes, config.several_codes) in (
+            ("refuse", "refuse", "keep"),
+            ("drop", "refuse", "keep"),
+        )
+        self._spellings = None if listed is None or strict else Spellings(listed)
 
     def read(self, cell: str) -> tuple[str, Respelling | None]:
         """Returns the code, and how the cell was written if otherwise."""
@@ -74,9 +78,10 @@ def numbered(
     """Yields batches with the number of each row in the table, from 0; where that is set, a row is
     repeated for each of its codes.
     """
-    cells, column, before = CodeCells(config, listed), config.label_column, 0
+    column, before = config.label_column, 0
+    cells = CodeCells(config, listed) if config.several_codes == "each" else None
     for batch in batches:
-        if config.several_codes != "each":
+        if cells is None:
             yield batch, before + np.arange(batch.num_rows)
             before += batch.num_rows
             continue

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from storage.ingest.config import Cohort
+from storage.ingest.growing import Growing
+
+T = TypeVar("T")
 
 _YEARS = range(1900, 2101)
 _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
@@ -30,7 +37,8 @@ _FORMATS = (
 )
 NO_DAYS: Final = frozenset(date(year, 1, 1) for year in (1900, 1901, 1970))
 """Days that programs write where there is no date."""
-_TRIED = 1000
+_TRIED, _REMEMBERED = 1000, 100_000
+"""Cells by which formats are tried, and cells whose day is read once."""
 _WIDTHS: Final = {"Y": 4, "y": 2, "m": 2, "d": 2, "j": 3, "H": 2, "M": 2, "S": 2}
 
 
@@ -83,37 +91,99 @@ def _between(part: str) -> str:
     )
 
 
-def causes(unread: Sequence[tuple[str, int]], date_format: str | None) -> str:
-    """Says how many records have a date that cannot be used for a reason that is known.
-
-    Args:
-        unread: cells that name no day, with their records.
-    """
-    far = sum(
-        count
-        for cell, count in unread
-        if (day := _parsed(cell, date_format)) is not None and day.year not in _YEARS
-    )
-    narrow = sum(
-        count for cell, count in unread if cell and date_format and not _fits(cell, date_format)
-    )
-    said = []
-    if far:
-        said.append(f"{far:,} have a year before {_YEARS[0]} or after {_YEARS[-1]}")
-    if narrow:
-        said.append(
-            f"{narrow:,} have another length than {date_format} writes, so that they read in two "
-            "ways: a leading zero may have been lost"
-        )
-    return "".join(f"; {sentence}" for sentence in said)
+_MARKS = _NO_DAY, _FAR, _NARROW = -1, -2, -3
+"""Marks of cells that name no day: at all, in the years, in the width of the format."""
 
 
-def fitting(unread: Sequence[str], *, month_first: bool) -> str:
+class Days:
+    """Reads a column of dates batch by batch, into the number of each day."""
+
+    first: Final = date(_YEARS[0], 1, 1).toordinal()
+
+    def __init__(self, date_format: str | None, rows: int) -> None:
+        self._format = date_format
+        self._numbers = Growing(np.int32, rows)
+        self.month_first = False
+        """A date with slashes cannot be read day first."""
+        self.ambiguous = 0
+        """Dates with slashes that read month first and day first."""
+        self.unread: dict[str, None] = {}
+        """Some of the cells that name no day."""
+        self._known: dict[str, int] = {}
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """Returns the days since the first that is read, below 0 where a cell names none."""
+        return self._numbers.values
+
+    def take(self, column: pa.Array) -> None:
+        encoded = column.dictionary_encode()
+        cells, index = encoded.dictionary.to_pylist(), np.from_dlpack(encoded.indices)
+        self._numbers.take(np.array([self._number(cell) for cell in cells], np.int32)[index])
+        if self._format is None:
+            self._look_at_slashes(cells, np.bincount(index, minlength=len(cells)).tolist())
+
+    def _number(self, cell: str) -> int:
+        known = self._known.get(cell)
+        if known is not None:
+            return known
+        number = self._read(cell)
+        if number < 0 and cell and len(self.unread) < _TRIED:
+            self.unread[cell] = None
+        if len(self._known) < _REMEMBERED:
+            self._known[cell] = number
+        return number
+
+    def _read(self, cell: str) -> int:
+        day = _parsed(cell, self._format)
+        if day is not None:
+            return day.toordinal() - self.first if day.year in _YEARS else _FAR
+        narrow = cell and self._format and not _fits(cell, self._format)
+        return _NARROW if narrow else _NO_DAY
+
+    def _look_at_slashes(self, cells: Sequence[str], counts: Sequence[int]) -> None:
+        for cell, count in zip(cells, counts, strict=True):
+            if match := SLASHED.fullmatch(cell):
+                month, day = int(match[1]), int(match[2])
+                self.month_first = self.month_first or day > 12 >= month
+                self.ambiguous += count * (month != day)
+
+    def each(self, name: Callable[[date], T]) -> dict[int, T]:
+        """Returns a value for each day that occurs, by the day's number."""
+        present = np.flatnonzero(np.bincount(self.numbers[self.numbers >= 0]))
+        return {number: name(self.day(number)) for number in present.tolist()}
+
+    def chosen(self, holds: Callable[[date], bool]) -> NDArray[np.bool_]:
+        """Returns the rows whose day is one of those."""
+        return self.spread(self.each(holds), otherwise=False)
+
+    def spread(self, values: Mapping[int, Any], *, otherwise: Any) -> NDArray[Any]:
+        """Returns the value of each row's day; `otherwise` where it has none."""
+        every = np.full(len(_YEARS) * 366 + len(_MARKS), otherwise)
+        for number, value in values.items():
+            every[number] = value
+        return every[self.numbers]  # the marks, below 0, are at its end
+
+    @classmethod
+    def day(cls, number: int) -> date:
+        return date.fromordinal(cls.first + number)
+
+    def causes(self, rows: NDArray[np.bool_]) -> str:
+        """Says how many of these rows have a date that cannot be used for a reason that is known."""
+        said = []
+        if far := int((self.numbers[rows] == _FAR).sum()):
+            said.append(f"{far:,} have a year before {_YEARS[0]} or after {_YEARS[-1]}")
+        if narrow := int((self.numbers[rows] == _NARROW).sum()):
+            said.append(
+                f"{narrow:,} have another length than {self._format} writes, so that they read in "
+                "two ways: a leading zero may have been lost"
+            )
+        return "".join(f"; {sentence}" for sentence in said)
+
+
+def fitting(unread: Collection[str], *, month_first: bool) -> str:
     """Says which formats read every one of the cells; empty where none does."""
-    cells = [
-        re.split(r"[T ]", cell)[0] if ":" in cell else cell
-        for cell in filter(None, unread[:_TRIED])
-    ]
+    cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in unread]
     if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
         return (
             "; they are a spreadsheet's numbers of days: give that column the format of a "

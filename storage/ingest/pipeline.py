@@ -25,7 +25,7 @@ from storage.ingest.code_cells import Numbers, numbered
 from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, Survey, survey
-from storage.ingest.units import unit_form
+from storage.ingest.units import unit_forms
 from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
 from storage.tables.inputs import files_in
@@ -34,7 +34,7 @@ from storage.tables.source import require_columns
 
 REPORT = "report.json"
 
-_LINE = json.JSONEncoder(separators=(",", ":")).encode
+_QUOTED = json.encoder.encode_basestring_ascii
 Progress = Callable[[int, int | None], None]
 LabelSpaceSource = Literal["codelist", "observed"]
 
@@ -132,7 +132,9 @@ def preview(
         codes=len(overview.code_names),
         codes_observed=len(np.unique(overview.codes[usable])),
         cohorts=config.cohorts
-        or tuple(sorted(overview.cohort_names[number] for number in set(overview.cohorts[usable]))),
+        or tuple(
+            sorted(overview.cohort_names[number] for number in np.unique(overview.cohorts[usable]))
+        ),
         reading=tuple(records.reading),
         units=_units(overview),
         notes=tuple(filter(None, (*of_list, marks.sentence, *overview.notes))),
@@ -326,22 +328,20 @@ def _sampled(
         if config.id_column is None
         else [cell.strip() for cell in columns[config.id_column]]
     )
-    units = (
+    units: Sequence[str | None] = (
         [None] * len(rows)
         if config.unit_column is None
-        else list(map(_pseudonym, columns[config.unit_column]))
+        else _pseudonyms(columns[config.unit_column])
     )
     codes, cohorts = (
         overview.codes[rows],
         [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()],
     )
-    for values in zip(
-        split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True
-    ):
-        half, name, text, code, cohort, unit, own = values
-        line = (SPLITS[half], name, text, overview.code_names[code], cohort, unit)
-        digest.update(f"{_LINE(line)}\n".encode("ascii"))
-        cells += cell_digests(own)
+    halves = [_QUOTED(SPLITS[half]) for half in split[chosen].tolist()]
+    quoted = [_QUOTED(name) for name in overview.code_names]
+    named = [quoted[code] for code in codes.tolist()]
+    digest.update("".join(map(_line, halves, ids, texts, named, cohorts, units)).encode("ascii"))
+    cells += b"".join(map(cell_digests, written))
     arrays = list(
         map(
             to_arrow,
@@ -368,8 +368,20 @@ def _schema(config: IngestConfig) -> pa.Schema:
     return pa.schema([pa.field(name, kind, name == "unit") for name, kind in types.items()])
 
 
-def _pseudonym(unit: str) -> str:
-    return hashlib.blake2b(unit_form(unit.strip()).encode(), digest_size=12).hexdigest()
+def _line(half: str, name: str | int, text: str, code: str, cohort: str, unit: str | None) -> str:
+    """Returns a record's line of JSON, as of a list; half and code are quoted."""
+    own = _QUOTED(name) if isinstance(name, str) else str(name)
+    whose = "null" if unit is None else _QUOTED(unit)
+    return f"[{half},{own},{_QUOTED(text)},{code},{_QUOTED(cohort)},{whose}]\n"
+
+
+def _pseudonyms(units: Sequence[str]) -> list[str]:
+    forms = unit_forms(to_arrow([unit.strip() for unit in units])).dictionary_encode()
+    names = [
+        hashlib.blake2b(form.encode(), digest_size=12).hexdigest()
+        for form in forms.dictionary.to_pylist()
+    ]
+    return [names[place] for place in forms.indices.to_pylist()]
 
 
 def _report(

@@ -13,11 +13,13 @@ from 0 on: removing one removes the last number.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.ingest.config import IngestConfig
@@ -25,7 +27,7 @@ from storage.ingest.config import IngestConfig
 SPLITS = ("train", "test", "holdout")
 _TRAIN, _TEST, _HOLDOUT = range(3)
 UNUSED = -1
-_AT_A_TIME = 1 << 16
+_AT_A_TIME = 1 << 14
 """Rows whose digests are objects of Python at a time: each takes some 60 bytes more than its 16."""
 
 Indices = NDArray[np.int64]
@@ -35,22 +37,31 @@ Digests = NDArray[np.uint64]
 """
 
 
-def digests(columns: Sequence[Iterable[Any]]) -> Digests:
+def digests(columns: Sequence[pa.Array]) -> Digests:
     """Returns a digest of each row's cells, in the order of the columns; a blank cell differs from
     a missing column.
     """
-    rows = bytearray()
-    for cells in zip(*columns, strict=True):
-        digest = hashlib.blake2b(digest_size=16)
-        for cell in cells:
-            written = cell.encode()
-            digest.update(len(written).to_bytes(8, "little") + written)
-        rows += digest.digest()
-    return np.frombuffer(bytes(rows), dtype="<u8").reshape(-1, 2)
+    parts: list[pa.Array] = []
+    for column in columns:
+        lengths = np.from_dlpack(pc.call_function("binary_length", [column])).astype("<u8")
+        eight = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(8), len(column), [None, pa.py_buffer(lengths)]
+        )
+        parts += [eight.cast(pa.binary()), column.cast(pa.binary())]
+    done = bytearray()
+    for start in range(0, len(columns[0]), _AT_A_TIME):
+        some = [part.slice(start, _AT_A_TIME) for part in parts]
+        rows = pc.call_function("binary_join_element_wise", [*some, b""])
+        done += b"".join(hashlib.blake2b(row, digest_size=16).digest() for row in rows.to_pylist())
+    return np.frombuffer(bytes(done), dtype="<u8").reshape(-1, 2)
 
 
 def draws(
-    identities: Digests, number: Indices | None = None, *, seed: int, purpose: str
+    identities: Digests,
+    number: NDArray[np.uint32] | None = None,
+    *,
+    seed: int,
+    purpose: str,
 ) -> NDArray[np.uint64]:
     """Draws a uniform 64-bit number per record: BLAKE2b of its digest and number, keyed by the
     seed.
@@ -116,8 +127,7 @@ def select(
             if identities is None
             else draws(identities, number, seed=config.seed, purpose="unit-cap")
         )
-        order, position = _positions(units[rows], ranks[rows])
-        rows = np.sort(rows[order[position < config.max_per_unit]])
+        rows = _first_of_each(units, ranks, rows, config.max_per_unit)
     left_out = {"over_unit_cap": int(usable.sum()) - len(rows), "rare_code": 0, "over_code_cap": 0}
     if config.sampling == "stratified":
         return _stratified(codes, units, rows, config, late, left_out)
@@ -125,25 +135,58 @@ def select(
     if unit_identities is None:
         drawn = draws(identities, number, seed=config.seed, purpose="split")
     else:
-        drawn = draws(unit_identities, seed=config.seed, purpose="unit-split")
+        assert units is not None
+        drawn = draws(unit_identities, seed=config.seed, purpose="unit-split")[units]
     # fixed thresholds: first the holdout's share, then the test half's of the rest
     held_out = config.holdout_share
     past = (
         drawn < _threshold(held_out + (1 - held_out) * config.test_share) if late is None else late
     )
-    chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(
-        np.int8
-    )
+    chosen = np.where(past, np.int8(_TEST), np.int8(_TRAIN))
+    chosen[drawn < _threshold(held_out)] = _HOLDOUT
     split = np.full(len(usable), UNUSED, dtype=np.int8)
     split[rows] = chosen[rows]
     return Selection(split, left_out)
 
 
-def _numbers(identities: Digests) -> Indices:
-    order = np.lexsort(identities.T)
-    starts = np.r_[True, (identities[order[1:]] != identities[order[:-1]]).any(axis=1)]
-    place, before = np.arange(len(order)), np.empty(len(order), dtype=np.int64)
-    before[order] = place - np.maximum.accumulate(np.where(starts, place, 0))
+def _first_of_each(
+    units: NDArray[Any], ranks: NDArray[np.uint64], rows: Indices, most: int
+) -> Indices:
+    """Returns the rows of lowest rank of each unit, at most so many, in their order."""
+    order = rows[np.lexsort((ranks[rows], units[rows]))]
+    ordered = units[order]
+    kept = np.ones(len(order), np.bool_)
+    kept[most:] = ordered[most:] != ordered[:-most]
+    return np.sort(order[kept])
+
+
+def alike(identities: Digests) -> Indices:
+    """Returns the rows whose digest another has, in their order."""
+    words = np.sort(identities[:, 0])
+    twice = np.unique(words[1:][words[1:] == words[:-1]])
+    del words
+    rows: list[Indices] = [np.empty(0, dtype=np.int64)]
+    for start in range(0, len(identities) if len(twice) else 0, _AT_A_TIME):
+        part = identities[start : start + _AT_A_TIME, 0]
+        place = np.minimum(np.searchsorted(twice, part), len(twice) - 1)
+        rows.append(start + np.flatnonzero(twice[place] == part))
+    candidates = np.concatenate(rows)
+    _, inverse, counts = np.unique(
+        identities[candidates], axis=0, return_inverse=True, return_counts=True
+    )
+    return candidates[counts[inverse.reshape(-1)] > 1]
+
+
+def _numbers(identities: Digests) -> NDArray[np.uint32]:
+    """Numbers the rows with one digest from 0, in their order."""
+    before, rows = np.zeros(len(identities), dtype=np.uint32), alike(identities)
+    if not len(rows):
+        return before
+    order = np.lexsort(identities[rows].T)
+    ordered = identities[rows[order]]
+    starts = np.r_[True, (ordered[1:] != ordered[:-1]).any(axis=1)]
+    place = np.arange(len(order))
+    before[rows[order]] = place - np.maximum.accumulate(np.where(starts, place, 0))
     return before
 
 

@@ -1,17 +1,15 @@
 """Surveys all rows without their texts: code, cohort, unit, and whether each can be used.
 
 It keeps some 20 to 60 bytes a row, so that any sample can be drawn before a single narrative is
-read.
+read: numbers of codes, days and units, and digests of ids, never the ids of all rows as objects.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +18,15 @@ from numpy.typing import NDArray
 
 from storage.codelist import MAX_CODE, Code, describe_shape
 from storage.errors import InputError
-from storage.ingest.code_cells import CodeCells, Respelling, numbered
+from storage.ingest.code_cells import CodeCells, Numbers, Respelling, numbered
 from storage.ingest.config import IngestConfig
-from storage.ingest.dates import NO_DAYS, SLASHED, causes, cohort_of, day_of, fitting
-from storage.ingest.sampling import Digests, digests
-from storage.ingest.units import several_ids, unit_form, unit_notes
+from storage.ingest.dates import NO_DAYS, Days, cohort_of, fitting
+from storage.ingest.growing import Growing
+from storage.ingest.sampling import Digests, alike, digests
+from storage.ingest.units import several_ids, unit_forms, unit_notes
 from storage.narrative_look import Looking, NarrativeLook
 from storage.spelling import Spellings, above_finer, twins
 from storage.tables.reader import Marks, Table
-from storage.tables.source import to_arrow
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
 _REASONS = {
@@ -76,7 +74,7 @@ class Survey:
     identities: Digests | None
     """Identities of the records, where their use follows from them."""
     unit_identities: Digests | None
-    """Identities of the records' units, where all records of a unit go to the same split."""
+    """Identities of the units by their number, where all records of one go to the same split."""
     notes: tuple[str, ...]
     """What was read in one of several ways, in sentences without a value of a record."""
     look: NarrativeLook
@@ -86,30 +84,129 @@ class Survey:
         return {name: int(counts[state]) for state, name in _REASONS.items() if counts[state]}
 
 
-@dataclass(frozen=True)
-class _Column:
-    different: pa.Array
-    """Its different values."""
-    index: NDArray[Any]
-    """Place of each row's value among them."""
+_BLANK, _UNKNOWN = -2, -1
+"""Marks of rows without a code, and with one that the list lacks."""
 
-    @classmethod
-    def of(cls, chunks: Sequence[pa.DictionaryArray]) -> _Column:
-        whole = pa.chunked_array(chunks).unify_dictionaries()
-        index = np.concatenate([np.from_dlpack(chunk.indices) for chunk in whole.chunks])
-        return cls(whole.chunk(0).dictionary, index)
 
-    @cached_property
-    def values(self) -> list[str]:
-        return self.different.to_pylist()
+class _Codes:
+    """Reads the column of codes batch by batch."""
 
-    def spread(self, each: Iterable[bool]) -> NDArray[np.bool_]:
-        return np.fromiter(each, np.bool_, len(self.values))[self.index]
+    def __init__(
+        self, config: IngestConfig, listed: Mapping[str, int] | None, label: str, rows: int
+    ) -> None:
+        self._listed, self._place = listed is not None, dict(listed or {})
+        self._cells = CodeCells(config, listed)
+        self._label = label
+        self._numbers = Growing(np.int32, rows)
+        self._known: dict[str, _Code] = {}
+        self.unknown: Counter[str] = Counter()
+        self.respelt: Counter[Respelling] = Counter()
 
     @property
-    def blank(self) -> NDArray[np.bool_]:
-        lengths = pc.call_function("binary_length", [self.different])
-        return (np.from_dlpack(lengths) == 0)[self.index]
+    def numbers(self) -> NDArray[np.int32]:
+        return self._numbers.values
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._place)
+
+    def take(self, column: pa.Array) -> None:
+        encoded = column.dictionary_encode()
+        index = np.from_dlpack(encoded.indices)
+        codes = [self._read(cell) for cell in encoded.dictionary.to_pylist()]
+        counts = np.bincount(index, minlength=len(codes)).tolist()
+        for code, count in zip(codes, counts, strict=True):
+            if code.how is not None:
+                self.respelt[code.how] += count
+            if code.number == _UNKNOWN:
+                self.unknown[code.name] += count
+        self._numbers.take(np.array([code.number for code in codes], dtype=np.int32)[index])
+
+    def _read(self, cell: str) -> _Code:
+        code = self._known.get(cell)
+        if code is None:
+            code = self._known[cell] = self._of(cell)
+        return code
+
+    def _of(self, cell: str) -> _Code:
+        if not cell:
+            return _Code("", _BLANK, None)
+        name, how = self._cells.read(cell)
+        if self._listed and name not in self._place:
+            return _Code(name, _UNKNOWN, how)
+        if len(name) > MAX_CODE:
+            raise InputError(
+                f"{self._label} has values of over {MAX_CODE} characters. Give the column of codes"
+            )
+        return _Code(name, self._place.setdefault(name, len(self._place)), how)
+
+
+@dataclass(frozen=True)
+class _Code:
+    name: str
+    number: int
+    how: Respelling | None
+
+
+class _Read:
+    """Holds what is read of the columns batch by batch, in one array each."""
+
+    def __init__(
+        self, config: IngestConfig, listed: Mapping[str, int] | None, label: str, rows: int
+    ) -> None:
+        self._config = config
+        self.codes = _Codes(config, listed, f"{label}, column {config.label_column!r}", rows)
+        self.days = None if config.dates_from is None else Days(config.date_format, rows)
+        self.units: list[pa.DictionaryArray] = []
+        self._lacking = Growing(np.bool_, rows)
+        self._blank_ids = Growing(np.bool_, 0 if config.id_column is None else rows)
+        self._identified = config.sampling == "per-record" or config.id_column is not None
+        self._identities = Growing("<u8", rows if self._identified else 0, (2,))
+        self._rows = Growing(np.int64, rows if config.several_codes == "each" else 0)
+        self.looking = Looking()
+
+    def take(self, batch: pa.RecordBatch, rows: Numbers) -> None:
+        config = self._config
+        trimmed = {
+            name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
+            for name in config.columns
+        }
+        self._lacking.take(
+            np.logical_and.reduce([_blank(trimmed[name]) for name in config.text_columns])
+        )
+        self.codes.take(trimmed[config.label_column])
+        if self.days is not None and config.dates_from is not None:
+            self.days.take(trimmed[config.dates_from])
+        if config.unit_column is not None:
+            self.units.append(trimmed[config.unit_column].dictionary_encode())
+        if config.id_column is not None:
+            self._blank_ids.take(_blank(trimmed[config.id_column]))
+            self._identities.take(digests([trimmed[config.id_column]]))
+        elif self._identified:
+            self._identities.take(digests([batch.column(n) for n in sorted(batch.schema.names)]))
+        if config.several_codes == "each":
+            self._rows.take(rows)
+        self.looking.take([trimmed[name] for name in config.text_columns])
+
+    @property
+    def lacking(self) -> NDArray[np.bool_]:
+        return self._lacking.values
+
+    @property
+    def blank_ids(self) -> NDArray[np.bool_]:
+        return self._blank_ids.values
+
+    @property
+    def identities(self) -> Digests | None:
+        return self._identities.values if self._identified else None
+
+    @property
+    def lines(self) -> _Lines:
+        return _Lines(self._rows.values if self._config.several_codes == "each" else None)
+
+
+def _blank(column: pa.Array) -> NDArray[np.bool_]:
+    return np.from_dlpack(pc.call_function("binary_length", [column])) == 0
 
 
 def survey(
@@ -119,59 +216,17 @@ def survey(
     marks: Marks,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Survey:
-    named = (config.label_column, config.dates_from, config.unit_column, config.id_column)
-    chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
-    empty: list[NDArray[np.bool_]] = []
-    identities: list[Digests] = []
     place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
-    rows, looking, numbers = 0, Looking(), []
-    for batch, of_batch in numbered(records.texts(config.columns, marks), config, place):
-        trimmed = {
-            name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
-            for name in config.columns
-        }
-        lengths = (
-            pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns
-        )
-        empty.append(np.logical_and.reduce([np.from_dlpack(length) == 0 for length in lengths]))
-        for name, parts in chunks.items():
-            parts.append(trimmed[name].dictionary_encode())
-        if config.sampling == "per-record":
-            whole = [batch.column(name) for name in sorted(batch.schema.names)]
-            identifying = whole if config.id_column is None else [trimmed[config.id_column]]
-            identities.append(digests([column.to_pylist() for column in identifying]))
-        looking.take([trimmed[name] for name in config.text_columns])
-        if config.several_codes == "each":
-            numbers.append(of_batch)
+    label, rows = records.source.label, 0
+    read = _Read(config, place, label, records.rows)
+    for batch, numbers in numbered(records.texts(config.columns, marks), config, place):
+        read.take(batch, numbers)
         rows += batch.num_rows
         progress(rows)
-    lines = _Lines(np.concatenate(numbers) if numbers else None)
-    columns = {name: _Column.of(parts) for name, parts in chunks.items()}
-    lacking = np.concatenate(empty)
-    label = records.source.label
-    coded, code_names, unknown, respelt = _codes(
-        columns[config.label_column], config, listed, label
-    )
-    if unknown and config.unknown_codes != "drop":
-        spellings = Spellings(code_names)
-        hint = spellings.described(unknown)
-        ways = [
-            name
-            for name, holds in (
-                ("data.ingest.unknown_codes=match", spellings.match_padded),
-                ("data.ingest.finer_codes=cut", spellings.coarser),
-            )
-            if all(map(holds, unknown))
-        ]
-        several = [spellings.is_several(code) for code in unknown]
-        ways += ["data.ingest.several_codes=first (or each)"] if all(several) else []
-        raise InputError(
-            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have "
-            "a code that is "
-            f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
-            "Give the right list or column, or set data.ingest.unknown_codes=drop"
-            f"{''.join(f' or {way}' for way in ways)}"
-        )
+    lines, coded = read.lines, read.codes.numbers
+    if read.codes.unknown and config.unknown_codes != "drop":
+        raise _not_listed(read.codes, f"{label}, column {config.label_column!r}", rows)
+    lacking = read.lacking
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(
             f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them in, "
@@ -180,9 +235,8 @@ def survey(
         )
     units, notes = None, lines.notes()
     if config.unit_column is not None:
-        units, more = _units(
-            columns[config.unit_column], f"{label}, column {config.unit_column!r}", lines
-        )
+        units, more = _units(read.units, f"{label}, column {config.unit_column!r}", lines)
+        read.units.clear()
         notes += more
     # The last reason written is the one that counts, so the gravest comes last.
     state = np.full(rows, USABLE, dtype=np.int8)
@@ -190,37 +244,36 @@ def survey(
         state[units.blank] = NO_UNIT
     state[lacking] = NO_CONTENT
     state[coded < 0] = UNKNOWN_CODE
-    state[columns[config.label_column].blank] = NO_CODE
-    notes += _respelt_notes(respelt)
-    counts = np.bincount(coded[coded >= 0], minlength=len(code_names)).tolist()
-    by_code = {name: count for name, count in zip(code_names, counts, strict=True) if count}
+    state[coded == _BLANK] = NO_CODE
+    notes += _respelt_notes(read.codes.respelt)
+    names = read.codes.names
+    counts = np.bincount(coded[coded >= 0], minlength=len(names)).tolist()
+    by_code = {name: count for name, count in zip(names, counts, strict=True) if count}
     notes += twins(by_code) if listed is None else _level_notes(by_code, listed)
     cohorts, cohort_names, late = np.zeros(rows, dtype=np.int32), [ALL], None
-    if config.dates_from is not None:
-        cohorts, cohort_names, late, more = _dates(
-            columns[config.dates_from], config, state, label, lines
-        )
+    if read.days is not None:
+        cohorts, cohort_names, late, more = _dates(read.days, config, state, label, lines)
         notes += more
     if config.id_column is not None:
-        _require_ids(columns[config.id_column], f"{label}, column {config.id_column!r}", lines)
+        _require_ids(
+            read.blank_ids, read.identities, f"{label}, column {config.id_column!r}", lines
+        )
     by_unit = units is not None and config.split_by_unit and config.sampling == "per-record"
     overview = Survey(
         state=state,
         numbers=lines.numbers,
-        codes=coded,
-        code_names=code_names,
-        unknown=unknown,
-        respelt=respelt,
+        codes=np.maximum(coded, _UNKNOWN, out=coded),
+        code_names=names,
+        unknown=read.codes.unknown,
+        respelt=read.codes.respelt,
         cohorts=cohorts,
         cohort_names=cohort_names,
         late=late if config.train_before is not None else None,
         units=None if units is None else units.index,
-        identities=np.concatenate(identities) if identities else None,
-        unit_identities=digests([units.values])[units.index]
-        if units is not None and by_unit
-        else None,
+        identities=read.identities if config.sampling == "per-record" else None,
+        unit_identities=digests([units.forms]) if units is not None and by_unit else None,
         notes=tuple(notes),
-        look=looking.result(),
+        look=read.looking.result(),
     )
     usable = coded[state == USABLE]
     if not len(usable):
@@ -237,54 +290,66 @@ def survey(
     return overview
 
 
-def _units(column: _Column, label: str, lines: _Lines) -> tuple[_Column, list[str]]:
-    """Returns the units by the form that all spellings of an id share, and notes on the ids."""
-    # guard: test_an_id_in_another_spelling
-    forms = [unit_form(cell) if cell else "" for cell in column.values]
-    place = {form: number for number, form in enumerate(dict.fromkeys(forms))}
-    units = _Column(
-        to_arrow(list(place)),
-        np.array([place[form] for form in forms], dtype=np.int32)[column.index],
+def _not_listed(codes: _Codes, label: str, rows: int) -> InputError:
+    unknown, spellings = codes.unknown, Spellings(codes.names)
+    hint = spellings.described(unknown)
+    ways = [
+        name
+        for name, holds in (
+            ("data.ingest.unknown_codes=match", spellings.match_padded),
+            ("data.ingest.finer_codes=cut", spellings.coarser),
+        )
+        if all(map(holds, unknown))
+    ]
+    several = [spellings.is_several(code) for code in unknown]
+    ways += ["data.ingest.several_codes=first (or each)"] if all(several) else []
+    return InputError(
+        f"{label}: {unknown.total()} of {rows} records have a code that is "
+        f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
+        "Give the right list or column, or set data.ingest.unknown_codes=drop"
+        f"{''.join(f' or {way}' for way in ways)}"
     )
+
+
+@dataclass(frozen=True)
+class _Units:
+    forms: pa.Array
+    """Of each unit the form of its id, which all its spellings share."""
+    index: NDArray[np.int32]
+    """Number of each row's unit."""
+
+    def spread(self, chosen: pa.Array) -> NDArray[np.bool_]:
+        return chosen.to_numpy(zero_copy_only=False)[self.index]
+
+    @property
+    def blank(self) -> NDArray[np.bool_]:
+        return _blank(self.forms)[self.index]
+
+
+def _units(
+    chunks: Sequence[pa.DictionaryArray], label: str, lines: _Lines
+) -> tuple[_Units, list[str]]:
+    """Returns the units by the form that all spellings of an id share, and notes on the ids."""
+    cells = pa.chunked_array(chunks).unify_dictionaries()
+    # guard: test_an_id_in_another_spelling
+    forms = unit_forms(cells.chunk(0).dictionary).dictionary_encode()
+    place = np.from_dlpack(forms.indices)
+    index = Growing(np.int32, len(cells))
+    for chunk in cells.chunks:
+        index.take(place[np.from_dlpack(chunk.indices)])
+    units = _Units(forms.dictionary, index.values)
     # guard: test_a_record_of_two_people
-    several = several_ids([form for form in place if form])
-    shared = units.spread(form in several for form in place)
+    several = several_ids(units.forms)
+    shared = units.spread(several)
     if shared.any():
         raise InputError(
-            f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that one of "
+            f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that "
+            "one of "
             "these would be protected less than the claim says. Give each record one id, or leave "
             "the cell blank: such records are dropped and counted"
         )
-    given = [(cell, form) for cell, form in zip(column.values, forms, strict=True) if cell]
-    return units, unit_notes([cell for cell, _ in given], [form for _, form in given])
-
-
-def _codes(
-    column: _Column, config: IngestConfig, listed: Sequence[Code] | None, label: str
-) -> tuple[NDArray[np.int32], list[str], Counter[str], Counter[Respelling]]:
-    place = {code.code: number for number, code in enumerate(listed or ())}
-    reading = CodeCells(config, place if listed is not None else None)
-    counts = np.bincount(column.index, minlength=len(column.values)).tolist()
-    codes = np.full(len(column.values), -1, dtype=np.int32)
-    unknown: Counter[str] = Counter()
-    respelt: Counter[Respelling] = Counter()
-    for number, cell in enumerate(column.values):
-        if not cell:
-            continue
-        code, how = reading.read(cell)
-        if how is not None:
-            respelt[how] += counts[number]
-        if listed is not None and code not in place:
-            unknown[code] += counts[number]
-            continue
-        if len(code) > MAX_CODE:
-            raise InputError(
-                f"{label}, column {config.label_column!r} has values of over {MAX_CODE} "
-                "characters. Give the column "
-                "of codes"
-            )
-        codes[number] = place.setdefault(code, len(place))
-    return codes[column.index], list(place), unknown, respelt
+    spellings = np.where(_blank(units.forms), 0, np.bincount(place))
+    return units, unit_notes(spellings, units.forms)
 
 
 def _respelt_notes(respelt: Counter[Respelling]) -> list[str]:
@@ -305,49 +370,32 @@ def _level_notes(counts: Mapping[str, int], listed: Sequence[Code]) -> list[str]
 
 
 def _dates(
-    column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
+    days: Days, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
 ) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
     label = f"{label}, column {config.dates_from!r}"
-    days = [day_of(cell, config.date_format) for cell in column.values]
-    slashed = (
-        [match for cell in column.values if (match := SLASHED.fullmatch(cell))]
-        if config.date_format is None
-        else []
-    )
-    month_first = any(int(match[2]) > 12 >= int(match[1]) for match in slashed)
-    bad = column.spread(day is None for day in days) & (state == USABLE)
+    bad = (days.numbers < 0) & (state == USABLE)
     if bad.any():
-        counts = np.bincount(column.index[bad], minlength=len(column.values)).tolist()
-        unread = [
-            (cell, count)
-            for cell, day, count in zip(column.values, days, counts, strict=True)
-            if day is None and count
-        ]
-        cause = causes(unread, config.date_format)
-        formats = fitting([cell for cell, _ in unread], month_first=month_first)
+        formats = fitting(days.unread, month_first=days.month_first)
         raise InputError(
             f"{label}: {bad.sum()} dates are missing or do not read as "
-            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({lines.named(bad)}{formats}){cause}. "
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({lines.named(bad)}{formats})"
+            f"{days.causes(bad)}. "
             "Correct them, set "
             "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
             "data.ingest.cohort=none"
             f"{' and no data.ingest.train_before' if config.train_before else ''}"
         )
-    both = 0 if month_first else sum(match[1] != match[2] for match in slashed)
+    both = 0 if days.month_first else days.ambiguous
     if both and (config.cohort in ("quarter", "month") or config.train_before):
         raise InputError(
             f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
             "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
         )
-    names = [
-        None if day is None else cohort_of(day, config.cohort) if config.dated_cohorts else ALL
-        for day in days
-    ]
-    place = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    names = days.each(lambda day: cohort_of(day, config.cohort) if config.dated_cohorts else ALL)
+    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     if config.cohorts is not None:
-        outside = column.spread(
-            name is not None and name not in config.cohorts for name in names
-        ) & (state == USABLE)
+        declared = {number: name in config.cohorts for number, name in names.items()}
+        outside = ~days.spread(declared, otherwise=True) & (state == USABLE)
         if outside.any() and config.outside_cohorts == "refuse":
             raise InputError(
                 f"{label}: {outside.sum()} records are of a {config.cohort} that "
@@ -356,14 +404,12 @@ def _dates(
                 "data.ingest.outside_cohorts=drop"
             )
         state[outside] = OTHER_COHORT
-    cohorts = np.array([-1 if name is None else place[name] for name in names], dtype=np.int32)[
-        column.index
-    ]
-    late = column.spread(
-        bool(config.train_before and day and day >= config.train_before) for day in days
-    )
+    numbers = {number: np.int32(place[name]) for number, name in names.items()}
+    cohorts = days.spread(numbers, otherwise=np.int32(-1))
+    first_late = config.train_before
+    late = days.chosen(lambda day: first_late is not None and day >= first_late)
     notes = []
-    future = column.spread(day is not None and day > date.today() for day in days)
+    future = days.chosen(lambda day: day > date.today())
     if coming := int((future & (state == USABLE)).sum()):
         pivot = (
             "; %y reads the years 00 to 68 as 2000 to 2068, so give them four digits"
@@ -371,7 +417,7 @@ def _dates(
             else ""
         )
         notes.append(f"{coming:,} dates lie in the future{pivot}")
-    nothing = column.spread(day in NO_DAYS for day in days) & (state == USABLE)
+    nothing = days.chosen(NO_DAYS.__contains__) & (state == USABLE)
     if nothing.any():
         notes.append(
             f"{nothing.sum():,} dates are the first day of 1900, 1901 or 1970, which programs write "
@@ -386,14 +432,19 @@ def _dates(
     return cohorts, list(place), late, notes
 
 
-def _require_ids(column: _Column, label: str, lines: _Lines) -> None:
-    blank = column.blank
+def _require_ids(
+    blank: NDArray[np.bool_], identities: Digests | None, label: str, lines: _Lines
+) -> None:
+    assert identities is not None
     if blank.any():
         raise InputError(
             f"{label}: {blank.sum()} ids are blank ({lines.named(blank)}). Fill them in"
         )
-    doubled = np.bincount(column.index[lines.begins])[column.index] > 1
-    if doubled.any():
+    rows = lines.first
+    repeated = alike(identities if rows is None else identities[rows])
+    if len(repeated):
+        doubled = np.zeros(len(blank), np.bool_)
+        doubled[repeated if rows is None else rows[repeated]] = True
         raise InputError(
             f"{label}: {doubled.sum()} records share an id with another ({lines.named(doubled)}); an "
             "id must name one record"
@@ -414,11 +465,11 @@ class _Lines:
         return f"{word} {', '.join(map(str, (places[:10] + 1).tolist()))}{more}"
 
     @property
-    def begins(self) -> NDArray[np.bool_] | slice:
-        """Chooses the first of each row of the file."""
+    def first(self) -> NDArray[np.int64] | None:
+        """Returns the first row of each row of the file; None where all are."""
         if self.numbers is None:
-            return slice(None)
-        return np.r_[True, self.numbers[1:] != self.numbers[:-1]]
+            return None
+        return np.flatnonzero(np.r_[True, self.numbers[1:] != self.numbers[:-1]])
 
     def notes(self) -> list[str]:
         if self.numbers is None:

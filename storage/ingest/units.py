@@ -7,10 +7,15 @@ records that the claim allows, so that an id is read more loosely than a code.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from storage.codelist import normalise_code
+from storage.tables.source import to_arrow
 
 _NUMBER = re.compile(r"\d+([.,]\d+)?[eE]\+?(\d{1,2})", re.ASCII)
 _ZEROS_BEHIND = re.compile(r"^(\d+)[.,]0+$", re.ASCII)
@@ -19,7 +24,7 @@ _BETWEEN = re.compile(r"\s*[;|,&+/]\s*")
 _BLANKS_TOO = re.compile(r"[;|,&+/\s]+")
 _LISTED = re.compile(r"\s*[;|]\s*")
 """Signs that no id has inside it, but a list has."""
-_JOINTS = re.compile(r"[\s.,\-\u2013_/]+")
+_JOINTS = r"[\s.,\-\x{2013}_/]+"
 
 
 def unit_form(cell: str) -> str:
@@ -33,19 +38,51 @@ def unit_form(cell: str) -> str:
     return form.lstrip("0") or form[-1:]
 
 
-def several_ids(forms: Collection[str]) -> set[str]:
-    """Returns the ids that are made of several: of ids that other cells have alone, or of parts
-    with one shape between the signs of a list.
+_PLAIN = r"^[A-Za-z0-9_\-#][A-Za-z0-9_\-# ]*$"
+_EXPONENT = r"^[0-9]+[eE][0-9]+$"
+"""Cells whose form is their lower case without leading zeros, but for numbers with an exponent."""
+
+
+def unit_forms(cells: pa.Array) -> pa.Array:
+    """Returns what `unit_form` does of each cell, without outer blanks; of most of them at once."""
+    odd = _matches(cells, _EXPONENT)
+    plain = pc.call_function("and", [_matches(cells, _PLAIN), pc.call_function("invert", [odd])])
+    lower = pc.call_function("ascii_lower", [cells])
+    forms = pc.call_function("ascii_ltrim", [lower], pc.TrimOptions("0"))
+    empty = pc.call_function("equal", [forms, ""])
+    zeros = pc.call_function("and", [empty, pc.call_function("not_equal", [cells, ""])])
+    forms = pc.call_function("if_else", [zeros, "0", forms])
+    others = pc.call_function("invert", [plain])
+    read = [unit_form(cell) if cell else "" for cell in cells.filter(others).to_pylist()]
+    return pc.call_function("replace_with_mask", [forms, others, to_arrow(read)])
+
+
+def _matches(cells: pa.Array, pattern: str) -> pa.Array:
+    return pc.call_function("match_substring_regex", [cells], pc.MatchSubstringOptions(pattern))
+
+
+def several_ids(forms: pa.Array) -> pa.Array:
+    """Tells of each of different ids whether it is made of several: of ids that other cells have
+    alone, or of parts with one shape between the signs of a list.
     """
-    known = set(forms)
-    return {form for form in known if _is_several(form, known)}
+    listed = _matches(forms, r"[;|,&+/\s]")
+    suspects = forms.filter(listed).to_pylist()
+    parts = {part for form in suspects for split in _splits(form) for part in split}
+    named = to_arrow(sorted(parts))
+    known = set(
+        named.filter(pc.call_function("is_in", [named], pc.SetLookupOptions(forms))).to_pylist()
+    )
+    several = np.array([_is_several(form, known) for form in suspects], np.bool_)
+    return pc.call_function("replace_with_mask", [listed, listed, to_arrow(several)])
+
+
+def _splits(form: str) -> Iterator[list[str]]:
+    for between in (_BETWEEN, _BLANKS_TOO):
+        yield [unit_form(part) for part in between.split(form) if part.strip()]
 
 
 def _is_several(form: str, known: set[str]) -> bool:
-    if _BLANKS_TOO.search(form) is None:
-        return False
-    for between in (_BETWEEN, _BLANKS_TOO):
-        parts = [unit_form(part) for part in between.split(form) if part.strip()]
+    for parts in _splits(form):
         if len(parts) > 1 and all(part in known for part in parts):
             return True
     listed = [part for part in _LISTED.split(form) if part]
@@ -56,35 +93,25 @@ def _shape(part: str) -> str:
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "9", part))
 
 
-def unit_notes(cells: Sequence[str], forms: Sequence[str]) -> list[str]:
+def unit_notes(cells: NDArray[np.int64], forms: pa.Array) -> list[str]:
     """Says how many ids have several spellings, and how many would without their joints.
 
     Args:
-        cells: different ones, with the form of each in `forms`.
+        cells: number of different cells of each form.
     """
-    spelt = _groups(zip(forms, cells, strict=True))
-    respelt = [group for group in spelt.values() if len(group) > 1]
-    joined = [
-        group
-        for group in _groups((_JOINTS.sub("", form), form) for form in spelt).values()
-        if len(group) > 1
-    ]
+    joined = pc.call_function(
+        "replace_substring_regex", [forms], pc.ReplaceSubstringOptions(_JOINTS, "")
+    )
+    alike = np.bincount(np.from_dlpack(joined.dictionary_encode().indices))
     notes = []
-    if respelt:
+    if (spelt := cells[cells > 1]).size:
         notes.append(
-            f"{sum(map(len, respelt)):,} ids of units differ in .0, leading zeros or case alone, "
-            f"and count as {len(respelt):,} units"
+            f"{spelt.sum():,} ids of units differ in .0, leading zeros or case alone, "
+            f"and count as {spelt.size:,} units"
         )
-    if joined:
+    if (together := alike[alike > 1]).size:
         notes.append(
-            f"{sum(map(len, joined)):,} ids of units would be {len(joined):,} without blanks, "
+            f"{together.sum():,} ids of units would be {together.size:,} without blanks, "
             "points and hyphens; they count as different: where they are not, write them alike"
         )
     return notes
-
-
-def _groups(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    groups: dict[str, set[str]] = defaultdict(set)
-    for form, value in pairs:
-        groups[form].add(value)
-    return groups

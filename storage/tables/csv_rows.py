@@ -9,10 +9,10 @@ import csv
 import io
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import IO, Any
 from weakref import finalize
 
@@ -272,14 +272,19 @@ def _are_quoted(rows: Sequence[Sequence[str]]) -> bool:
 
 
 _PATIENCE = 10.0
-"""Seconds that arrow's threads have to let a file go."""
+"""Seconds that arrow's threads have to let a file go, or wait to read ahead."""
+_CUT_AT_ONCE = 1 << 20
+"""Characters of lines of fixed widths that make a block."""
+_AHEAD = 4
+"""Blocks that arrow's threads read ahead; without a bound they are 32, of `LONGEST_RECORD` each."""
 
 
 class _Bytes:
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
         self._raw, self._end = raw, end
-        self.ended, self.released = False, Event()
+        self.released = Event()
+        self._ended, self._room = False, Semaphore(_AHEAD)
         self.full: list[bool] = [False]
         """Of each block, whether it was as long as one may be, so that a record that it does not
         end is longer.
@@ -296,25 +301,43 @@ class _Bytes:
         for _ in range(source.first_line):
             self._text.readline(LONGEST_RECORD)
 
+    def taken(self) -> None:
+        """Says that a block came back as rows, so that another may be read."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Reads no more."""
+        self._ended = True
+        self._room.release(_AHEAD)
+
     def read(self, size: int = -1) -> bytes:
-        if self.ended:
+        self._room.acquire(timeout=_PATIENCE)
+        if self._ended:
             return b""
         content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
-            content = self._next(size)
+            more = self._next(size)
+            content, self._unread = more[:size], more[size:]
         if not content:
             content, self._end = self._end, b""
         return content
 
     def _next(self, size: int) -> bytes:
         if self._text is not None and self._cut is not None:
-            line = self._text.readline(LONGEST_RECORD)
-            self.full.append(len(line) == LONGEST_RECORD)
-            return f"{self._cut(line.rstrip(_ENDS))}\n".encode() if line else b""
+            return self._lines(self._text, self._cut)
         most = size if self._text is None else max(size // 4, 1)
         part = self._raw.read(most) if self._text is None else self._text.read(most)
         self.full.append(len(part) == most)
         return part if isinstance(part, bytes) else part.encode()
+
+    def _lines(self, text: IO[str], cut: Callable[[str], str]) -> bytes:
+        lines: list[str] = []
+        length = longest = 0
+        while length < _CUT_AT_ONCE and (line := text.readline(LONGEST_RECORD)):
+            lines.append(f"{cut(line.rstrip(_ENDS))}\n")
+            length, longest = length + len(line), max(longest, len(line))
+        self.full.append(longest == LONGEST_RECORD)
+        return "".join(lines).encode()
 
 
 class _Handle:
@@ -387,6 +410,7 @@ def csv_batches(
             for batch in pacsv.open_csv(
                 pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert
             ):
+                stream.taken()
                 last, blocks = batch.num_rows - 1, blocks + 1
                 ended = last >= 0 and batch.column(0)[last].as_py() == mark
                 batch = batch.slice(0, last) if ended else batch
@@ -427,7 +451,7 @@ def csv_batches(
             # bytes that do not decode were refused before, and rows of another width are in `bad`
             unended, broken = isinstance(error, pa.ArrowInvalid), True
         finally:
-            stream.ended = True
+            stream.end()
             stream.released.wait(_PATIENCE)
     seen.bad += len(bad) if source.skips_bad_rows else 0
     if bad and not source.skips_bad_rows:

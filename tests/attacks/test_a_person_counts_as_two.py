@@ -4,9 +4,13 @@ import csv
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.errors import InputError
 from storage.ingest import IngestConfig, Units, ingest, preview, units_of
+from storage.ingest.units import unit_form, unit_forms
+from storage.tables.source import to_arrow
 
 CONFIG = IngestConfig.model_validate(
     {
@@ -44,6 +48,37 @@ def test_an_id_in_another_spelling(tmp_path: Path, spellings: tuple[str, ...]) -
         for n, spelling in enumerate(spellings)
     ]
     assert sum(preview(files, CONFIG, None).sampled.values()) == 20
+
+
+PIECES = (
+    "0",
+    "1",
+    "12",
+    "P",
+    "p",
+    "e5",
+    "E",
+    ".",
+    ".0",
+    ",0",
+    "-",
+    "_",
+    " ",
+    '"',
+    "'",
+    "=",
+    "ſ",
+    "\u200b",
+    "１",
+)
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=5).map("".join), min_size=1))
+def test_ids_are_read_together_as_each_alone(cells: list[str]) -> None:
+    """Most by arrow at once, in whatever spelling: the same forms as one by one."""
+    stripped = [cell.strip() for cell in cells]
+    alone = [unit_form(cell) if cell else "" for cell in stripped]
+    assert unit_forms(to_arrow(stripped)).to_pylist() == alone
 
 
 def test_ids_that_differ_stay_apart(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_shares_are_kept_and_draws_are_independent() -> None:
     for other in (
         draws(ids, seed=2, purpose="split"),
         draws(ids, seed=1, purpose="unit-cap"),
-        draws(ids, np.ones(20_000, dtype=np.int64), seed=1, purpose="split"),
+        draws(ids, np.ones(20_000, dtype=np.uint32), seed=1, purpose="split"),
     ):
         assert abs(np.corrcoef(first, other / 2**64)[0, 1]) < 4 / 20_000**0.5
     for below, share in ((0.2, 0.2), (0.44, 0.44), (0.05, 0.05)):

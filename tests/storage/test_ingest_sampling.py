@@ -1,12 +1,15 @@
 """The stratified sample and split: sizes, chance, and what the order of the source may not change."""
 
+import hashlib
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from storage.ingest import IngestConfig
+from storage.ingest import IngestConfig, sampling
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, apportion, digests, select
 
 TRAIN, TEST, HOLDOUT = range(3)
@@ -140,9 +143,26 @@ def test_large_units_are_not_tested_more_often() -> None:
     assert np.mean(share) == pytest.approx(0.5, abs=0.01)
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
+def test_equal_records_are_numbered_in_their_order(cells: list[int]) -> None:
+    """From 0, whether the first words of two digests agree by chance or with the whole."""
+    identities = np.array([(cell // 2, cell % 2) for cell in cells], dtype="<u8")
+    assert sampling._numbers(identities).tolist() == [
+        cells[:place].count(cell) for place, cell in enumerate(cells)
+    ]
+    assert sampling.alike(identities).tolist() == [
+        place for place, cell in enumerate(cells) if cells.count(cell) > 1
+    ]
+
+
 @pytest.mark.parametrize("other", [("12", "3"), ("", "123"), ("123", ""), ("1", "2", "3")])
 def test_a_digest_tells_cells_apart_whose_texts_join_to_the_same(other: tuple[str, ...]) -> None:
     """`1`, `23` are other cells than `12`, `3`: otherwise two records would count as one."""
-    one, two = (digests([[cell] for cell in cells]).tolist() for cells in (("1", "23"), other))
+    one, two = (
+        digests([pa.array([cell]) for cell in cells]).tolist() for cells in (("1", "23"), other)
+    )
     assert one != two
-    assert one == digests([["1"], ["23"]]).tolist()
+    own = hashlib.blake2b(digest_size=16)
+    for cell in (b"1", b"23"):
+        own.update(len(cell).to_bytes(8, "little") + cell)
+    assert one == np.frombuffer(own.digest(), "<u8").reshape(-1, 2).tolist()
