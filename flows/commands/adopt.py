@@ -51,9 +51,10 @@ def adopt(
     key from it, check the bundle again, and refuse it once the file of --roots says that it was
     revoked.
 
-    Without --data the thresholds are the bundle's, if it has any: fitted on the agency's test half. A few
-    hundred records coded manually give better ones. The folder then depends on your records: keep
-    it as confidential as they are.
+    It prints how often the model is right, as the agency states it, and with --data whether your
+    own records agree. Without --data the thresholds are the bundle's, if it has any: fitted on
+    the agency's test half. A few hundred records coded manually give better ones. The folder then
+    depends on your records: keep it as confidential as they are.
 
     Examples
 
@@ -95,6 +96,7 @@ def adopt(
         known = {
             "answers": report.answers,
             "thresholds": report.thresholds,
+            "accuracy": report.accuracy_lines,
             "unchecked": report.unchecked,
             "warnings": list(report.notes),
         }
@@ -109,6 +111,8 @@ def adopt(
         f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; "
         f"written to {out}"
     )
+    for line in report.accuracy_lines:
+        say(f"  {line}")
     for line in report.threshold_lines if report.thresholds else ():
         say(f"  {line}")
     if accuracy is not None and report.adopted.adoption.accuracy is None:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mechanisms.model.calibration import fits_temperature
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets
 from mechanisms.model.scorer import GRAPH
@@ -19,6 +20,7 @@ from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
 from storage.bundle.check import VerifiedBundle, check
 from storage.bundle.folder import STATEMENT, THRESHOLDS
+from storage.bundle.stated import accuracy_lines, difference, stated_accuracy
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.egress.allow_list import FILES, list_files
@@ -69,6 +71,18 @@ class AdoptionReport:
         """Returns the partner's thresholds in words, or those of the bundle."""
         fitted = self.thresholds or self.sound.contents.get(THRESHOLDS)
         return [] if fitted is None else [*_lines(fitted)]
+
+    @property
+    def accuracy_lines(self) -> list[str]:
+        """Returns how often the model is right, by the agency and on the partner's own records."""
+        told = stated_accuracy(self.sound.contents)
+        lines = accuracy_lines(told)
+        if self.thresholds is None:
+            return lines
+        right = float(self.thresholds["reached"]["accuracy_of_all"])
+        number = int(self.thresholds["records"])
+        used = number - int(fits_temperature(number).sum())
+        return [*lines, *filter(None, [difference(told, right, used)])]
 
     @property
     def measured_on(self) -> str:

@@ -1,0 +1,77 @@
+"""Reads what an agency states about a bundle's accuracy, from its files as they were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from storage.bundle.folder import ACCURACY
+
+NOT_STATED = "the agency states no accuracy"
+
+
+def stated_accuracy(contents: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the content of `accuracy.json`; None where the bundle has none or its noise hides it.
+
+    Args:
+        contents: the bundle's files, parsed.
+    """
+    told = contents.get(ACCURACY)
+    return told if told is not None and told["stated"] else None
+
+
+def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:
+    """Returns what is stated in sentences, the groups that the model is worst at last."""
+    if told is None:
+        return [NOT_STATED]
+    day = told["test_half"]["dated_from"]
+    whose = "a random share" if day is None else f"dated from {day} on"
+    lines = [
+        f"the agency states {_share(told['right'])} right and {_share(told['among_3_best'])} among "
+        f"the three best, of about {told['records']:,} of its records, {whose} (95 % intervals)"
+    ]
+    groups = told["groups"] if len(told["groups"]) > 1 else []
+    for group in sorted(groups, key=lambda one: one["right"]["estimate"])[:_WORST]:
+        lines.append(
+            f"least often right: {'; '.join(group['names'][:_NAMED])}, {_share(group['right'])} of "
+            f"{group['share']:.1%} of the records"
+        )
+    return lines
+
+
+_WORST, _NAMED = 2, 3
+
+
+def _share(figure: Mapping[str, float]) -> str:
+    low, high = 100 * figure["low"], 100 * figure["high"]
+    return f"{figure['estimate']:.1%} ({low:.1f} to {high:.1f})"
+
+
+def difference(told: Mapping[str, Any] | None, right: float, records: int) -> str:
+    """Returns how a partner's own accuracy compares with what is stated; empty where it is not.
+
+    Args:
+        right: share of the partner's own records with the right best code.
+        records: how many there are.
+    """
+    if told is None or not records:
+        return ""
+    stated = told["right"]
+    own = (right * (1 - right) / records) ** 0.5
+    theirs = (stated["high"] - stated["low"]) / (2 * 1.96)
+    deviations = abs(right - stated["estimate"]) / max((own**2 + theirs**2) ** 0.5, 1e-9)
+    if deviations <= _LIKELY:
+        return (
+            f"your {records:,} records: {right:.1%} right, which agrees with the stated "
+            f"{stated['estimate']:.1%}"
+        )
+    kind = "less" if right < stated["estimate"] else "more"
+    return (
+        f"your {records:,} records: {right:.1%} right, {kind} than the stated "
+        f"{stated['estimate']:.1%} beyond chance: they are of another kind, or coded otherwise. "
+        "Go by your own thresholds"
+    )
+
+
+_LIKELY = 1.96
+"""Standard deviations that a difference has by chance, in 95 of 100 cases."""

@@ -1,0 +1,58 @@
+"""What a partner reads of a bundle's accuracy, and whether its own records agree."""
+
+from typing import Any
+
+import pytest
+
+from storage.bundle.folder import ACCURACY
+from storage.bundle.stated import NOT_STATED, accuracy_lines, difference, stated_accuracy
+
+
+def figure(estimate: float, width: float = 0.04) -> dict[str, float]:
+    return {"estimate": estimate, "low": estimate - width / 2, "high": estimate + width / 2}
+
+
+def told(**changed: Any) -> dict[str, Any]:
+    groups = [
+        {"names": [name], "share": 0.3, "right": figure(right), "among_3_best": figure(0.9)}
+        for name, right in (("1 Burns", 0.9), ("2 Sprains", 0.55), ("3 Others", 0.4))
+    ]
+    return {
+        "schema": 1,
+        "stated": True,
+        "test_half": {"dated_from": "2016-05-01", "unit": "record"},
+        "records": 3678,
+        "right": figure(0.67),
+        "among_3_best": figure(0.84),
+        "groups": groups,
+    } | changed
+
+
+def test_the_groups_that_it_is_worst_at_are_named() -> None:
+    first, worst, second = accuracy_lines(told())
+    assert "67.0% (65.0 to 69.0) right" in first
+    assert "3,678" in first
+    assert "dated from 2016-05-01 on" in first
+    assert "3 Others" in worst
+    assert "2 Sprains" in second
+    assert len(accuracy_lines(told(groups=told()["groups"][:1]))) == 1
+
+
+@pytest.mark.parametrize("contents", [{}, {ACCURACY: {"stated": False}}])
+def test_a_bundle_without_a_table_states_nothing(contents: dict[str, Any]) -> None:
+    assert accuracy_lines(stated_accuracy(contents)) == [NOT_STATED]
+    assert difference(stated_accuracy(contents), 0.5, 300) == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "records", "said"),
+    [
+        (0.65, 300, "agrees"),
+        (0.55, 300, "less than"),
+        (0.8, 300, "more than"),
+        (0.55, 30, "agrees"),
+    ],
+)
+def test_own_records_are_held_against_it(right: float, records: int, said: str) -> None:
+    """By a test at 95 %, with the uncertainty of both figures."""
+    assert said in difference(told(), right, records)
