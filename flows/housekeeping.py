@@ -88,11 +88,7 @@ def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> 
     low = []
     for line in ledger_access.open_ledger(context, settings).budget():
         account, cap = line.account, line.cap
-        if (
-            cap is None
-            or not line.used
-            or line.epsilon_left >= cap.epsilon * int(share * 1000) / 1000
-        ):
+        if cap is None or not line.used or line.left >= cap.epsilon * int(share * 1000) / 1000:
             continue
         low.append(account.name)
         emit_event(
@@ -100,7 +96,7 @@ def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> 
             resource={"prefect.resource.id": f"autocoder.account.{account.name}"},
             payload={
                 "account": account.name,
-                "left": short(line.epsilon_left),
+                "left": short(line.left),
                 "cap": short(cap.epsilon),
             },
         )

@@ -57,7 +57,7 @@ def release(
             approval.may_release(
                 checked, approval.require_unrefused(context, checked), file=plan, deployed=False
             )
-        prefect_page.publish_budget(context, settings)
+        prefect_page.publish_budget(context.run, checked.ledger)
         return context.run.call("release", "release", publish.release, context, planned, settings)
 
 

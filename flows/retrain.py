@@ -80,9 +80,8 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     if settings.enabled and settings.deployment:
         release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
-        prefect_page.publish_budget(
-            context, settings
-        )  # before too: it is needed most after a refusal
+        # before too: it is needed most after a refusal
+        prefect_page.publish_budget(context.run, ledger)
         released = context.run.call(
             "release", "release", publish.release, context, planned, settings
         )
@@ -92,6 +91,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
             parameters,
             planned.plan,
             released,
+            ledger=ledger,
             plan_file=plan_file,
             scores=done.scores,
             running=done.running,

@@ -64,7 +64,8 @@ def show(
     """
     if release is not None:
         return _show_release(place.open(), release, as_json=as_json)
-    from storage.ledger.report import budget_json, current_rows, revocation_text
+    from storage.ledger.report import current_rows, revocation_text
+    from storage.ledger.wording import budget_json
 
     ledger = place.open()
     lines, releases = ledger.budget(), ledger.releases()
@@ -98,10 +99,12 @@ def show(
 def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     current, revocation = ledger.release(release), ledger.revocation(release)
     if as_json:
+        from storage.ledger.wording import charge_json
+
         stated: dict[str, Any] = {
             "revoked_on": None if revocation is None else revocation.recorded_at[:10]
         }
-        stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
+        stated["charges"] = [charge_json(charge) for charge in ledger.charges(release)]
         stated["history"] = [row.as_json() for row in ledger.history(release)]
         return _print_json({**current.as_json(), **stated})
     from storage.ledger.report import describe, partners_of, revocation_text, shared_text

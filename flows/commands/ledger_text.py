@@ -17,7 +17,7 @@ from storage.figures import delta_text, epsilon_text, left_text
 if TYPE_CHECKING:
     from mechanisms.privacy.events import Claim
     from storage.ledger import ReleaseRow
-    from storage.ledger.budget import BudgetLine, Charge
+    from storage.ledger.budget import Balance
     from storage.ledger.entries import Evaluated, LedgerRow
     from storage.ledger.report import Section
 
@@ -32,16 +32,6 @@ def spent(epsilon: Decimal | None) -> str:
 def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
     """Returns a delta with three digits: up where it is spent, down where it remains."""
     return "–" if value is None else delta_text(value, rounding=rounding)
-
-
-def budget_after(charge: Charge) -> str:
-    """Says what is used and left of an account after a charge, with the delta at which that epsilon
-    holds.
-    """
-    account = charge.after
-    holds = "" if not account.delta else f" at δ {delta(account.delta)}"
-    used = f"ε {spent(account.epsilon)} of {left_text(charge.epsilon_cap)} used"
-    return f"budget{holds}: {used}, {left_text(charge.left)} left"
 
 
 def cohorts(names: Iterable[str]) -> str:
@@ -135,9 +125,7 @@ def relation_in_words(name: str | None, unit: str | None) -> str:
     return f"one {unit or 'record'} {verbs[name]}" if name in verbs else "relation not fixed yet"
 
 
-def budget_text(
-    lines: Sequence[BudgetLine], policy: str, records: Mapping[str, int]
-) -> Iterator[str]:
+def budget_text(lines: Sequence[Balance], policy: str, records: Mapping[str, int]) -> Iterator[str]:
     """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last
     the unused caps.
 
@@ -186,7 +174,7 @@ def budget_text(
         yield f"budgets not used yet ({whose}): {', '.join(texts)}"
 
 
-def _balance(line: BudgetLine) -> Iterator[str]:
+def _balance(line: Balance) -> Iterator[str]:
     account, cap = line.account, line.cap
     yield KINDS[account.guarantee_kind]
     if cap is None:
@@ -203,8 +191,8 @@ def _balance(line: BudgetLine) -> Iterator[str]:
         at_delta = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
         yield f"spent ε {spent(account.epsilon)} of {left_text(cap.epsilon)}{counted}{at_delta}"
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
-        yield f"left ε {left_text(line.epsilon_left)}{counted}"
-        more = line.further or 0
+        yield f"left ε {left_text(line.left)}{counted}"
+        more = line.more or 0
         years = f" ({more // 4} year{'' if more // 4 == 1 else 's'})" if more >= 4 else ""
         yield f"at this size about {more} more quarterly release{'' if more == 1 else 's'}{years}"
     yield f"composition {_COMPOSITION[account.rule or 'basic']}"

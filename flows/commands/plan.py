@@ -15,7 +15,7 @@ from rich.text import Text
 
 from flows.commands import options
 from flows.commands.layout import Console
-from flows.commands.ledger_text import budget_after, cohorts, spent
+from flows.commands.ledger_text import cohorts, spent
 from flows.commands.terminal import command_line, escape_text, nearby, say
 from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
@@ -89,6 +89,7 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
     from storage.ledger import BudgetRefused
+    from storage.ledger.wording import budget_after
     from tasks.releasing import ledger_access, ledger_records, plan_page
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
@@ -123,7 +124,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         charges = ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return [*lines, f"It does not fit the budget: {refused}."]
-    tightest = min(charges, key=lambda charge: charge.left)
+    tightest = min(charges, key=lambda charge: charge.balance.left)
     return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
 
 

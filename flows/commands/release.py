@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.ledger_text import KINDS, budget_after, cohorts, delta, relation, spent
+from flows.commands.ledger_text import KINDS, cohorts, delta, relation, spent
 from flows.commands.terminal import command_line, nearby
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
@@ -86,6 +86,7 @@ def release(
 
 def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     """Returns what was released and charged, where the bundle is, and what to do next."""
+    from storage.ledger.wording import budget_after
     from tasks.releasing import ledger_access
     from tasks.running.stage import Context
 
@@ -96,7 +97,7 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
         f"{row.claim.delta_text or delta(row.exact.delta)}"
     )
     charges = {charge.account: charge for charge in ledger.charges(result.release_id)}
-    tightest = min(charges.values(), key=lambda charge: charge.left, default=None)
+    tightest = min(charges.values(), key=lambda charge: charge.balance.left, default=None)
     remains = "" if tightest is None else f"; {budget_after(tightest)}"
     return "\n".join(
         (

@@ -26,7 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge
+    from storage.ledger.budget import Account, Balance, BudgetRefused, Charge
     from storage.ledger.database import database_exists
     from storage.ledger.decisions import Decision
     from storage.ledger.entries import Evaluated, ReleaseRow
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Account",
-    "BudgetLine",
+    "Balance",
     "BudgetRefused",
     "Charge",
     "ComparisonFit",
@@ -62,7 +62,7 @@ __all__ = [
     "database_exists",
 ]
 
-_PLACES = dict.fromkeys(("Account", "BudgetLine", "BudgetRefused", "Charge"), "budget")
+_PLACES = dict.fromkeys(("Account", "Balance", "BudgetRefused", "Charge"), "budget")
 _PLACES |= {
     "database_exists": "database",
     "Decision": "decisions",

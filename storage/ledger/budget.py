@@ -14,8 +14,9 @@ which releases an account counts, in `storage.ledger.fold`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import reduce
 from typing import Any, cast
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
@@ -24,6 +25,7 @@ from storage.ledger import amounts, composition
 from storage.ledger.composition import Loss, Rule
 from storage.ledger.models import Exact, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
+from storage.ledger.wording import arithmetic
 
 RECORD = "record"
 """The privacy unit of a single record."""
@@ -122,6 +124,72 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Balance:
+    """What an account has left under its cap; `cap` is None where the policy in force has none."""
+
+    account: Account
+    cap: Cap | None
+    size: Loss | None = None
+    """Of the next releases; None where it is not known."""
+
+    @staticmethod
+    def of_claim(
+        account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None
+    ) -> Balance:
+        """Returns the balance for releases of this claim, as if their noise were Gaussian."""
+        if cap is None or cap.composition == "basic" or cap.delta is None:
+            return Balance(account, cap, Loss(epsilon, delta or amounts.ZERO_DELTA, None, None))
+        size = composition.gaussian_loss(epsilon, delta or amounts.ZERO_DELTA)
+        return Balance(account, cap, size)
+
+    @property
+    def used(self) -> bool:
+        return self.account.rule is not None
+
+    @property
+    def relation(self) -> str | None:
+        """The neighbouring relation that the account is or will be kept in; None until the first
+        release.
+        """
+        return self.account.neighbouring_relation or (
+            self.cap.neighbouring_relation if self.cap else None
+        )
+
+    @property
+    def left(self) -> Decimal:
+        return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
+
+    @property
+    def delta_left(self) -> Decimal | None:
+        if self.cap is None or self.cap.delta is None or self.account.exact:
+            return None
+        return self.cap.delta - self.account.delta
+
+    @property
+    def more(self) -> int | None:
+        """How many more releases of this size fit; None where no size is known, or no cap."""
+        cap, size = self.cap, self.size
+        if cap is None or size is None:
+            return None
+        rule, spent = self._rule(cap, size), self.account.spent
+        return composition.more(spent, size, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
+
+    @staticmethod
+    def _first_rule(cap: Cap, size: Loss) -> Rule:
+        return composition.first_rule(size, epsilon=cap.epsilon, delta=cap.delta)
+
+    def _rule(self, cap: Cap, size: Loss) -> Rule:
+        if cap.composition == "basic":
+            return "basic"
+        return self.account.rule or self._first_rule(cap, size)
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether one more fits; where no size is known, whether anything is left."""
+        return self.left > 0 if self.more is None else self.more > 0
+
+
+@dataclass(frozen=True)
 class Charge:
     """What a release adds to one account, which is shown before and after, both under the cap then
     in force.
@@ -131,9 +199,15 @@ class Charge:
     after: Account
     loss: Loss
     """Of the release and of earlier ones that share records with it and were not charged here."""
-    epsilon_cap: Decimal
+    own_loss: Loss
+    """Of the release alone."""
+    cap: Cap | None
     own: bool
     """The account has the release's own population and cohorts."""
+
+    @property
+    def epsilon_cap(self) -> Decimal:
+        return amounts.ZERO_EPSILON if self.cap is None else self.cap.epsilon
 
     @property
     def fits(self) -> bool:
@@ -143,35 +217,20 @@ class Charge:
         )
 
     @property
-    def left(self) -> Decimal:
-        return self.epsilon_cap - self.after.epsilon
+    def balance(self) -> Balance:
+        """Of the account after it, for releases of the same size."""
+        return Balance(self.after, self.cap, self.after.last)
+
+    @property
+    def earlier(self) -> Decimal:
+        """What was spent before on the records of this release, under whatever name."""
+        spent, rule = self.after.spent.plus(self.own_loss, -1), self.after.rule or "basic"
+        return composition.total(spent, rule=rule, delta=self.after.delta_cap)
 
     @property
     def account(self) -> str:
         """Cohort of the account, with its population where it is another release's."""
         return self.after.cohort if self.own else f"{self.after.population}/{self.after.cohort}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns it as plain data, amounts as text; each epsilon beside the delta that it holds
-        at.
-        """
-        account, loss, text = self.after, self.loss, amounts.text
-        sums = {"epsilon": loss.epsilon, "delta": loss.delta, "mu_squared": loss.mu_squared}
-        return {
-            "population": None if self.own else account.population,
-            "cohort": account.cohort,
-            "composition": account.rule,
-            "loss": {name: text(value) for name, value in sums.items()},
-            "sampled": None if loss.sampled is None else asdict(loss.sampled),
-            "neighbouring_relation": account.neighbouring_relation,
-            "privacy_unit": account.privacy_unit,
-            "epsilon_before": text(self.before.epsilon),
-            "delta_before": text(self.before.delta),
-            "epsilon_after": text(account.epsilon),
-            "delta_after": text(account.delta),
-            "epsilon_cap": text(self.epsilon_cap),
-            "delta_cap": text(account.delta_cap),
-        }
 
 
 def charge_account(
@@ -205,7 +264,7 @@ def charge_account(
             f"{account.name}: spent so far under {kept_in}, the policy now says {required}; the "
             "sum would mean nothing"
         )
-    loss = Loss()
+    losses: list[Loss] = []
     for cost in costs:
         if cost.privacy_unit != unit:
             problems.append(
@@ -221,9 +280,10 @@ def charge_account(
                 " neighbouring_relation) before its first release"
             )
         # guard: test_units_and_shared_records_follow_the_same_rule
-        loss = loss.plus(
+        losses.append(
             cost.loss(kept_in if cost.relation in (kept_in, "add-remove") else cost.relation)
         )
+    loss = reduce(Loss.plus, losses, Loss())
     delta, rule = None if cap is None else cap.delta, account.rule
     if cap is None or cap.composition == "basic":
         rule = "basic"
@@ -240,96 +300,14 @@ def charge_account(
         last=loss,
     )
     before = replace(after, spent=account.spent)
-    charge = Charge(before, after, loss, amounts.ZERO_EPSILON if cap is None else cap.epsilon, own)
+    charge = Charge(before, after, loss, losses[0], cap, own)
     # guard: test_a_race_of_sixteen_for_ten_reservations_has_ten_winners
     if not charge.fits:
         problems.append(f"{account.name} under policy {policy}: {arithmetic(charge)}")
     return charge, problems[0] if problems else ""
 
 
-def arithmetic(charge: Charge) -> str:
-    show, before, after = amounts.short, charge.before, charge.after
-    if after.exact:
-        sign, verdict = ("<=", "within") if charge.fits else (">", "over")
-        return (
-            f"epsilon spent {show(before.epsilon)}, with this release {show(after.epsilon)} at "
-            "delta "
-            f"{show(after.delta)} {sign} {show(charge.epsilon_cap)}, {verdict} the cap"
-        )
-    parts = [_sum("epsilon", before.spent.epsilon, charge.loss.epsilon, charge.epsilon_cap)]
-    if after.delta_cap is not None:
-        share = after.delta_cap if after.rule == "basic" else after.delta_cap / 100
-        parts.append(_sum("delta", before.spent.delta, charge.loss.delta, share))
-    return "; ".join(parts)
-
-
-def _sum(name: str, before: Decimal, charged: Decimal, cap: Decimal) -> str:
-    after = amounts.add(before, charged)
-    sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
-    show = amounts.short
-    return (
-        f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} "
-        f"{show(cap)}, {verdict}"
-    )
-
-
-def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> int:
-    """Returns how many releases of this claim fit, as if their noise were Gaussian."""
-    if cap is None:
-        return 0
-    each = Loss(epsilon, delta or amounts.ZERO_DELTA, None, None)
-    rule: Rule = "basic"
-    if account.rule != "basic" and cap.composition != "basic" and cap.delta is not None:
-        each = composition.gaussian_loss(epsilon, each.delta)
-        rule = account.rule or composition.first_rule(each, epsilon=cap.epsilon, delta=cap.delta)
-    return composition.more(account.spent, each, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
-
-
-@dataclass(frozen=True)
-class BudgetLine:
-    """One account beside its cap; `cap` is None where the policy in force has none."""
-
-    account: Account
-    cap: Cap | None
-
-    @property
-    def used(self) -> bool:
-        return self.account.rule is not None
-
-    @property
-    def relation(self) -> str | None:
-        """The neighbouring relation that the account is or will be kept in; None until the first
-        release.
-        """
-        return self.account.neighbouring_relation or (
-            self.cap.neighbouring_relation if self.cap else None
-        )
-
-    @property
-    def epsilon_left(self) -> Decimal:
-        return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
-
-    @property
-    def further(self) -> int | None:
-        """How many more releases of the last one's size fit; None before the first, or without a
-        cap.
-        """
-        account, cap = self.account, self.cap
-        if cap is None or account.last is None:
-            return None
-        rule = account.rule or "basic"
-        return composition.more(
-            account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta
-        )
-
-    @property
-    def delta_left(self) -> Decimal | None:
-        if self.cap is None or self.cap.delta is None or self.account.exact:
-            return None
-        return self.cap.delta - self.account.delta
-
-
-def budget_lines(policy: Policy, accounts: Iterable[Account] = ()) -> list[BudgetLine]:
+def balances(policy: Policy, accounts: Iterable[Account] = ()) -> list[Balance]:
     """Returns every account that was charged, and what the policy grants besides: `*` is any other
     cohort.
     """
@@ -349,7 +327,7 @@ def budget_lines(policy: Policy, accounts: Iterable[Account] = ()) -> list[Budge
     for _, account in sorted(by_key.items()):
         cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
         delta_cap = account.delta_cap if cap is None else cap.delta
-        lines.append(BudgetLine(replace(account, delta_cap=delta_cap), cap))
+        lines.append(Balance(replace(account, delta_cap=delta_cap), cap, account.last))
     return lines
 
 

@@ -200,10 +200,9 @@ class Refused(Entry, frozen=True):
         return f"{self.by} refused: {self.decision.reason or 'no reason given'}"
 
 
-class Blocked(Entry, frozen=True):
-    """The gate blocked a plan, whose claim an audit contradicts."""
+class AuditedEntry(Entry, frozen=True):
+    """What an audit came to for a plan."""
 
-    kind: Literal["blocked"] = "blocked"
     plan_digest: Sha256
     audit_row: int
     line: str
@@ -214,25 +213,27 @@ class Blocked(Entry, frozen=True):
     def key(self) -> tuple[str, ...]:
         return (self.kind, self.plan_digest, str(self.audit_row))
 
+
+class Blocked(AuditedEntry, frozen=True):
+    """The gate blocked a plan, whose claim an audit contradicts."""
+
+    kind: Literal["blocked"] = "blocked"
+
     @property
     def title(self) -> str:
         return "release blocked: contradicted by an audit"
 
 
-class Overridden(Entry, frozen=True):
+class Overridden(AuditedEntry, frozen=True):
     """A person accepts an audit that blocks a plan. The decision counts by its signature alone."""
 
     kind: Literal["overridden"] = "overridden"
-    plan_digest: Sha256
-    audit_row: int
-    line: str
     decision: Decision
     by: str
-    requester: str
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (self.kind, self.plan_digest, str(self.audit_row), self.decision.key_id)
+        return (*super().key, self.decision.key_id)
 
     @property
     def title(self) -> str:

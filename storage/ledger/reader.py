@@ -16,11 +16,11 @@ from storage.errors import InputError
 from storage.ledger import chain, measurements
 from storage.ledger.budget import (
     Account,
-    BudgetLine,
+    Balance,
     BudgetRefused,
     Charge,
     accounts_of,
-    budget_lines,
+    balances,
     charge_account,
 )
 from storage.ledger.content import settled
@@ -168,12 +168,12 @@ class LedgerReader:
     def _in_force(self, state: State) -> Policy:
         return state.policy or self._policy or DEFAULT_POLICY
 
-    def budget(self) -> Sequence[BudgetLine]:
+    def budget(self) -> Sequence[Balance]:
         """Returns every account beside its cap: those with spending, and those that the policy
         names.
         """
         state = self.state()
-        return budget_lines(self._in_force(state), state.accounts.values())
+        return balances(self._in_force(state), state.accounts.values())
 
     def require_here(self, plan: ReleasePlan) -> None:
         """Requires that a plan was made under this ledger, and under what is in it."""

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from storage.durable import read_regular
 from storage.errors import InputError
-from storage.figures import delta_text, epsilon_text, escape
+from storage.figures import escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
-from storage.ledger.budget import BudgetLine, Charge
 from storage.ledger.entries import Evaluated, HandedOver, LedgerRow, ReleaseRow, Row
 from storage.ledger.models import Mark
 from storage.ledger.reader import LedgerReader
+from storage.ledger.wording import cost_text
 
 Section = Sequence[tuple[str, str]]
 """Labels and values; a value without label is a line of a list."""
@@ -153,26 +153,6 @@ def _present(**fields: Any) -> Section:
     ]
 
 
-def cost_text(charge: Charge) -> str:
-    """Says what an account was charged, and what is used and left of it, each ε with the δ at which
-    it holds.
-    """
-    before, after, loss = charge.before, charge.after, charge.loss
-    counted = after.delta_cap is not None
-    cost = f"ε {epsilon_text(loss.epsilon)}" + (
-        f" at δ {delta_text(loss.delta)}" if counted else ""
-    )
-    used = (
-        f"ε {epsilon_text(before.epsilon)} before, {epsilon_text(after.epsilon)} after of "
-        f"{short(charge.epsilon_cap)}"
-    )
-    return (
-        f"{cost}; {used}"
-        + (f", at δ {delta_text(after.delta)}" if counted else "")
-        + f" ({after.rule})"
-    )
-
-
 def page(ledger: LedgerReader, release_id: str) -> str:
     """Returns all that the ledger says of a release as Markdown, for a review board's files."""
     return markdown(f"Release {release_id}", describe(ledger, release_id))
@@ -213,27 +193,6 @@ def current_rows(ledger: LedgerReader) -> list[LedgerRow]:
     newest = {row.sequence for row in ledger.releases()}
     rows = ledger.rows()
     return [row for row in rows if isinstance(row, Row) or row.sequence in newest]
-
-
-def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
-    """Return the accounts as plain data, amounts as text."""
-    return [
-        {
-            "population": line.account.population,
-            "cohort": line.account.cohort,
-            "guarantee_kind": line.account.guarantee_kind,
-            "composition": line.account.rule or (line.cap.composition if line.cap else None),
-            "neighbouring_relation": line.relation,
-            "epsilon_spent": short(line.account.epsilon),
-            "epsilon_cap": short(line.cap.epsilon) if line.cap else None,
-            "epsilon_left": short(line.epsilon_left),
-            "further_releases": line.further,
-            "delta_spent": short(line.account.delta),
-            "delta_cap": short(line.cap.delta) if line.cap and line.cap.delta else None,
-            "delta_left": short(line.delta_left) if line.delta_left is not None else None,
-        }
-        for line in lines
-    ]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -7,19 +7,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR
 from typing import Any
 
 from mechanisms.privacy.events import Claim, GuaranteeKind
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from storage.figures import delta_text, epsilon_text, left_text
+from storage.figures import delta_text, epsilon_text
 from storage.ledger import BudgetRefused, Ledger, amounts, budget
-from storage.ledger.amounts import short
-from storage.ledger.budget import BudgetLine, accounts_of
+from storage.ledger.budget import Balance, accounts_of
 from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
-from storage.ledger.report import budget_json
+from storage.ledger.wording import budget_json, describe_balance
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, ledger_access
 from tasks.releasing.claims import privacy_unit
@@ -32,34 +30,6 @@ from tasks.running.worker_metrics import running_stages
 
 
 @dataclass(frozen=True)
-class AccountBalance(BudgetLine):
-    """What an account has left for a release; without a cap it allows nothing."""
-
-    releases: int | None
-    """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon
-    is unknown.
-    """
-
-    @property
-    def fits(self) -> bool:
-        """Tells whether it could take the release; with no epsilon yet, whether it has any left."""
-        return self.epsilon_left > 0 if self.releases is None else self.releases > 0
-
-    def text(self, policy: str) -> str:
-        if self.cap is None:
-            return f"policy {policy} grants nothing of this kind"
-        delta = (
-            ""
-            if self.delta_left is None
-            else f", and δ {delta_text(self.delta_left, rounding=ROUND_FLOOR)}"
-        )
-        more = (
-            f"\n  after this one, {describe_successors(self.releases - 1)}" if self.releases else ""
-        )
-        return f"ε {left_text(self.epsilon_left)} of {short(self.cap.epsilon)} left{delta}{more}"
-
-
-@dataclass(frozen=True)
 class ExpectedCharge:
     """Holds the charge of one release to each of its cohorts."""
 
@@ -69,7 +39,7 @@ class ExpectedCharge:
     """None: not measured yet."""
     delta: float | None
     policy: str
-    accounts: tuple[AccountBalance, ...]
+    accounts: tuple[Balance, ...]
     others: tuple[str, ...] = ()
     """Populations of another name that the same records were released under."""
     by_name_alone: bool = False
@@ -99,9 +69,9 @@ class ExpectedCharge:
         """Returns the balances in lines; accounts with equal balances share one."""
         states: dict[tuple[str, str], list[str]] = {}
         for line in self.accounts:
-            states.setdefault((line.account.population, line.text(self.policy)), []).append(
-                line.account.cohort
-            )
+            states.setdefault(
+                (line.account.population, describe_balance(line, self.policy)), []
+            ).append(line.account.cohort)
         lines = []
         for (population, text), cohorts in states.items():
             named = ", ".join(cohorts[:6]) + (
@@ -176,8 +146,10 @@ class ExpectedCharge:
         accounts = []
         for account in projected:
             cap = policy.cap(account.population, account.cohort, kind)
-            releases = None if size is None else budget.forecast(account, cap, size, stated)
-            accounts.append(AccountBalance(account, cap, releases))
+            if size is None:
+                accounts.append(Balance(account, cap))
+            else:
+                accounts.append(Balance.of_claim(account, cap, size, stated))
         warning = describe_large_delta(train, delta)
         return ExpectedCharge(
             population,
@@ -191,11 +163,6 @@ class ExpectedCharge:
             other_unit,
             warning,
         )
-
-
-def describe_successors(more: int) -> str:
-    """Describes how many releases of a release's size fit after it."""
-    return f"room for about {more} more like this" if more > 0 else "no room for another like this"
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:

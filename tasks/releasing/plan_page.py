@@ -27,16 +27,14 @@ from storage.ledger import (
     ComparisonFit,
     Evaluated,
     Ledger,
-    ReleasePlan,
     ReleaseRow,
     Sensitivity,
 )
-from storage.ledger.budget import BudgetLine, Cost
-from storage.ledger.composition import total
 from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
 from storage.ledger.report import revocation_text
+from storage.ledger.wording import describe_successors
 from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
@@ -44,7 +42,6 @@ from tasks.pages.render import Table, render
 from tasks.parameters import LedgerParameters
 from tasks.releasing import approval, code_lists, gate
 from tasks.releasing.approval import ApprovalStatus
-from tasks.releasing.budgets import describe_successors
 from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
 from tasks.releasing.gate import CheckedPlan
@@ -312,17 +309,15 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     except BudgetRefused as refused:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
-    tightest = min(charges, key=lambda line: line.left)
-    figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
+    tightest = min(charges, key=lambda charge: charge.balance.left)
+    figures["left"], figures["cap"] = down(tightest.balance.left), up(tightest.epsilon_cap)
     delta_cap = tightest.after.delta_cap
     figures["delta"] = None if delta_cap is None else delta_text(delta_cap)
     figures["budget"] = _releases(tightest)
-    lines = [
-        BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))
-        for after in (charge.after for charge in charges)
-    ]
-    more = min(line.further or 0 for line in lines)
-    figures["further"] = f"ε {down(tightest.left)} is left, with {describe_successors(more)}"
+    more = min(charge.balance.more or 0 for charge in charges)
+    figures["further"] = (
+        f"ε {down(tightest.balance.left)} is left, with {describe_successors(more)}"
+    )
     figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
     figures["delta_spent"] = [
         charge.account
@@ -334,7 +329,7 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     verdict: PlanVerdict = (
         "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
     )
-    return Answer("cost", verdict, figures, table=_charges(charges, plan))
+    return Answer("cost", verdict, figures, table=_charges(charges))
 
 
 def _releases(charge: Charge) -> list[tuple[int, float]]:
@@ -348,21 +343,19 @@ def _releases(charge: Charge) -> list[tuple[int, float]]:
     return points if points[-1][1] <= charge.epsilon_cap else points[:-1]
 
 
-def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
+def _charges(charges: Sequence[Charge]) -> Table:
     """Tabulates the charges; spent amounts include releases of the same records under other names."""
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.after.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
-    rows, cost = [], Cost.of(plan)
+    rows = []
     for due in charges:
-        after = due.after
-        before = after.spent.plus(cost.loss(str(after.neighbouring_relation)), -1)
-        spent = total(before, rule=after.rule or "basic", delta=after.delta_cap)
+        after, spent = due.after, due.earlier
         name = due.account + ("" if due.own else " (shares records)")
         row = [
             name,
             *map(up, (spent, after.epsilon - spent, after.epsilon, due.epsilon_cap)),
-            down(due.left),
+            down(due.balance.left),
         ]
         if with_delta:
             row += [

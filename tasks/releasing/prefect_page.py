@@ -10,11 +10,11 @@ from typing import Any
 
 from mechanisms.privacy.events import Claim
 from mechanisms.privacy.numerics import upper_text
-from storage.ledger import ReleasePlan
-from storage.ledger.report import budget_json, markdown_table
+from storage.ledger import Ledger, ReleasePlan
+from storage.ledger.report import markdown_table
+from storage.ledger.wording import budget_json
 from tasks.pages.render import render
-from tasks.parameters import LedgerParameters, RetrainParameters
-from tasks.releasing.ledger_access import open_ledger
+from tasks.parameters import RetrainParameters
 from tasks.releasing.publish import Released
 from tasks.running.run import Run
 from tasks.running.stage import Context
@@ -50,6 +50,7 @@ def publish_artifacts(
     plan: ReleasePlan,
     released: Released | None,
     *,
+    ledger: Ledger,
     plan_file: Path,
     scores: Mapping[str, Mapping[str, Any]],
     running: Sequence[float] | None = None,
@@ -100,7 +101,7 @@ def publish_artifacts(
             else "What was released, on what claim."
         ),
     )
-    publish_budget(context, parameters.release)
+    publish_budget(context.run, ledger)
 
 
 def publish_plan(run: Run, text: str) -> None:
@@ -117,13 +118,13 @@ def publish_audit(run: Run, lines: Sequence[str]) -> None:
     )
 
 
-def publish_budget(context: Context, settings: LedgerParameters) -> None:
-    if context.run.shows:
+def publish_budget(run: Run, ledger: Ledger) -> None:
+    if run.shows:
         rows = [
             {name: "–" if value is None else str(value) for name, value in line.items()}
-            for line in budget_json(open_ledger(context, settings).budget())
+            for line in budget_json(ledger.budget())
         ]
-        context.run.publish_markdown(
+        run.publish_markdown(
             key="budget",
             markdown=markdown_table(
                 [name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows]

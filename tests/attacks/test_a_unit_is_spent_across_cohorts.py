@@ -201,15 +201,13 @@ def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
     claim = {"epsilon": 19.0, "privacy_unit": unit, "max_records_per_unit": 3}
     ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",), population=population))
     told = ExpectedCharge.of(context, parameters, ["2016"], train=80)
-    assert [
-        (one.account.cohort, one.account.epsilon, one.epsilon_left) for one in told.accounts
-    ] == [
+    assert [(one.account.cohort, one.account.epsilon, one.left) for one in told.accounts] == [
         ("2016", 0, 20),
         (ALL_COHORTS, 19, 1),
     ]
     assert f"{population}/{ALL_COHORTS}: ε 1 of 20 left" in told.budget
     assert not told.exceeds
-    assert {line.account.cohort: line.epsilon_left for line in ledger.budget() if line.used} == {
+    assert {line.account.cohort: line.left for line in ledger.budget() if line.used} == {
         "2015": 1,
         ALL_COHORTS: 1,
     }

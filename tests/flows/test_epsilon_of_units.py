@@ -74,7 +74,14 @@ def test_a_plan_that_is_not_released(
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     file = planned.save(context)
     prefect_page.publish_artifacts(
-        context, chosen, planned.plan, None, plan_file=file, scores={}, running=running(made)
+        context,
+        chosen,
+        planned.plan,
+        None,
+        ledger=ledger_access.open_ledger(context, chosen.release),
+        plan_file=file,
+        scores={},
+        running=running(made),
     )
     assert f"autocoder audit {file}" in texts["next-step"], "what comes next is named"
     assert f"| epsilon | {upper_text(6 * sensitivity(made))} |" in texts["next-step"]

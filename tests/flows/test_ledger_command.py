@@ -18,7 +18,7 @@ from storage.bundle.folder import bundle_digest
 from storage.bundle.seal import release_key
 from storage.errors import InputError
 from storage.ledger import Evaluation, Ledger, Policy
-from storage.ledger.budget import Account, BudgetLine
+from storage.ledger.budget import Account, Balance
 from storage.ledger.policy import Cap
 from storage.ledger.recovery import draw_path
 from storage.ledger.schema import REVISION
@@ -266,7 +266,7 @@ def test_a_budget_warns_of_a_cap_on_delta_that_many_records_share():
     cap = Cap(epsilon=Decimal(10), delta=Decimal("1e-3"))
     account = Account("injuries", "2023", "formal", rule="basic")
     said = {
-        n: "\n".join(text.budget_text([BudgetLine(account, cap)], "p", {"injuries": n}))
+        n: "\n".join(text.budget_text([Balance(account, cap)], "p", {"injuries": n}))
         for n in (100, 13_000)
     }
     assert (

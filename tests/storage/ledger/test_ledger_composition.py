@@ -27,7 +27,7 @@ from mechanisms.privacy.events import (
 )
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Policy, composition
-from storage.ledger.budget import Account, BudgetLine, Charge, forecast
+from storage.ledger.budget import Account, Balance, Charge
 from storage.ledger.composition import (
     Loss,
     Sampled,
@@ -227,11 +227,10 @@ def fill(ledger, number, **changes):
 def test_a_forecast_says_how_many_more_fit(site, rule, cap, delta, refused):
     ledger = site.open(policy(cap, delta, composition=rule))
     cap = ledger.policy().cap("injuries", "2023", "formal")
-    before = forecast(Account("injuries", "2023", "formal"), cap, Decimal(1), Decimal("0.000001"))
+    empty = Account("injuries", "2023", "formal")
+    before = Balance.of_claim(empty, cap, Decimal(1), Decimal("0.000001")).more
     ledger.reserve(planned("k0"))
-    after = next(
-        BudgetLine(line.account, cap).further or 0 for line in ledger.budget() if line.used
-    )
+    after = next(line.more or 0 for line in ledger.budget() if line.used)
     assert before == after + 1 > 10
     for number in range(after):
         ledger.reserve(planned(f"more {number}"))
