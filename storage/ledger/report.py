@@ -197,6 +197,5 @@ def current_rows(ledger: LedgerReader) -> list[LedgerRow]:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; pipes and line breaks inside a cell are escaped."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    first, *others = ("| " + " | ".join(map(escape, row)) + " |" for row in (header, *rows))
+    return "\n".join([first, "|" + "---|" * len(header), *others])
