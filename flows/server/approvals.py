@@ -15,11 +15,13 @@ from prefect.input.actions import read_flow_run_input
 from prefect.input.run_input import keyset_from_base_key
 from pydantic import ConfigDict, Field, ValidationError
 
+from flows.commands.terminal import command_line
 from storage.errors import InputError
 from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
 from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan_page import PlanContext
+from tasks.releasing.promise import promise_of
 from tasks.running.stage import Context
 
 
@@ -29,8 +31,8 @@ class SignedDecision(RunInput):
     decision: str = Field(
         title="Signed decision",
         description=(
-            "The line that `autocoder approve PLAN --key KEY.pem --print` (or with "
-            "`--refuse`) prints."
+            "Required. The line that `autocoder approve PLAN --key KEY.pem --print` prints, or the "
+            "same command with `--refuse`. Without it, *Resume* is refused and nothing is released."
         ),
         pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
     )
@@ -57,7 +59,7 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
             )
             prefect_page.publish_plan(context.run, text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
-            decision = _ask(number, warning + text, days=days)
+            decision = _ask(number, warning + question_about(plan, file), days=days)
         if not decision:
             continue
         try:
@@ -66,6 +68,22 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
         except InputError as error:
             problem = str(error)
             get_run_logger().warning("The answer does not count: %s", problem)
+
+
+def question_about(plan: CheckedPlan, file: str) -> str:
+    """Returns what stands above the field for the signature: short, so that nobody presses *Resume*
+    without having seen the field.
+    """
+    command = command_line("approve", file, "--key", "KEY.pem", "--print")
+    return "\n\n".join(
+        (
+            " ".join(promise_of(plan.plan.claim, plan.plan.event)),
+            "Accuracy, leakage and cost are on the plan's page, the artifact `release-plan` of this "
+            "run (tab *Artifacts*).",
+            f"To approve, run `{command}` where your key is, and paste the line that it prints "
+            "below. To refuse, add `--refuse` and a `--reason`.",
+        )
+    )
 
 
 def _key(number: int) -> str:

@@ -101,13 +101,24 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(
 def test_a_release_is_approved_in_the_page(
     stack: Stack, operator: Operator, officer: Path, retrained: str
 ) -> None:
-    """A text that is no decision stays in the form; the officer's signature releases what she saw."""
+    """The question is the promise, and the field for the signature is in sight with it. Without a
+    signature, or with a text that is no decision, the form stays; the officer's signature releases
+    what she saw.
+    """
     page = operator.page
     asked = stack.wait("the release run", lambda: release_run(stack, retrained))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
     operator.open_run(asked["id"])
     operator.menu("Resume")
-    expect(page.get_by_role("dialog").get_by_text("asymptotic-local").first).to_be_visible()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("No formal guarantee is given").first).to_be_visible()
+    expect(dialog.get_by_label("Signed decision")).to_be_in_viewport()
+    expect(dialog.get_by_role("button", name="Resume", exact=True)).to_be_in_viewport()
+    operator.answer("")
+    expect(dialog).to_have_count(1)
+    assert stack.run(asked["id"])["state_name"] == "Suspended"
+    operator.open_run(asked["id"])
+    operator.menu("Resume")
     operator.answer("I approve. B. Officer")
     expect(page.get_by_text("does not match").first).to_be_visible()
     assert stack.run(asked["id"])["state_name"] == "Suspended"
