@@ -30,16 +30,19 @@ class Deployment:
 
     row: ReleaseRow
     charges: Sequence[Charge]
-    stated: RegistryStatement
+    stated: RegistryStatement | None
+    """None where no policy states anything for a registry: then there is no record, and answers say
+    so.
+    """
     repeated: bool
     """Whether the population was released before."""
 
     @staticmethod
     def of(
         ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None
-    ) -> Deployment | None:
-        """Returns the deployment as it was drawn; None where nothing is stated about it, when
-        reserved or later.
+    ) -> Deployment:
+        """Returns the deployment as it was drawn, with what was stated about it when reserved, or
+        is later.
         """
         state = ledger.state()
         release = state.release(release_id)
@@ -57,11 +60,9 @@ class Deployment:
         charges = {charge.account: charge for charge in release.charges}
         earlier = [one for one in state.releases.values() if one.sequence < release.sequence]
         repeated = any(one.plan.population == release.plan.population for one in earlier)
-        return (
-            None if stated is None else Deployment(drawn, tuple(charges.values()), stated, repeated)
-        )
+        return Deployment(drawn, tuple(charges.values()), stated, repeated)
 
-    def _words(self) -> dict[str, Any]:
+    def _words(self, utility: Sequence[str]) -> dict[str, Any]:
         # of the accounts only the caps: sums depend on which records other releases share, so none
         # is released
         row, most = self.row, self.row.claim.max_records_per_unit
@@ -73,7 +74,7 @@ class Deployment:
                 else ""
             )
             for charge in self.charges
-            if charge.own
+            if charge.own and self.stated is not None
         ]
         words = render(
             "deployment.json",
@@ -81,28 +82,39 @@ class Deployment:
             plan=row.plan,
             claim=row.claim,
             amounts=row.exact,
-            stated=self.stated,
+            stated=self.stated or _NOTHING,
+            utility=utility,
             repeated=self.repeated,
             unit=row.claim.privacy_unit + (f" of at most {most} records" if most > 1 else ""),
             budget=(
                 "Accounts of records, which all releases of the same records are charged to, "
                 "never reset. "
             )
-            + "; ".join(caps),
+            + ("; ".join(caps) or "Ask the agency for their caps."),
             slug=re.sub(r"[^a-z0-9]+", "-", row.plan.population.lower()).strip("-") or "release",
             paragraph=_paragraph,
         )
         return json.loads(words)
 
-    def registry_record(self) -> dict[str, Any]:
-        return self._words()["record"]
+    def registry_record(self, utility: Sequence[str] = ()) -> dict[str, Any]:
+        """Returns the record for the registry.
 
-    def answers(self) -> str:
+        Args:
+            utility: how often the model is right, in sentences; empty: the bundle's card says.
+        """
+        if self.stated is None:
+            raise InputError("no policy states anything for a registry: there is no record")
+        return self._words(utility)["record"]
+
+    def answers(self, utility: Sequence[str] = ()) -> str:
         """Returns a Markdown page with the questions of NIST SP 800-226 (2025) and this release's
         answers.
+
+        Args:
+            utility: as for the record.
         """
         title = f"NIST SP 800-226: release {self.row.release_id}"
-        return markdown(title, {"Questions and answers": self._words()["answers"]})
+        return markdown(title, {"Questions and answers": self._words(utility)["answers"]})
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
@@ -115,13 +127,25 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
             f"release {release_id} is {row.state}. Only a committed release has a record."
         )
     deployment = Deployment.of(ledger, release_id, later=in_force.registry)
-    if deployment is None:
+    if deployment.stated is None:
         raise InputError(
             f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and "
             "record it with "
             "`autocoder ledger change-policy`."
         )
     return deployment
+
+
+_UNSTATED = "The agency has not stated it. Ask the agency."
+_NOTHING = RegistryStatement(
+    curators=(_UNSTATED,),
+    region=_UNSTATED,
+    domain=_UNSTATED,
+    actors=_UNSTATED,
+    refreshment=_UNSTATED,
+    justification=_UNSTATED,
+    authors=(_UNSTATED,),
+)
 
 
 def _paragraph(*sentences: str) -> str:

@@ -26,6 +26,7 @@ from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent, decode
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
+from storage.bundle.stated import accuracy_lines, stated_accuracy
 from storage.codelist import Code, groups
 from storage.datasets import load_codes
 from storage.egress import gate
@@ -116,8 +117,11 @@ def fill(
         export.divide_scores(folder, stated.temperature, codes=len(codes))
     documents = _Documents(folder)
     if deployment is not None:
-        documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record()))
-        documents.add(bundle.ANSWERS, deployment.answers())
+        shown = {} if told is None else {bundle.ACCURACY: told.as_json()}
+        utility = accuracy_lines(stated_accuracy(shown))
+        if deployment.stated is not None:
+            documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record(utility)))
+        documents.add(bundle.ANSWERS, deployment.answers(utility))
     claimed = statement(row, sampling=facts["sampling"], documents=tuple(documents.texts))
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))

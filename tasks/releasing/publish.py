@@ -206,9 +206,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
                 plan, records=records
             )  # what the budget refuses need not be rehearsed
             expected, stated = anticipated(plan, audit=audit), checked.policy.registry
-            deployment = (
-                None if stated is None else Deployment(expected, charges, stated, repeated=False)
-            )
+            deployment = Deployment(expected, charges, stated, repeated=False)
             # guard: test_a_title_that_nobody_signed
             fill.rehearse(own, expected, candidate, settings, planned.output.texts, deployment)
             planned.keep(context)

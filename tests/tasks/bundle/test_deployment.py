@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import InputError
 from storage.ledger import Ledger, Policy
-from tasks.bundle.deployment import stated_deployment
+from tasks.bundle.deployment import Deployment, stated_deployment
 from tests.storage.ledger.test_ledger_composition import planned
 from tests.support.releases import release_key
 
@@ -98,6 +98,14 @@ def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
     ledger, release = made(tmp_path, statement=None)
     with pytest.raises(InputError, match="states nothing for a registry"):
         stated_deployment(ledger, release)
+    unstated = Deployment.of(ledger, release)
+    with pytest.raises(InputError, match="no record"):
+        unstated.registry_record()
+    answers = unstated.answers(("67% right", "least often right: burns"))
+    assert "| How useful is the product? | 67% right |" in answers
+    assert "burns" in answers
+    assert "The agency has not stated it" in answers
+    assert "at most ε" not in answers, "caps are told only where the policy states them"
     reserved = ledger.reserve(planned("b")).release_id or ""
     with pytest.raises(InputError, match="is reserved"):
         stated_deployment(ledger, reserved)

@@ -128,6 +128,10 @@ def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
     stated = json.loads(text)["metadata"]
     analysis = stated["component"]["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
     assert float(analysis[0]["value"]) == told["right"]["estimate"]
+    answers = (folder / bundle.ANSWERS).read_text()
+    assert "| How useful is the product? | the agency states" in answers
+    assert f"{told['right']['estimate']:.1%}" in answers
+    assert not (folder / bundle.RECORD).exists()
     assert stated["timestamp"]
     assert stated["tools"]["components"][0]["name"] == "autocoder"
 
