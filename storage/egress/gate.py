@@ -2,9 +2,10 @@
 ones.
 
 Nothing is recognised in a text. Every file but the trained tensors is compared byte by byte: the
-bundle's own documents with what was rendered, and the model's settings, tokenizer and lexicon, and
-a frozen encoder's weights, with those of the same model before training. Texts on no published list
-have to be among those that the signed plan lists.
+model's settings, tokenizer and lexicon, and a frozen encoder's weights, with those of the same
+model before training, and the bundle's own documents with what was rendered. The latter only
+detects a file that changed since: what the documents say is checked by their texts, which the
+signed plan has to list unless a published list has them.
 """
 
 from __future__ import annotations
