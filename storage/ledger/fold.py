@@ -92,6 +92,11 @@ class Release:
         return self.rows[-1]
 
     @property
+    def drawn(self) -> ReleaseRow | None:
+        """It as it was drawn; None where it was not."""
+        return next((row for row in self.rows if row.state == "drawn"), None)
+
+    @property
     def sequence(self) -> int:
         """Of its reservation."""
         return self.rows[0].sequence

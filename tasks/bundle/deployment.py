@@ -46,7 +46,7 @@ class Deployment:
         """
         state = ledger.state()
         release = state.release(release_id)
-        drawn = next((row for row in release.rows if row.state == "drawn"), None)
+        drawn = release.drawn
         if drawn is None:
             raise InputError(
                 f"release {release_id} is {release.row.state}. Only one that was sampled has a "

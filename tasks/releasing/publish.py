@@ -241,8 +241,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             _saved_draw, own, draw_path(context.workspace, release_id), row, planned, key
         )
         draw = saved if drawn is None else lambda: drawn
-        rows = ledger.state().release(release_id).rows
-        drawn_on = next(each.recorded_at[:10] for each in rows if each.state == "drawn")
+        recorded = ledger.state().release(release_id).drawn or row
+        drawn_on = recorded.recorded_at[:10]
         folder, digest = _bundle(
             own, row, planned, candidate, draw, settings, deployment, drawn_on=drawn_on
         )

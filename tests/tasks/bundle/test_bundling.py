@@ -303,11 +303,8 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         justification="decided by the board",
         authors=("A. Officer",),
     )
-    drawn = next(
-        row
-        for row in sealed.ledger.state().release(sealed.row.release_id).rows
-        if row.state == "drawn"
-    )
+    drawn = sealed.ledger.state().release(sealed.row.release_id).drawn
+    assert drawn is not None
     charges = sealed.ledger.charges(str(sealed.row.release_id))
     folder = tmp_path / "with"
     folder.mkdir()
