@@ -41,6 +41,7 @@ from service.messages import (
     place_of,
 )
 from storage.bundle.folder import STATEMENT
+from storage.bundle.stated import accuracy_lines, read_stated
 from storage.errors import InputError
 from storage.tables.options import ReadOptions
 from tasks.coding.coder import Coder, describe_release
@@ -115,6 +116,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
+    accuracy = accuracy_lines(read_stated(coder.folder))
     page = _PAGES.get_template("page.html").render(
         coder=coder,
         keyed=settings.state.clients is not None,
@@ -125,6 +127,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             default=None,
         ),
         fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
+        accuracy=accuracy,
         origin=describe_release(coder.folder)
         if (coder.folder / STATEMENT).is_file()
         else coder.release,
@@ -270,6 +273,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             codes=len(coder.model.codes),
             signed_by=settings.signed_by,
             calibrated_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
+            accuracy=accuracy,
             withdrawn=state.withdrawn,
         )
 

@@ -155,6 +155,9 @@ class Version(Origin):
     signed_by: str | None = Field(
         description="Id of the key that signed the bundle; null if it was not checked."
     )
+    accuracy: list[str] = Field(
+        description="How often the model is right, as the agency states it, in sentences."
+    )
     calibrated_on: str | None = Field(
         description="What the temperature of the scores was fitted on."
     )

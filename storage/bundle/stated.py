@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from storage.bundle.folder import ACCURACY
+from storage.egress.allow_list import FILES
 
 NOT_STATED = "the agency states no accuracy"
 
@@ -18,6 +20,18 @@ def stated_accuracy(contents: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     told = contents.get(ACCURACY)
     return told if told is not None and told["stated"] else None
+
+
+def read_stated(folder: Path) -> dict[str, Any] | None:
+    """Reads `accuracy.json` of a bundle's folder, by its schema.
+
+    Raises:
+        UnsoundBundle: it has other fields.
+    """
+    file = folder / ACCURACY
+    return stated_accuracy(
+        {ACCURACY: FILES[ACCURACY].read(ACCURACY, file)} if file.is_file() else {}
+    )
 
 
 def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:

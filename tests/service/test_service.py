@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from mechanisms.model.scorer import Scores
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
 from service.clients import Clients, State
+from storage.bundle.folder import ACCURACY, UnsoundBundle
 from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
@@ -209,3 +212,29 @@ def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
     )  # a style and two scripts here, a style and two scripts of the review
     assert "http" not in page.text.replace("http-equiv", "")
     assert "OIICS 2.01" in page.text
+
+
+def test_it_tells_how_often_the_model_is_right(coder: Coder, tmp_path: Path) -> None:
+    """As the agency states it, on the page and with its version, its words as text; without a
+    statement it says that there is none.
+    """
+    figure = {"estimate": 0.67, "low": 0.65, "high": 0.69}
+    group = {"names": ["<b>1</b>"], "share": 0.5, "right": figure, "among_3_best": figure}
+    told = {"schema": 1, "stated": True, "test_half": {"dated_from": None, "unit": "record"}}
+    told |= {"records": 3678, "right": figure, "among_3_best": figure, "groups": [group, group]}
+    folder = tmp_path / "bundle"
+    shutil.copytree(coder.folder, folder)
+    (folder / ACCURACY).write_text(json.dumps(told))
+    for known, said in (
+        (replace(coder, folder=folder), "67.0% (65.0 to 69.0)"),
+        (coder, "states no accuracy"),
+    ):
+        with TestClient(create_app(known, Settings(state=STATE))) as client:
+            page = client.get("/").text
+            assert said in page
+            assert "<b>1</b>" not in page
+            version = client.get("/version", headers=HEADER).json()
+            assert said in version["accuracy"][0]
+    (folder / ACCURACY).write_text(json.dumps(told | {"narrative": "x"}))
+    with pytest.raises(UnsoundBundle):
+        create_app(replace(coder, folder=folder), Settings(state=STATE))
