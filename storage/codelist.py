@@ -145,6 +145,9 @@ def read_list(
         descriptions.append(entry.description)
         if above != entry.parent:
             raise InputError(f"{place}: row {number} gives a code another parent. Correct it")
+    for word in _words_among_codes(words):
+        others += 1
+        del words[word]
     left_out = f"; {headings:,} rows have no code" if headings else ""
     if len(words) < 2:
         raise InputError(f"{place}: it contains {len(words)} codes{left_out}. Give two or more")
@@ -173,6 +176,21 @@ _FOOTER = re.compile(
 _TOTALS = frozenset(
     ("total", "totals", "all", "grand total", "sum", "insgesamt", "ensemble", "totale", "_t", "_z")
 )
+_LONGEST_SECTION = 2
+
+
+def _words_among_codes(words: Mapping[str, tuple[list[str], list[str], str]]) -> list[str]:
+    """Returns what is a word without a title where every other code has a digit, or is short."""
+    odd = {
+        code
+        for code, (titles, *_) in words.items()
+        if code.isalpha() and len(code) > _LONGEST_SECTION and not any(titles)
+    }
+    others = [code for code in words if code not in odd]
+    numbered = all(len(code) <= _LONGEST_SECTION or any(map(str.isdigit, code)) for code in others)
+    return [code for code in words if code in odd] if others and numbered else []
+
+
 _DASHES = re.compile(r"^(?:[-\u2013\u2014]\s+)+")
 
 
@@ -229,7 +247,13 @@ def _read_entries(
     except _NoColumns:
         if columns:
             raise
-        found = _levels_of(header, filled) or _without_header(header, filled)
+        if pairs := _pairs_of(header):
+            return _entries_of_pairs(pairs, filled)
+        found = (
+            _levels_of(header, filled)
+            or _beside_a_title(header, filled)
+            or _without_header(header, filled)
+        )
         if found is None and _is_staircase(filled):
             return (_first_two(row) for row in filled)
         if found is None:
@@ -260,6 +284,40 @@ def _levels_of(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | Non
     codes = list(range(title[0]))
     single = sum(sum(bool(row[n].strip()) for n in codes) == 1 for row in rows)
     return (codes, title[0], rows) if single >= _MOST * len(rows) else None
+
+
+def _beside_a_title(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
+    """Takes the other of two columns, of which one is named as titles are."""
+    title = _by_word(header, _WORDS[1])
+    return ([1 - title[0]], title[0], rows) if len(header) == 2 and len(title) == 1 else None
+
+
+def _pairs_of(header: Sequence[str]) -> list[tuple[int, int]]:
+    """Finds columns of codes, one a level, each with its titles behind it, as `Class` and `Class
+    Name`.
+    """
+    named = [" ".join(_letters(name).split()) for name in header]
+    pairs = [
+        (code, title)
+        for code, name in enumerate(named)
+        for title, other in enumerate(named)
+        if name and other in {f"{name} {word}" for word in ("name", "title", "description")}
+    ]
+    return pairs if len(pairs) > 1 else []
+
+
+def _entries_of_pairs(
+    pairs: Sequence[tuple[int, int]], rows: list[Sequence[str]]
+) -> Iterator[_Entry]:
+    seen: set[str] = set()
+    for row in rows:
+        above = ""
+        for code, title in pairs:
+            entry = _Entry(row[code].strip(), row[title].strip(), parent=above)
+            if entry.code and entry.code not in seen:
+                seen.add(entry.code)
+                yield entry
+            above = entry.code or above
 
 
 def _without_header(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
@@ -296,10 +354,15 @@ def read_parents(path: Path, *, option: str, read: ReadOptions = AS_IT_LOOKS) ->
 
 
 _WORDS = (
-    ("code", "codes"),
-    ("title", "titles", "label", "labels", "description", "name", "libelle", "intitule"),
+    ("code", "codes", "kode", "codigo", "codice", "kod", "notation"),
+    (
+        *("title", "titles", "label", "labels", "description", "name", "libelle", "intitule"),
+        *("titulo", "titel", "titolo", "bezeichnung", "benennung", "descripcion", "descricao"),
+        *("denominacion", "omschrijving", "benamning", "navn", "nimike", "heading"),
+    ),
 )
 """Words of the columns' names, the likelier first."""
+_ENGLISH = frozenset(("en", "eng", "english"))
 
 
 class _NoColumns(InputError):
@@ -323,8 +386,14 @@ def _places(
                 if like_header(header)
                 else "not named"
             )
+            widths = (
+                "None of , ; tab | ^ ~ $ separates its rows; of fixed widths give them: "
+                "--read-codelist 'widths=[5,60]' and its names=[code,title]. "
+                if len(header) == 1
+                else ""
+            )
             raise _NoColumns(
-                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
+                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. {widths}"
                 "Name those of codes and titles with --set "
                 "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
                 "names of all its columns: --read-codelist 'names=[code,title]'"
@@ -342,11 +411,14 @@ def _by_word(header: Sequence[str], words: Sequence[str]) -> list[int]:
     """Returns the columns whose name has the first of the words that any name has."""
     named = [_letters(name).split() for name in header]
     by_word = ([n for n, own in enumerate(named) if word in own] for word in words)
-    return next((places for places in by_word if places), [])
+    places = next((places for places in by_word if places), [])
+    english = [n for n in places if not _ENGLISH.isdisjoint(named[n])]
+    return english if len(places) > 1 and len(english) == 1 else places
 
 
 def _letters(name: str) -> str:
-    plain = unicodedata.normalize("NFKD", name).casefold()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # preferredLabel has two
+    plain = unicodedata.normalize("NFKD", words).casefold()
     return " ".join(
         re.findall(r"[a-z]+", "".join(sign for sign in plain if not unicodedata.combining(sign)))
     )

@@ -262,13 +262,16 @@ def _levels(code: str) -> list[str]:
 
 
 def _made_of_others(codes: Collection[str]) -> list[str]:
-    shapes = {_shape(code) for code in codes if len(parts_of(code)) == 1}
+    parts_by_code = {code: parts_of(code, codes) for code in codes}
+    shapes = {_shape(code) for code, parts in parts_by_code.items() if len(parts) == 1}
+    occur = Counter(part for parts in parts_by_code.values() for part in set(parts))
     return [
         code
-        for code in codes
-        if len(parts := parts_of(code, codes)) > 1
+        for code, parts in parts_by_code.items()
+        if len(parts) > 1
         and (
             all(part in codes for part in parts)
+            or any(occur[part] > 1 for part in parts if re.search("[;|]", code))
             or all(re.search(r"\d", part) and _shape(part) in shapes for part in parts)
         )
     ]

@@ -56,18 +56,14 @@ def join(
 
     Raises:
         InputError: an id is blank or repeated in the first table, or repeated in the second; a
-            column other than the id is in both.
+            column other than the id is in both, with other cells in rows of one id.
     """
     kind = output_kind(out)
     left = open_table(first, [on], option="FIRST", read=read)
     right = open_table(second, [on], option="SECOND", read=read_second)
     _require_single(left, on)
     added = [name for name in right.columns if name != on]
-    if twice := [name for name in added if name in left.columns]:
-        raise InputError(
-            f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in the first "
-            "table, too. Rename or remove them"
-        )
+    twice = [name for name in added if name in left.columns]
     matches = _rows_by_id(right, on, added, several)
     counts = Counter(
         {
@@ -77,8 +73,12 @@ def join(
         }
     )
     used: set[str] = set()
-    schema = pa.schema([(name, pa.string()) for name in [*left.columns, *added]])
+    kept = [place for place, name in enumerate(added) if name not in twice]
+    schema = pa.schema(
+        [(name, pa.string()) for name in [*left.columns, *(added[place] for place in kept)]]
+    )
     blank = [("",) * len(added)]
+    same = [(left.columns.index(name), added.index(name)) for name in twice]
 
     def joined() -> Iterator[tuple[str, ...]]:
         place = left.columns.index(on)
@@ -88,7 +88,14 @@ def join(
             counts["without_second"] += form not in matches
             for more in matches.get(form, blank):
                 counts["rows"] += 1
-                yield row + more
+                if form in matches and any(
+                    row[mine].strip() != more[theirs].strip() for mine, theirs in same
+                ):
+                    raise InputError(
+                        f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
+                        "the first table, too, and have other cells there. Rename or remove them"
+                    )
+                yield row + tuple(more[place] for place in kept)
 
     with replace_atomically(out, source=first) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(joined(), columns=len(schema)):

@@ -29,10 +29,13 @@ from storage.ingest.units import unit_forms
 from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
 from storage.tables.inputs import files_in
+from storage.tables.json_rows import scan_json
 from storage.tables.reader import Marks, Table, open_table, to_arrow
 from storage.tables.source import require_columns
 
 REPORT = "report.json"
+_SCANNED_EARLY = 8 << 20
+"""Bytes of JSON up to which all of it is read before what takes longer."""
 
 _QUOTED = json.encoder.encode_basestring_ascii
 Progress = Callable[[int, int | None], None]
@@ -107,7 +110,9 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
     for file in files_in(source, "data"):
         overview = open_source(file, read=config.read, required=config.columns)
         rows += overview.rows
-        if overview.kind != "jsonl":  # whose columns are known at its end
+        if overview.kind == "jsonl" and overview.bytes <= _SCANNED_EARLY:
+            overview, _, _ = scan_json(overview, config.columns, [0])
+        if overview.kind != "jsonl" or overview.columns:  # known at its end
             require_columns(overview, config.columns, config.column_options)
     _read_list(codelist, config)
     return rows

@@ -52,6 +52,8 @@ _PUBLISHED = (
         ),
         separator=";",
     ),
+    # MedDRA's terms and groups of terms
+    _Layout(re.compile(r"\d{8}\$[^$]+(\$[^$]*){3,11}"), ("code", "title"), separator="$"),
 )
 _LINES = 20
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import traceback
 import zipfile
 from collections.abc import Callable, Sequence
@@ -302,6 +303,21 @@ def test_check_reads_the_code_list(tmp_path: Path) -> None:
     assert "column 'code' is missing" in refused(
         text_of(), tmp_path, codelist=other, act=check_source
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"Final Narrative": "fell", "Nature": [{"Name": "Fall"}], "EventDate": ""}, "an object"),
+        ({"Final Narrative": "fell", "Hazards": []}, "no column 'Nature'"),
+    ],
+)
+def test_check_reads_small_json(tmp_path: Path, record: dict[str, object], said: str) -> None:
+    """Whose columns are known at its end: what ingest would refuse is refused before it."""
+    file = tmp_path / "recalls.json"
+    file.write_text(json.dumps([record]))
+    with pytest.raises(InputError, match=said):
+        check_source(file, IngestConfig(), None)
 
 
 def test_no_such_file(tmp_path: Path) -> None:

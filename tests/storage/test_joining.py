@@ -47,6 +47,20 @@ def test_several_rows_of_an_id(tmp_path: Path) -> None:
     assert [row[2] for row in rows] == ["111", "132", "153", ""]
 
 
+def test_columns_of_both_tables(tmp_path: Path) -> None:
+    """FAERS has the number of the case in each: equal cells are written once, others refused."""
+    first = "id,case,text\n101,7,fell\n102,8,cut\n103,9,burned\n"
+    done, rows = joined(tmp_path, "id,case,code\n101,7,111\n102,8,132\n", first)
+    assert rows == [
+        ["101", "7", "fell", "111"],
+        ["102", "8", "cut", "132"],
+        ["103", "9", "burned", ""],
+    ]
+    assert done.rows == 3
+    with pytest.raises(InputError, match="have other cells there"):
+        joined(tmp_path, "id,case,code\n101,7,111\n102,9,132\n", first)
+
+
 def test_each_table_is_read_by_its_own_options(tmp_path: Path) -> None:
     """The second has other signs and titles than the first."""
     (tmp_path / "first.csv").write_text(REPORTS)

@@ -188,3 +188,59 @@ def test_xml_that_has_entities_is_refused(tmp_path: Path) -> None:
     text = CLAML.replace('"ClaML.dtd"', '"ClaML.dtd" [<!ENTITY a "b">]')
     with pytest.raises(InputError, match="entities, which are never opened"):
         concepts_of(written(tmp_path, text, "list.xml"), "ClaML")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "codes"),
+    [
+        ("cbo2002.csv", "CODIGO;TITULO\n010105;Oficial\n784205;Alimentador\n", ["010105", "784205"]),
+        ("scian.csv", "C\xf3digo,T\xedtulo\n11,Agricultura\n111,Cultivo\n", ["11", "111"]),
+        ("kldb.csv", '"KldB 2010 (5-Steller)";"Titel"\n"Anhang";""\n"01104";"a"\n"11101";"b"\n',
+         ["01104", "11101"]),
+        ("ateco.csv", '"Codice Ateco 2007\nnuovo",Titolo Ateco\nA,a\n01.11.10,b\n', ["A", "01.11.10"]),
+        ("esco.csv", "conceptUri,iscoGroup,preferredLabel,altLabels,code\nu,2166,artist,a,2166.1\n"
+         "v,2166,designer,d,2166.2\n", ["2166.1", "2166.2"]),
+        ("pt.asc", "10000081$Abdominal pain$$10017947$$$$$$$\n10028813$Nausea$$10017947$$$$$$$\n",
+         ["10000081", "10028813"]),
+    ],
+)  # fmt: skip
+def test_lists_in_the_words_of_their_offices(
+    tmp_path: Path, name: str, content: str, codes: list[str]
+) -> None:
+    """CBO, SCIAN, KldB, ATECO and MedDRA; a word without a title is no code among numbers."""
+    (tmp_path / name).write_text(content)
+    assert [code.code for code in read_codelist(tmp_path / name)] == codes
+
+
+def test_titles_in_several_languages(tmp_path: Path) -> None:
+    """Those in English are taken, as the encoder reads them; without such they are to be named."""
+    file = tmp_path / "cn.csv"
+    file.write_text("CN_CODE,PARENT,NAME_DE,NAME_EN\n01,,Tiere,Animals\n0101,01,Pferde,Horses\n")
+    assert [code.title for code in read_codelist(file)] == ["Animals", "Horses"]
+    file.write_text("CN_CODE,NAME_DE,NAME_FR\n01,Tiere,Animaux\n02,Fleisch,Viande\n")
+    with pytest.raises(InputError, match="column 'title' is missing or repeated"):
+        read_codelist(file)
+
+
+def test_a_code_and_a_name_for_each_level(tmp_path: Path) -> None:
+    """UNSPSC: every level is a code of the list once, under the one before it."""
+    file = tmp_path / "unspsc.csv"
+    file.write_text(
+        "Segment,Segment Name,Family,Family Name\n10000000,Live,10100000,Animals\n"
+        "10000000,Live,10150000,Seeds\n11000000,Minerals,11100000,Earth\n"
+    )
+    found = {code.code: (code.title, tuple(code.above)) for code in read_codelist(file)}
+    assert found == {
+        "10000000": ("Live", ()),
+        "10100000": ("Animals", ("Live",)),
+        "10150000": ("Seeds", ("Live",)),
+        "11000000": ("Minerals", ()),
+        "11100000": ("Earth", ("Minerals",)),
+    }
+
+
+def test_a_list_of_fixed_widths_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hcpcs.txt"
+    file.write_text("A0021001003Ambulance service\nA0080001003Transportation\n")
+    with pytest.raises(InputError, match=r"--read-codelist 'widths=\[5,60\]'"):
+        read_codelist(file)

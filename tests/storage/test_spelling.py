@@ -53,6 +53,9 @@ def test_twins_without_a_list_are_told() -> None:
         "1 codes of 2 records are made of other codes (--set data.ingest.several_codes=first reads "
         "the first, and =each makes a record of each)"
     ]
+    names = {"Fall; Burn": 5, "Fall; Cut": 3, "Slip/trip": 2, "Slip": 1}
+    assert twins(names)[0].startswith("2 codes of 8 records are made of other codes")
+    assert twins({"Slip/trip": 2, "Open wound": 1, "Fall; Burn": 1}) == []
     assert twins({"0140": 1, "140": 1})[0].endswith("with other leading zeros")
     assert twins({"111": 5, "132": 3}) == []
 
