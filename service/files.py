@@ -5,6 +5,7 @@ Nothing is written to a disk, and nothing remains when the answer ends, however 
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -180,6 +181,16 @@ class Answer(StreamingResponse):
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[Path]:
+    """Yields a path to read the content from: in memory alone where the system can, as Linux does,
+    and otherwise a file that only this user may read, which is removed at once.
+    """
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryDirectory(prefix="autocoder-upload-") as folder:
+            file = Path(folder) / "upload"
+            file.touch(mode=0o600)
+            file.write_bytes(content)
+            yield file
+        return
     descriptor = os.memfd_create("upload", os.MFD_CLOEXEC)
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:

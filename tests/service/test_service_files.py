@@ -197,6 +197,21 @@ def test_nothing_of_a_file_stays(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_system_without_files_in_memory_codes_files_too(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS has no `memfd_create`: the answer is the same, and the file is gone with the request."""
+    asked = {"column": "Text"}
+    content = table(["fell from a ladder", "burned a hand"])
+    usual = client.post("/file", params=asked, content=content, headers=HEADER)
+    monkeypatch.delattr(files.os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answer = client.post("/file", params=asked, content=content, headers=HEADER)
+    assert answer.status_code == 200, answer.text
+    assert answer.content == usual.content
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_bundle_that_is_withdrawn_codes_no_further_row(coder: Coder) -> None:
     """Asked before each piece: what was coded until then has gone, the rest is not coded."""
     upload = files.read(b"Text\n" + b"fell\n" * 40, coder, column="Text", top_k=1, threshold=None)
