@@ -16,6 +16,7 @@ from typing import Any, Literal
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import TARGETS
 from mechanisms.privacy.events import ParallelEvent, is_exact
+from storage.bundle.stated import accuracy_lines, read_stated
 from storage.errors import InputError, StorageError
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
@@ -101,6 +102,8 @@ class PlanPage:
     """When and why that release was revoked, and who has it."""
     units: Units | None = None
     """Of its records; None where a record is the unit, or where the records are elsewhere."""
+    told: tuple[str, ...] = ()
+    """How often the model is right, as partners are told by its bundle; empty before its release."""
 
     @property
     def title(self) -> str:
@@ -188,7 +191,15 @@ def page_of(
     assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
     revoked = "" if plan.released is None else revocation_text(ledger, plan.released.release_id)
     return PlanPage(
-        planned, status, file, tuple(answers), assumed, plan.released, revoked, context.units
+        planned,
+        status,
+        file,
+        tuple(answers),
+        assumed,
+        plan.released,
+        revoked,
+        context.units,
+        context.told,
     )
 
 
@@ -208,7 +219,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         *_units(page),
         ("mechanism", plan.event.of_training.mechanism),
-        ("accuracy for partners", _accuracy_for_partners(page.planned)),
+        ("accuracy for partners", _accuracy_for_partners(page)),
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
         ("licence", page.planned.output.licence),
@@ -224,7 +235,10 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
     ]
 
 
-def _accuracy_for_partners(planned: PlannedRelease) -> str:
+def _accuracy_for_partners(page: PlanPage) -> str:
+    if page.told:
+        return "; ".join(page.told)
+    planned = page.planned
     event = planned.plan.event
     if not isinstance(event, ParallelEvent):
         return f"none: {REASONS[planned.untold or 'no noise']}"
@@ -549,6 +563,8 @@ class PlanContext:
     """
     units: Units | None = None
     """Of its records; None where a record is the unit, or without them."""
+    told: tuple[str, ...] = ()
+    """How often the model is right, as partners are told by its bundle; empty before its release."""
 
     @staticmethod
     def of(context: Context, plan: CheckedPlan) -> PlanContext:
@@ -596,7 +612,15 @@ def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> 
         )
     plan = CheckedPlan.of(planned, ledger)
     status = approval.approval_status(context, plan)
-    return page_of(plan, status, file=str(file), context=PlanContext.of(context, plan))
+    here = replace(PlanContext.of(context, plan), told=_told(context, plan))
+    return page_of(plan, status, file=str(file), context=here)
+
+
+def _told(context: Context, plan: CheckedPlan) -> tuple[str, ...]:
+    if plan.released is None:
+        return ()
+    stated = read_stated(context.workspace.bundles / str(plan.released.release_id))
+    return () if stated is None else tuple(accuracy_lines(stated))
 
 
 def require_releasable(context: Context, checked: CheckedPlan) -> None:

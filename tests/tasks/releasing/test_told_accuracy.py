@@ -110,6 +110,10 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert "charged" in thresholds["fitted_on"]
     assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
     assert_told_where_partners_look(folder, told)
+    page = plan_page.load_plan_page(context, planned, file=planned.file(context))
+    assert (
+        f"{told['right']['estimate']:.1%}" in dict(plan_page.facts(page))["accuracy for partners"]
+    )
     assert publish.release(context, planned, settings(planned)) == done
 
 
