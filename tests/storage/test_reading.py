@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from workbooks import workbook
 
 from storage.errors import InputError
-from storage.tables import reader, source
+from storage.tables import csv_rows, reader, source
 from storage.tables.csv_rows import dialect
 from storage.tables.inputs import kept
 from storage.tables.options import ReadOptions
@@ -583,6 +583,39 @@ def test_folders_that_are_no_table(tmp_path: Path) -> None:
         open_table(tmp_path / "empty", ["text"])
     with pytest.raises(InputError, match=r"is a folder. Give a file"):
         read_small(years, ["text"], option="code list")
+
+
+def test_few_blocks_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's threads would read 32 blocks of 16 MiB before the first is used."""
+    monkeypatch.setattr(csv_rows, "LONGEST_RECORD", 1 << 12)
+    reads = []
+    read_block = csv_rows._Bytes.read
+
+    def counted(stream: csv_rows._Bytes, size: int = -1) -> bytes:
+        content = read_block(stream, size)
+        reads.append(len(content))
+        return content
+
+    monkeypatch.setattr(csv_rows._Bytes, "read", counted)
+    path = tmp_path / "in.csv"
+    path.write_text("id,text\n" + "".join(f"{n},fell from step {n}\n" for n in range(40_000)))
+    rows = 0
+    for taken, batch in enumerate(csv_rows.csv_batches(csv_rows.open_source(path), None), start=1):
+        rows += batch.num_rows
+        assert len(reads) <= taken + csv_rows._AHEAD + 1
+    assert rows == 40_000
+    assert len(reads) > 200, "the file has many blocks"
+
+
+def test_lines_of_fixed_widths_in_several_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_rows, "_CUT_AT_ONCE", 1000)
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{n:06}fell from step {n:<10}\n" for n in range(500)))
+    reading = ReadOptions(widths=(6, 40), names=("id", "text"))
+    found = list(open_table(path, ["id", "text"], read=reading).text_rows(["id", "text"]))
+    assert found == [(f"{n:06}", f"fell from step {n}") for n in range(500)]
 
 
 def test_what_is_read_only_once(tmp_path: Path) -> None:
