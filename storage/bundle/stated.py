@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,17 @@ def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:
     groups = told["groups"] if len(told["groups"]) > 1 else []
     for group in sorted(groups, key=lambda one: one["right"]["estimate"])[:_WORST]:
         lines.append(
-            f"least often right: {'; '.join(group['names'][:_NAMED])}, {_share(group['right'])} of "
+            f"least often right: {_named(group['names'])}, {_share(group['right'])} of "
             f"{group['share']:.1%} of the records"
         )
     return lines
 
 
 _WORST, _NAMED = 2, 3
+
+
+def _named(names: Sequence[str]) -> str:
+    return "; ".join(names) if len(names) <= _NAMED else "all other groups together"
 
 
 def _share(figure: Mapping[str, float]) -> str:

@@ -36,6 +36,8 @@ def test_the_groups_that_it_is_worst_at_are_named() -> None:
     assert "3 Others" in worst
     assert "2 Sprains" in second
     assert len(accuracy_lines(told(groups=told()["groups"][:1]))) == 1
+    several = [group | {"names": list("abcd")} for group in told()["groups"]]
+    assert "all other groups together" in accuracy_lines(told(groups=several))[1]
 
 
 @pytest.mark.parametrize("contents", [{}, {ACCURACY: {"stated": False}}])
