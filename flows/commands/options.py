@@ -253,11 +253,9 @@ class RunOptions:
             self.profile_name, given, data=self.data, codelist=codelist, named=named
         )
         if all(file.is_file() for file in chosen.data.sources):
-            from storage.ingest import check_source
+            from storage.ingest import check_early
 
-            check_source(
-                chosen.data.sources, chosen.data.ingest, chosen.codelist_path
-            )  # before what is slow to import
+            check_early(chosen.data.sources, chosen.data.ingest, chosen.codelist_path)
         return chosen
 
     def each_label(self) -> list[RunOptions]:

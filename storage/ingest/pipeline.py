@@ -34,6 +34,8 @@ from storage.tables.reader import Marks, Table, open_table, to_arrow
 from storage.tables.source import require_columns
 
 REPORT = "report.json"
+_READ_EARLY = 4 << 20
+"""Bytes of files up to which every row is checked before what is slow to import."""
 _SCANNED_EARLY = 8 << 20
 """Bytes of JSON up to which all of it is read before what takes longer."""
 
@@ -116,6 +118,16 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
             require_columns(overview, config.columns, config.column_options)
     _read_list(codelist, config)
     return rows
+
+
+def check_early(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> None:
+    """Refuses what `ingest` would, before anything that is slow to import: of small files all, of
+    others what their first bytes show.
+    """
+    files = files_in(source, "data")
+    check_source(files, config, codelist)
+    if sum(file.stat().st_size for file in files) <= _READ_EARLY:
+        preview(files, config, codelist)
 
 
 def preview(

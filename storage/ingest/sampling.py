@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.ingest.config import IngestConfig
+from storage.tables.source import to_arrow
 
 SPLITS = ("train", "test", "holdout")
 _TRAIN, _TEST, _HOLDOUT = range(3)
@@ -48,10 +49,10 @@ def digests(columns: Sequence[pa.Array]) -> Digests:
             pa.binary(8), len(column), [None, pa.py_buffer(lengths)]
         )
         parts += [eight.cast(pa.binary()), column.cast(pa.binary())]
-    done = bytearray()
+    done, nothing = bytearray(), to_arrow([""])[0].cast(pa.binary())  # b"" would import pandas
     for start in range(0, len(columns[0]), _AT_A_TIME):
         some = [part.slice(start, _AT_A_TIME) for part in parts]
-        rows = pc.call_function("binary_join_element_wise", [*some, b""])
+        rows = pc.call_function("binary_join_element_wise", [*some, nothing])
         done += b"".join(hashlib.blake2b(row, digest_size=16).digest() for row in rows.to_pylist())
     return np.frombuffer(bytes(done), dtype="<u8").reshape(-1, 2)
 

@@ -49,9 +49,10 @@ def unit_forms(cells: pa.Array) -> pa.Array:
     plain = pc.call_function("and", [_matches(cells, _PLAIN), pc.call_function("invert", [odd])])
     lower = pc.call_function("ascii_lower", [cells])
     forms = pc.call_function("ascii_ltrim", [lower], pc.TrimOptions("0"))
-    empty = pc.call_function("equal", [forms, ""])
-    zeros = pc.call_function("and", [empty, pc.call_function("not_equal", [cells, ""])])
-    forms = pc.call_function("if_else", [zeros, "0", forms])
+    nothing, zero = to_arrow(["", "0"])  # texts of Python would import pandas
+    empty = pc.call_function("equal", [forms, nothing])
+    zeros = pc.call_function("and", [empty, pc.call_function("not_equal", [cells, nothing])])
+    forms = pc.call_function("if_else", [zeros, zero, forms])
     others = pc.call_function("invert", [plain])
     read = [unit_form(cell) if cell else "" for cell in cells.filter(others).to_pylist()]
     return pc.call_function("replace_with_mask", [forms, others, to_arrow(read)])

@@ -44,6 +44,10 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
         [*RETRAIN, "--label", "Code"],
         "text.csv has no column 'Code' (--label)",
     ),
+    "retrain, one code in all rows": (
+        [*RETRAIN, "--label", "code", "--population", "p", "--classification", ""],
+        "all 1 usable records have the same code",
+    ),
     "retrain, unknown setting": (
         [*RETRAIN, "--set", "fit.sorce=1"],
         "fit.sorce: unknown parameter",
