@@ -370,6 +370,7 @@ class State:
         if epsilon > planned:
             charges, problem = self.surplus(release, epsilon - planned)
             self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
+            release.cost = replace(release.cost, epsilon=epsilon)
         release.rows.append(after)
         release.problem = release.problem or problem
         return after, problem

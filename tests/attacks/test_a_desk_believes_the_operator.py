@@ -127,10 +127,11 @@ def test_a_ledger_in_which_no_release_counts(
     ledger.reserve(make_plan("k"))
     approval.require_agencys(ledger, pinned)
     with sqlite3.connect(tmp_path / "ledger.db") as database:
-        database.execute(
+        changed = database.execute(
             "UPDATE ledger_row SET body = replace(body, '\"injuries\"', '\"i\"') "
-            'WHERE body LIKE \'%"kind":"release"%\''
+            "WHERE json_extract(body, '$.entry.kind') = 'reserved'"
         )
+        assert changed.rowcount == 1
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     with pytest.raises(StorageError):
         approval.require_agencys(ledger, pinned)

@@ -144,7 +144,8 @@ def test_weights_that_carry_a_narrative(
     plan_at: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Swapped for good, the fit's parameters are refused and nothing is charged. Swapped behind
-    each digest, those that were signed are in the bundle, which verifies.
+    each digest, those that were signed are in the bundle, which verifies: each divided by one
+    temperature, to the last bit.
     """
     context, planned = plan_at("weights")
     file = planned.candidate.fitted.path / "theta.safetensors"
@@ -158,7 +159,12 @@ def test_weights_that_carry_a_narrative(
     with swapped_behind_every_digest(monkeypatch, file, hostile):
         done = publish.release(context, planned, BundleParameters())
     check(Path(done.bundle), Trust(context.workspace.home / "signing-key.pub.pem"))
-    assert torch.equal(released_head(Path(done.bundle)), signed)
+    released = released_head(Path(done.bundle)).double()
+    temperature = round(float(signed.double() @ released / (released @ released)), 4)
+    assert temperature > 1
+    torch.testing.assert_close(
+        released, (signed.double() / temperature).float().double(), rtol=2e-7, atol=0
+    )
 
 
 def test_a_manifest_with_other_figures(plan_at: Planner) -> None:

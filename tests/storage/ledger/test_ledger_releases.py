@@ -256,6 +256,23 @@ def test_the_larger_of_planned_and_drawn_is_charged(site, plan):
     assert ledger.verify().ok
 
 
+def test_the_same_records_under_another_name_are_charged_what_the_draw_cost(site, plan):
+    """Not what was planned: both names have spent the same."""
+    ledger = site.open(
+        Policy.parse({"name": "twenty", "default": {"asymptotic-local": {"epsilon": 20}}})
+    )
+    release = ledger.reserve(plan(claim={"epsilon_add_remove": 2.0})).release_id
+    ledger.mark_drawn(release, draw_digest="d", sensitivity=2.5, epsilon=5.0)
+    other = ledger.reserve(plan("b", population="others", claim={"epsilon_add_remove": 1.0}))
+    totals = {
+        (line.account.population, line.account.epsilon)
+        for line in ledger.budget()
+        if line.account.cohort == "2023"
+    }
+    assert totals == {("injuries", D(7)), ("others", D(7))}
+    assert ledger.release(other.release_id).epsilon == D(2)
+
+
 def test_a_surplus_over_the_cap_burns_the_release(site, plan):
     """The draw exists but its cost doesn't fit: burned, the reservation stays spent, and again on a
     retry.
