@@ -7,6 +7,7 @@ import pytest
 from mechanisms.privacy.events import NonPrivateEvent
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Evaluation, Policy
+from storage.ledger.records import RecordSet
 
 D = Decimal
 POLICY = Policy.parse(
@@ -261,16 +262,18 @@ def test_the_same_records_under_another_name_are_charged_what_the_draw_cost(site
     ledger = site.open(
         Policy.parse({"name": "twenty", "default": {"asymptotic-local": {"epsilon": 20}}})
     )
-    release = ledger.reserve(plan(claim={"epsilon_add_remove": 2.0})).release_id
+    records = RecordSet.of((f"record {n}".encode() for n in range(100)), key=b"k" * 32)
+    first = plan("a", claim={"epsilon_add_remove": 2.0})
+    release = ledger.reserve(first, records=records).release_id
     ledger.mark_drawn(release, draw_digest="d", sensitivity=2.5, epsilon=5.0)
-    other = ledger.reserve(plan("b", population="others", claim={"epsilon_add_remove": 1.0}))
+    other = ledger.reserve(plan("b", population="others"), records=records)
     totals = {
         (line.account.population, line.account.epsilon)
         for line in ledger.budget()
         if line.account.cohort == "2023"
     }
-    assert totals == {("injuries", D(7)), ("others", D(7))}
-    assert ledger.release(other.release_id).epsilon == D(2)
+    assert other.epsilon == D(4)
+    assert totals == {("injuries", D(9)), ("others", D(9))}
 
 
 def test_a_surplus_over_the_cap_burns_the_release(site, plan):
