@@ -60,6 +60,8 @@ class Resumed:
 def declare_dead(flows: Sequence[str], *, before: datetime, age: timedelta) -> tuple[str, ...]:
     """Mark runs of deployments that are at work and fell silent as crashed; return their names.
 
+    Tasks of these runs, and of cancelled ones, that look at work are ended with them.
+
     A run that lives all the same loses nothing: the second start waits for its locks, and finds its
     stages.
 
@@ -75,19 +77,23 @@ def declare_dead(flows: Sequence[str], *, before: datetime, age: timedelta) -> t
             # Not forced: a run that has ended after all stays as it is.
             answer = client.set_flow_run_state(run.id, Crashed(message=HEARTBEAT_STOPPED))
             if answer.status is SetStateStatus.ACCEPT:
-                _end_tasks(client, run)
+                _end_tasks(client, run, Crashed(message=HEARTBEAT_STOPPED))
                 dead.append(run.name)
+        for run in _runs(client, StateType.CANCELLED, flows):
+            if _since(run, datetime.now(UTC)) < age:
+                # One that did not end by itself was killed, and reported nothing.
+                _end_tasks(client, run, Cancelled(message="its run was cancelled"))
     return tuple(dead)
 
 
-def _end_tasks(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Ends what a dead run leaves on its page: tasks that look at work, and their bars."""
+def _end_tasks(client: SyncPrefectClient, run: FlowRun, state: State) -> None:
+    """Ends what a killed run leaves on its page: tasks that look at work, and their bars."""
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
     at_work = {"state": {"type": {"any_": [StateType.RUNNING]}}}
     for task in client.read_task_runs(
         flow_run_filter=of_run, task_run_filter=TaskRunFilter.model_validate(at_work)
     ):
-        client.set_task_run_state(task.id, Crashed(message=HEARTBEAT_STOPPED), force=True)
+        client.set_task_run_state(task.id, state, force=True)
     bars = ArtifactFilter.model_validate(
         {"type": {"any_": ["progress"]}, "flow_run_id": {"any_": [run.id]}}
     )

@@ -252,8 +252,13 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> N
     # Prefect gives a run 30 s to end by itself; how long it takes is not this test's to measure
     stack.wait("the end of its process", lambda: not [p for p in processes_of(run) if _alive(p)])
     stack.wait("its state", lambda: stack.run(run["id"])["state_type"] == "CANCELLED")
-    stages = stack.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}}).json()
-    assert {stage["state_type"] for stage in stages} == {"COMPLETED", "CANCELLED"}
+
+    def states() -> set[str]:
+        of_run = {"flow_runs": {"id": {"any_": [run["id"]]}}}
+        return {one["state_type"] for one in stack.post("/task_runs/filter", of_run).json()}
+
+    # A stage that did not end by itself is killed; the watch ends it on the page.
+    stack.wait("its stages' states", lambda: states() == {"COMPLETED", "CANCELLED"})
     assert not list((home / "private").glob("plans/*"))
     assert not list((home / "bundles").iterdir())
     assert release_run(stack, run["id"]) is None

@@ -33,6 +33,7 @@ from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import (
     AwaitingRetry,
+    Cancelled,
     Cancelling,
     Completed,
     Crashed,
@@ -199,7 +200,8 @@ def test_a_run_is_dead_after_ten_heartbeats_of_the_watch_and_none_of_its_own(
 ) -> None:
     """The watch counts its own heartbeats and reads no clock: until ten of them have arrived,
     nothing is dead, however long the server was away. Then a silent run is crashed, with the task
-    and the bar on its page, and resumed at once; one that beats goes on.
+    and the bar on its page, and resumed at once; one that beats goes on. The task of a cancelled
+    run that was killed is cancelled with it.
     """
     deployment = client.create_deployment(client.create_flow_from_name("audit"), name="silent")
     silent, alive = (
@@ -209,6 +211,10 @@ def test_a_run_is_dead_after_ten_heartbeats_of_the_watch_and_none_of_its_own(
         task(lambda: None), flow_run_id=silent, dynamic_key="0", state=Running()
     )
     bar = client.create_artifact(ArtifactCreate(type="progress", data=40, flow_run_id=silent))
+    cancelled = client.create_flow_run_from_deployment(deployment, state=Cancelled()).id
+    killed = client.create_task_run(
+        task(lambda: None), flow_run_id=cancelled, dynamic_key="0", state=Running()
+    )
     try:
         watch = Watch({PREFECT_API_URL: ephemeral_server})
         rounds = 0
@@ -221,10 +227,12 @@ def test_a_run_is_dead_after_ten_heartbeats_of_the_watch_and_none_of_its_own(
         assert [state.name for state in states[-2:]] == ["Crashed", "AwaitingRetry"]
         assert states[-2].message == HEARTBEAT_STOPPED
         assert client.read_task_run(stage.id).state_type is StateType.CRASHED
+        assert client.read_task_run(killed.id).state_type is StateType.CANCELLED
+        assert client.read_flow_run(cancelled).state_type is StateType.CANCELLED
         assert bar.id not in {found.id for found in client.read_artifacts()}
         assert client.read_flow_run(alive).state_type is StateType.RUNNING
     finally:
-        for run in (silent, alive):
+        for run in (silent, alive, cancelled):
             client.delete_flow_run(run)
 
 
