@@ -141,8 +141,8 @@ def _require_single(given: Sequence[str], option: str) -> None:
     counts = Counter(setting.partition("=")[0] for setting in given)
     if twice := next((key for key, count in counts.items() if count > 1), None):
         raise InputError(
-            f"{option}: {twice} is given twice, and one value serves all that this option is for. "
-            "Give it once."
+            f"{option}: {twice} is given twice. Give it once: a later value does not replace an "
+            "earlier one."
         )
 
 

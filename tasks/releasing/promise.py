@@ -27,7 +27,7 @@ def _formal(claim: Claim, *, both_halves: bool) -> tuple[str, ...]:
     sentences = [
         f"Each {unit} {'of either half' if both_halves else 'of the training half'} is protected, "
         "whoever holds the released folder and whatever else they know.",
-        f"{change} changes the probability of any released model by at most a factor of "
+        f"{change} changes the probability of anything that is released by at most a factor of "
         f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}.",
     ]
     if not replaced and claim.epsilon_replaced is not None:
