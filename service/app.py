@@ -43,8 +43,9 @@ from service.messages import (
 from storage.bundle.folder import STATEMENT
 from storage.bundle.stated import accuracy_lines, read_stated
 from storage.errors import InputError
+from storage.narrative_look import look_at_texts
 from storage.tables.options import ReadOptions
-from tasks.coding.coder import Coder, describe_release
+from tasks.coding.coder import UNTRAINED, Coder
 from tasks.running import installation
 
 _STATIC = Path(__file__).parent / "static"
@@ -128,8 +129,8 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         ),
         fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
         accuracy=accuracy,
-        origin=describe_release(coder.folder)
-        if (coder.folder / STATEMENT).is_file()
+        origin=coder.description
+        if coder.kind == UNTRAINED or (coder.folder / STATEMENT).is_file()
         else coder.release,
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
         most_rows=files.MOST_ROWS,
@@ -163,7 +164,8 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             batcher, coder, body.texts, top_k=body.top_k, threshold=body.threshold
         )
         results = [{"needs_review": None, "group": None} | coding.as_dict() for coding in codings]
-        return CodeResponse.model_validate(coder.origin | {"results": results})
+        notes = coder.reads.notes(look_at_texts(body.texts))
+        return CodeResponse.model_validate(coder.origin | {"results": results, "warnings": notes})
 
     coding: set[str] = set()
     answering: set[str] = set()
@@ -267,15 +269,15 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     @app.get("/version", responses=problems(401, 413, 500), dependencies=[keyed])
     async def version() -> Version:
         """Returns the model, the classification and the bundle."""
-        return Version(
-            **coder.origin,
-            software=app.version,
-            codes=len(coder.model.codes),
-            signed_by=settings.signed_by,
-            calibrated_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
-            accuracy=accuracy,
-            withdrawn=state.withdrawn,
-        )
+        about = {
+            "software": app.version,
+            "codes": len(coder.model.codes),
+            "signed_by": settings.signed_by,
+            "calibrated_on": coder.thresholds["fitted_on"] if coder.thresholds else None,
+            "accuracy": accuracy,
+            "withdrawn": state.withdrawn,
+        }
+        return Version.model_validate(coder.origin | about)
 
     @app.get("/health", responses=problems(413, 500, 503))
     async def health() -> Health:

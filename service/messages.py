@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tasks.coding.coder import ModelKind
+
 MOST_CHARACTERS = 20_000
 MOST_NARRATIVES = 64
 MOST_EXPLAINED = 9
@@ -115,7 +117,10 @@ class Reason(BaseModel):
 class Origin(BaseModel):
     """Identifies the model and the classification of the codes."""
 
-    model: str = Field(description="Release id.")
+    model: str = Field(description="Release id; `untrained` without one.")
+    model_kind: ModelKind = Field(
+        description="`untrained`: the titles of a code list alone, without any record."
+    )
     classification: str
     classification_version: str
     bundle_digest: str = Field(description="SHA-256 of the bundle's content, as in the ledger.")
@@ -128,6 +133,10 @@ class CodeResponse(Origin):
     """Holds results in the order of the narratives."""
 
     results: list[Result]
+    warnings: list[str] = Field(
+        description="What of the narratives the model does not read, in sentences: those that are "
+        "cut, another language."
+    )
 
 
 class CodeList(Origin):

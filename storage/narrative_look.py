@@ -29,7 +29,28 @@ _WORDS: Final = {
     "danish": "og en et at på med af til fra den som da han hun sig var blev",
     "finnish": "ja oli on kun hän että sekä kanssa mutta joka myös ei",
 }
-_FEWEST, _SHARE, _AHEAD = 100, 0.08, 1.4
+_MANY, _SHARE, _AHEAD = 100, 0.08, 1.4
+"""Words from which a smaller share tells the language, and by how much it must lead."""
+_FEWEST, _LEAST, _SHARE_OF_FEW, _AHEAD_OF_FEW = 6, 3, 0.25, 1.5
+"""The same of a single narrative. No English narrative or job title of 46,759 was taken for
+another language.
+"""
+_SCRIPTS: Final = {
+    "japanese": r"[\u3040-\u30ff]",
+    "chinese": r"[\u4e00-\u9fff]",
+    "korean": r"[\uac00-\ud7af\u1100-\u11ff]",
+    "russian": r"[\u0400-\u04ff]",
+    "greek": r"[\u0370-\u03ff]",
+    "arabic": r"[\u0600-\u06ff]",
+    "hebrew": r"[\u0590-\u05ff]",
+    "armenian": r"[\u0530-\u058f]",
+    "hindi": r"[\u0900-\u097f]",
+    "tamil": r"[\u0b80-\u0bff]",
+}
+"""Languages by scripts that English has no letter of, each the commonest of its script. Japanese
+comes first: it has Chinese signs too.
+"""
+_MOST_SIGNS, _LEAST_OF_SCRIPT = 0.3, 0.1
 _LOOKED_AT = 1000
 """Narratives by which the language is told."""
 _SHORT = 300
@@ -100,6 +121,14 @@ def look_at(table: Table, columns: Sequence[str]) -> NarrativeLook:
     return looking.result()
 
 
+def look_at_texts(texts: Sequence[str]) -> NarrativeLook:
+    """Looks at narratives that are in no table."""
+    looking = Looking()
+    if texts:
+        looking.take([pa.array([text.strip() for text in texts], pa.string())])
+    return looking.result()
+
+
 def long_note(look: NarrativeLook, tokens: int | None) -> str:
     """Says how many narratives an encoder cuts; empty where it is none or not known."""
     if tokens is None or not (longer := look.longer_than(tokens)):
@@ -127,14 +156,31 @@ def language_note(look: NarrativeLook, encoder: str | None, stems: str | None) -
 
 
 def language_of(texts: Iterable[str]) -> str | None:
-    """Returns the language as Snowball names it; None where the words are few, or of no language
-    known here.
+    """Returns the language as Snowball names it, or by its script; None where the words are few, or
+    of no language known here.
     """
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
+    every = [text.lower() for text in texts]
+    if script := _by_script(every):
+        return script
+    words = Counter(word for text in every for word in re.findall(r"\w+", text))
     scores = sorted(
         ((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()),
         reverse=True,
     )
     (most, name), (second, _) = scores[:2]
-    sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
+    total = words.total()
+    if total >= _MANY:
+        sure = most >= _SHARE * total and most >= _AHEAD * second
+    else:
+        enough = total >= _FEWEST and most >= _LEAST
+        sure = enough and most >= _SHARE_OF_FEW * total and most >= _AHEAD_OF_FEW * second
     return name if sure else None
+
+
+def _by_script(texts: Iterable[str]) -> str | None:
+    letters = "".join(sign for text in texts for sign in text if sign.isalpha())
+    foreign = {name: len(re.findall(signs, letters)) for name, signs in _SCRIPTS.items()}
+    if sum(foreign.values()) < max(_LEAST, _MOST_SIGNS * len(letters)):
+        return None
+    least = _LEAST_OF_SCRIPT * sum(foreign.values())
+    return next((name for name, signs in foreign.items() if signs >= least), None)

@@ -1,10 +1,10 @@
-"""Defines `autocoder code`: codes for new narratives from a released bundle."""
+"""Defines `autocoder code`: codes for new narratives from a released bundle, or from a code list."""
 
 from __future__ import annotations
 
 import json
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from flows.server.settings import home_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from storage.bundle.adoption import AdoptedBundle
+    from storage.narrative_look import NarrativeLook
     from storage.tables.narratives import Narratives
     from storage.tables.reader import Table
     from tasks.coding.bundles import Bundles
@@ -98,14 +100,22 @@ class ReviewOptions:
     ] = "auto"
     read_codelist: options.ReadCodelist = None
 
-    def levels(self) -> Levels:
+    def levels(self, *, of_list: bool) -> Levels:
         """Returns the rule of the groups, or the parents of a list, which is read as its option
         says.
+
+        Args:
+            of_list: the codes are of a list too, and the option may be for that one.
         """
         if self.groups in ("auto", "digits", "none"):
-            if self.read_codelist:
+            if self.read_codelist and not of_list:
                 raise InputError("--read-codelist requires a list as --groups")
             return cast("Levels", self.groups)
+        if self.read_codelist and of_list:
+            raise InputError(
+                "--read-codelist: it would be for --codelist and for the list of --groups. Save "
+                "one of them as a plain CSV and leave --groups or this out"
+            )
         from storage.codelist import read_parents
 
         reading = options.read_options(self.read_codelist, "--read-codelist")
@@ -123,6 +133,7 @@ def code(
     released: bundle_options.SeveralBundleOptions,
     files: FileOptions,
     review: ReviewOptions,
+    start: CodelistOptions,
     narratives: Annotated[
         list[str] | None, typer.Argument(help="Narratives, each in quotes.")
     ] = None,
@@ -130,7 +141,10 @@ def code(
     engine: options.Engine = "",
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Code narratives with a released model.
+    r"""Code narratives with a released model, or by a published code list alone.
+
+    With --codelist no bundle is needed: the coder is the one that training would start at, by the
+    titles of the list. It has read no record, and every answer says so (model_kind: untrained).
 
     A file of any size is read and written in pieces. After an interruption, run the same command to
     resume. Every row names its model, classification and bundle. In CSV, cells that a spreadsheet
@@ -139,6 +153,8 @@ def code(
     Examples
 
       autocoder code "Employee fell from a ladder." --top-k 3
+
+      autocoder code --codelist soc2020.csv "I drive a school bus."
 
       autocoder code --data new.csv --text Narrative --out coded.csv \
           --threshold 0.8
@@ -157,6 +173,9 @@ def code(
           --out /narratives/coded.csv --engine 8
     """
     _require_consistent(narratives, files, review)
+    start.require_alone(bundle=bool(released.bundle))
+    if start.codelist is not None and engine:
+        raise InputError("--engine: workers open a bundle, and a code list is none. Leave it out")
     paths: dict[str, Any] = {
         name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)
     }
@@ -165,45 +184,37 @@ def code(
     first = next(iter(each.values()))
     columns, template = first.columns(files.text, files.template)
     with private_errors("code"), ExitStack() as opened:
+        from storage.narrative_look import look_at, look_at_texts
         from storage.tables.narratives import Narratives
         from tasks.coding.bundles import Bundles
-        from tasks.coding.coder import describe_release, open_bundle, require_not_revoked
 
         if engine and files.data is not None:
             from tasks.running.engine import check
 
             check(engine)
-        levels = review.levels()
-        folders = {prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()}
+        levels = review.levels(of_list=start.codelist is not None)
+        folders: dict[str, Path] = {}
+        if start.codelist is None:
+            folders = {
+                prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()
+            }
         records = Narratives(tuple(columns), template)
         table = None
         if files.data is not None and files.out is not None:
             data = opened.enter_context(_kept(files.data, files.out, engine))
             table = _survey(data, files, records, tuple(each))
-        # a trial of eight bits on the test vectors takes longer than a few narratives
-        # the limits of sets were found in float32, and bundles that share an encoder share its
-        # float32 pass
-        exact = table is None or review.coverage is not None or len(each) > 1
-        coders: dict[str, Coder] = {}
-        thresholds: dict[str, float | None] = {}
-        files_of: dict[str, Path | None] = {}
-        for prefix, bundle in each.items():
-            adopted, folder = bundle.adopted(), folders[prefix]
-            files_of[prefix] = None if adopted is None else adopted.thresholds
-            coder = coders[prefix] = open_bundle(
-                folder,
-                thresholds=files_of[prefix],
-                levels=levels,
-                precision="float32" if exact else "auto",
-                coverage=review.coverage,
-            )
-            require_not_revoked(coder, home_of(bundle.home))
-            say(f"{prefix.rstrip('_')}{': ' if prefix else ''}{describe_release(folder)}", err=True)
-            if coder.sets is not None:
-                say(coder.sets.statement, err=True)
-            thresholds[prefix] = review.threshold_of(coder, adopted)
+        if start.codelist is None:
+            models = _released(each, folders, review, levels, exact=table is None)
+        else:
+            models = _Models({"": _untrained(start, home_of(first.home), review, levels)})
+        thresholds = {
+            prefix: review.threshold_of(coder, models.adopted.get(prefix))
+            for prefix, coder in models.coders.items()
+        }
+        coders = models.coders
         bundles = Bundles(coders)
-        notes = [] if table is None else _notes_on(table, columns, coders)
+        look = look_at_texts(narratives or ()) if table is None else look_at(table, columns)
+        notes = _notes_on(look, coders)
         for note in notes:
             say(f"warning: {note}", err=True)
         if table is None or files.out is None:
@@ -224,16 +235,19 @@ def code(
         )
         with ConsoleListener() as console:
             console.started("code")
-            place: Any = {
-                "bundle": next(iter(folders.values())),
-                "thresholds": next(iter(files_of.values())),
-            }
             how: Any = {
                 "engine": engine,
                 "report": progress.reporter("code, by workers"),
                 "levels": levels,
             }
-            by_workers = partial(spread, bundles, job, **how, **place) if engine else None
+            by_workers = None
+            if engine:
+                adopted = models.adopted.get(next(iter(folders)))
+                place: Any = {
+                    "bundle": next(iter(folders.values())),
+                    "thresholds": None if adopted is None else adopted.thresholds,
+                }
+                by_workers = partial(spread, bundles, job, **how, **place)
             coded = run(bundles, job, spread=by_workers)
             try:
                 page = str(write_summary(files.out, columns=columns, notes=notes))
@@ -259,6 +273,57 @@ def code(
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
         if page is not None:
             say(f"read: {page}")
+
+
+@dataclass(frozen=True)
+class _Models:
+    coders: dict[str, Coder]
+    adopted: dict[str, AdoptedBundle] = field(default_factory=dict)
+
+
+def _untrained(start: CodelistOptions, home: Path, review: ReviewOptions, levels: Levels) -> Coder:
+    read = options.read_options(review.read_codelist, "--read-codelist")
+    with ConsoleListener() as console:
+        console.started("read the titles")
+        coder = start.coder(home, read=read, levels=levels)
+    return coder if review.coverage is None else coder.with_sets(review.coverage)
+
+
+def _released(
+    each: Mapping[str, bundle_options.BundleOptions],
+    folders: Mapping[str, Path],
+    review: ReviewOptions,
+    levels: Levels,
+    *,
+    exact: bool,
+) -> _Models:
+    """Opens the bundles, and says what they are.
+
+    Args:
+        exact: a trial of eight bits on the test vectors would take longer than the narratives.
+    """
+    from tasks.coding.coder import open_bundle, require_not_revoked
+
+    # the limits of sets were found in float32, and bundles that share an encoder share its float32
+    # pass
+    exact = exact or review.coverage is not None or len(each) > 1
+    models = _Models({})
+    for prefix, bundle in each.items():
+        adopted = bundle.adopted()
+        if adopted is not None:
+            models.adopted[prefix] = adopted
+        coder = models.coders[prefix] = open_bundle(
+            folders[prefix],
+            thresholds=None if adopted is None else adopted.thresholds,
+            levels=levels,
+            precision="float32" if exact else "auto",
+            coverage=review.coverage,
+        )
+        require_not_revoked(coder, home_of(bundle.home))
+        say(f"{prefix.rstrip('_')}{': ' if prefix else ''}{coder.description}", err=True)
+        if coder.sets is not None:
+            say(coder.sets.statement, err=True)
+    return models
 
 
 def _require_consistent(
@@ -317,11 +382,8 @@ def _kept(data: Path, out: Path, engine: str) -> Iterator[Path]:
         yield file
 
 
-def _notes_on(table: Table, columns: Sequence[str], coders: Mapping[str, Coder]) -> list[str]:
+def _notes_on(look: NarrativeLook, coders: Mapping[str, Coder]) -> list[str]:
     """Says what of the narratives the models do not read; what is the same of all, once."""
-    from storage.narrative_look import look_at
-
-    look = look_at(table, columns)
     return list(
         dict.fromkeys(note for coder in coders.values() for note in coder.reads.notes(look))
     )

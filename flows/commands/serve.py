@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.codelist_options import CodelistOptions
 from flows.commands.terminal import say
 from flows.server.settings import home_of
 from storage.errors import InputError, StorageError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from service.clients import Clients, State
     from storage.bundle.check import VerifiedBundle
     from storage.bundle.trust import Trust
+    from tasks.coding.coder import Coder
 
 KEY = "AUTOCODER_API_KEY"
 _MOST_CONNECTIONS = 512
@@ -31,6 +33,7 @@ _MOST_CONNECTIONS = 512
 
 def serve(
     released: bundle_options.BundleOptions,
+    start: CodelistOptions,
     key: bundle_options.Key = None,
     roots: bundle_options.Roots = None,
     allow_unsigned: bundle_options.AllowUnsigned = False,
@@ -58,7 +61,7 @@ def serve(
         options.data(help="CSV with a column code: a public list, shown first in the review."),
     ] = None,
 ) -> None:
-    r"""Serve a released model over HTTP, with a page to try it.
+    r"""Serve a released model over HTTP, with a page to try it; or the titles of a code list.
 
     The bundle is verified before the port opens. Keys and the agency's roots are read again while
     it runs: a removed client is refused, and a revoked release no longer codes. Requests are not
@@ -77,7 +80,12 @@ def serve(
           --proxy 127.0.0.1 --allowed-host coder.agency.example
 
       autocoder serve --allow-unsigned --no-key
+
+      autocoder serve --codelist soc2020.csv --no-key
     """
+    start.require_alone(bundle=released.bundle is not None)
+    if start.codelist is not None and (key or roots or allow_unsigned):
+        raise InputError("--key, --roots and --allow-unsigned: for a bundle, not for --codelist")
     if proxy is None and not _loopback(host):
         raise InputError(
             f"--host {host} can be reached from elsewhere. Put a proxy in front of it and pass its "
@@ -95,7 +103,7 @@ def serve(
     trust = bundle_options.trust(key, roots)
     if trust is None and adopted is not None and not allow_unsigned:
         trust = adopted.trust
-    if trust is None and not allow_unsigned:
+    if trust is None and not allow_unsigned and start.codelist is None:
         raise InputError(
             "no trusted key. Pass the agency's public key with --key, or use --allow-unsigned."
         )
@@ -105,13 +113,13 @@ def serve(
 
         from service.app import Settings, create_app
         from service.clients import State
-        from storage.bundle.check import check
-        from tasks.coding.coder import open_bundle, read_sensitive, require_not_revoked
+        from tasks.coding.coder import read_sensitive
 
-        with released.opened() as folder:
-            sound = check(folder, trust, unsigned=allow_unsigned)
-            coder = open_bundle(folder, thresholds=thresholds, precision="auto")
-        require_not_revoked(coder, home_of(released.home))
+        sound = None
+        if start.codelist is not None:
+            coder: Coder = start.coder(home_of(released.home), read=options.read_options(None))
+        else:
+            sound, coder = _checked(released, trust, thresholds, unsigned=allow_unsigned)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
         hosts = ("localhost", "127.0.0.1", "[::1]", "::1", host, *(allowed_host or ()))
@@ -121,7 +129,7 @@ def serve(
             state=watch.state,
             renew=watch,
             hosts=hosts,
-            signed_by=sound.signed_by,
+            signed_by=None if sound is None else sound.signed_by,
             sensitive=() if sensitive is None else read_sensitive(sensitive, coder),
         )
         config = uvicorn.Config(
@@ -138,8 +146,25 @@ def serve(
             timeout_graceful_shutdown=30,
         )
         address = f"http://{host}:{port}/"
-        say(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
+        say(f"{coder.classification} {coder.version}, {coder.label}: {address}", err=True)
         uvicorn.Server(config).run()
+
+
+def _checked(
+    released: bundle_options.BundleOptions,
+    trust: Trust | None,
+    thresholds: Path | None,
+    *,
+    unsigned: bool,
+) -> tuple[VerifiedBundle, Coder]:
+    from storage.bundle.check import check
+    from tasks.coding.coder import open_bundle, require_not_revoked
+
+    with released.opened() as folder:
+        sound = check(folder, trust, unsigned=unsigned)
+        coder = open_bundle(folder, thresholds=thresholds, precision="auto")
+    require_not_revoked(coder, home_of(released.home))
+    return sound, coder
 
 
 def _require_free(host: str, port: int) -> None:
@@ -196,10 +221,11 @@ class Watch:
     """
 
     def __init__(
-        self, state: State, keys: Path | None, trust: Trust | None, sound: VerifiedBundle
+        self, state: State, keys: Path | None, trust: Trust | None, sound: VerifiedBundle | None
     ) -> None:
         self.state, self._keys, self._trust, self._sound = state, keys, trust, sound
-        self._last_note, self._last_day = "", None if sound.root is None else sound.root.expires_on
+        root = None if sound is None else sound.root
+        self._last_note, self._last_day = "", None if root is None else root.expires_on
 
     def __call__(self) -> State:
         from storage.bundle.folder import UnsoundBundle
@@ -221,7 +247,7 @@ class Watch:
         return self.state
 
     def _read_roots(self) -> None:
-        if self._trust is not None and self._trust.roots is not None:
+        if self._sound is not None and self._trust is not None and self._trust.roots is not None:
             root = self._trust.load()
             root.check(self._sound.release_id, self._sound.digest, self._sound.key)
             self._last_day = root.expires_on

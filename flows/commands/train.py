@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flows.retrain import RetrainResult
     from mechanisms.model.config import ModelConfig
     from storage.ledger import ReleaseRow
+    from storage.narrative_look import NarrativeLook
     from tasks.parameters import RetrainParameters
     from tasks.retraining.run import Preview
     from tasks.running.stage import Context
@@ -408,7 +409,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     stems = parameters.model.stems_language
     if line := language_note(survey.look, encoder and encoder.lower(), stems):
         more = f": --set model.lexical_language={survey.look.language} changes these"
-        yield "warning", line + more * (stems not in (None, survey.look.language))
+        yield "warning", line + more * (stems is not None and _changes_stems(stems, survey.look))
     if (why := untold_by_settings(parameters)) is not None:
         yield "accuracy", f"the bundle states none: {REASONS[why]}"
     if preview.row is not None:
@@ -428,6 +429,13 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "other names", population_name_warning(charge.others, data.population)
     if preview.row is None and charge.exceeds:
         yield "", "the budget is too small: the release would be refused"
+
+
+def _changes_stems(stems: str, look: NarrativeLook) -> bool:
+    """Checks that there are other stems for the language of the texts."""
+    import snowballstemmer
+
+    return look.language != stems and look.language in snowballstemmer.algorithms()
 
 
 def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:

@@ -209,7 +209,7 @@ function show() {
   ask(row, listed);
 }
 function others(row) {
-  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|coder|coder_2|adjudicator|model|bundle_digest|score_temperature)$|^(group|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
+  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|coder|coder_2|adjudicator|model|model_kind|bundle_digest|score_temperature)$|^(group|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
   const names = s.columns.filter((name) => name !== s.column && !answer.test(name));
   const details = make("details", ""), list = make("dl", "");
   details.hidden = !names.length;

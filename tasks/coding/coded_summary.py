@@ -11,9 +11,10 @@ from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.tables.formulas import unquote
 from storage.tables.reader import survey
+from tasks.coding.coder import UNTRAINED
 from tasks.pages.render import render
 
-_DIGEST, _REVIEW = "bundle_digest", "needs_review"
+_DIGEST, _REVIEW, _KIND = "bundle_digest", "needs_review", "model_kind"
 _MOST_CODES = 40
 _TENTHS = 10
 
@@ -29,6 +30,12 @@ class BundleSummary:
     titles: dict[str, str] = field(default_factory=dict)
     total: dict[str, float] = field(default_factory=dict)
     """Sum of the scores by code."""
+    kinds: set[str] = field(default_factory=set)
+    """Kinds of model that coded its rows."""
+
+    @property
+    def untrained(self) -> bool:
+        return UNTRAINED in self.kinds
 
     def add(self, code: str, title: str, score: float, *, review: bool) -> None:
         self.scores[min(int(score * _TENTHS), _TENTHS - 1)] += 1
@@ -83,21 +90,22 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
             f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}."
         )
     reviews = [f"{prefix}{_REVIEW}" for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns]
-    wanted = [
-        f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")
-    ] + reviews
+    wanted = [f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")]
+    kinds = [f"{prefix}{_KIND}" for prefix in prefixes]
+    wanted += [*kinds, *reviews]
     summaries = [BundleSummary(prefix) for prefix in prefixes]
     blank = review = 0
     for row in table.text_rows(wanted):
         cells = [unquote(cell) for cell in row]
         marks = {
-            name: cells[3 * len(prefixes) + number].strip().lower() == "true"
+            name: cells[4 * len(prefixes) + number].strip().lower() == "true"
             for number, name in enumerate(reviews)
         }
         blank += not any(cells[0 : 3 * len(prefixes) : 3])
         review += any(marks.values())
         for number, summary in enumerate(summaries):
             code, title, score = cells[3 * number : 3 * number + 3]
+            summary.kinds.add(cells[3 * len(prefixes) + number])
             if code:
                 marked = marks.get(f"{summary.prefix}{_REVIEW}", False)
                 summary.add(code, title, float(score), review=marked)

@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, Decimal
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -42,11 +42,15 @@ from tasks.coding.groups import Groups, Levels, groups_of
 from tasks.coding.rounding import near_tie
 
 if TYPE_CHECKING:
+    from mechanisms.model.config import ModelConfig
     from mechanisms.model.export import Released
     from storage.ledger import Ledger
 
 T = TypeVar("T")
 Precision = Literal["auto", "float32", "int8"]
+ModelKind = Literal["released", "untrained"]
+"""Whether records made the model, in a release, or none: the titles of a code list."""
+UNTRAINED: Literal["untrained"] = "untrained"
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,11 @@ class Reads:
             stems=_field(folder / LEXICON, "language"),
         )
 
+    @classmethod
+    def of_config(cls, model: ModelConfig) -> Reads:
+        language = model.encoder_language
+        return cls(model.max_length, language and language.lower(), model.stems_language)
+
     def notes(self, look: NarrativeLook) -> list[str]:
         """Says what of the narratives it does not read."""
         return [
@@ -140,8 +149,9 @@ def _field(file: Path | None, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Coder:
-    """Holds a released model with its classification and thresholds."""
+    """Holds a model with its classification and thresholds."""
 
+    kind: ClassVar[ModelKind] = "released"
     release: str
     digest: str
     classification: str
@@ -160,6 +170,7 @@ class Coder:
         """Returns the columns of every row that name the model and its classification."""
         return {
             "model": self.release,
+            "model_kind": self.kind,
             "classification": self.classification,
             "classification_version": self.version,
             "bundle_digest": self.digest,
@@ -179,6 +190,16 @@ class Coder:
         if isinstance(self.model, export.Released) and self.model.device == export.CPU:
             return self.model
         return _opened(self.folder, export.load)
+
+    @property
+    def label(self) -> str:
+        """Returns what a page calls the model."""
+        return f"release {self.release}"
+
+    @property
+    def description(self) -> str:
+        """Describes the model in one line."""
+        return describe_release(self.folder)
 
     @cached_property
     def reads(self) -> Reads:

@@ -97,6 +97,7 @@ USUAL = (
         "title",
         "score",
         "model",
+        "model_kind",
         "classification",
         "classification_version",
         "bundle_digest",

@@ -14,17 +14,24 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from mechanisms.model import checkpoint, classifier, encoder_files
+from mechanisms.model import checkpoint, classifier
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import TokenInputs, joined, save_features
 from mechanisms.model.lexicon import Lexicon
-from storage.artifacts import ArtifactRef, Store, files_digest
-from storage.datasets import SplitWriter, load_labels, load_split, load_table, split_file
+from storage.artifacts import ArtifactRef, Store
+from storage.datasets import (
+    SplitWriter,
+    load_codes,
+    load_labels,
+    load_split,
+    load_table,
+    split_file,
+)
 from storage.errors import StorageError
 from tasks.fitting.distinct_texts import DistinctTexts, text_batches
 from tasks.fitting.model_inputs import SPLITS
-from tasks.fitting.prior import lexicon_of
+from tasks.fitting.prior import encoder_digest, lexicon_of
 from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
@@ -82,7 +89,7 @@ def _encoder_of(model: ModelConfig) -> dict[str, Any]:
         config["pooling"] = model.pooling
         if model.precision != "float32":
             config["precision"] = model.precision
-    return config | {"encoder_digest": _digest_of(model)}
+    return config | {"encoder_digest": encoder_digest(model)}
 
 
 def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
@@ -156,16 +163,11 @@ def _parts(
     return [[features for name, features in tensors if name == split] for split in splits]
 
 
-def _digest_of(model: ModelConfig) -> str:
-    files = encoder_files.digest_parts(model.encoder)
-    return files_digest(files) if files else str(encoder_files.revision(model.encoder))
-
-
 def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[str, Any]:
     dataset = work.inputs["dataset"]
     splits = {name: load_split(dataset, name) for name in SPLITS}
     total = sum(map(len, splits.values()))
-    lexicon = lexicon_of(work.context, model, dataset)
+    lexicon = lexicon_of(work.context, model, load_codes(dataset))
     work.sized(total)
     tokens_seen, done, every, parts = 0, 0, None, []
     if model.trainable == "head" and "encoding" in work.inputs:
@@ -219,7 +221,7 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
     """
 
     def body(work: Work) -> Mapping[str, Any]:
-        if _digest_of(texts.model) != texts.encoder_digest:
+        if encoder_digest(texts.model) != texts.encoder_digest:
             raise StorageError(
                 f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"
             )

@@ -6,6 +6,7 @@ Separate from ingest and from the parameters, so that a fit's key depends on nei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
+from storage.codelist import Code
 from storage.datasets import load_codes
 from tasks.fitting import prior
 from tasks.fitting.prior import lexicon_of
@@ -34,18 +36,24 @@ def label_count(dataset: Path) -> int:
 
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
-    """Builds the untrained classifier over the data set's label space, on the run's device: random,
-    or at its prior.
+    """Builds the untrained classifier over the data set's label space."""
+    return untrained(context, model, load_codes(dataset), seed=seed)
+
+
+def untrained(
+    context: Context, model: ModelConfig, codes: Sequence[Code], *, seed: int
+) -> Classifier:
+    """Builds the untrained classifier over these codes, on the run's device: random, or at its
+    prior.
     """
-    device = classifier.device_of(context.device)
-    words = lexicon_of(context, model, dataset)
+    words = lexicon_of(context, model, codes)
     built = classifier.build(
         model,
-        num_labels=label_count(dataset),
+        num_labels=len(codes),
         seed=seed,
-        device=device,
+        device=classifier.device_of(context.device),
         lexicon=words,
     )
     if model.prior != "none":
-        prior.start(context, built, dataset, words)
+        prior.start(context, built, codes, words)
     return built

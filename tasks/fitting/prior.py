@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from storage.codelist import (
     describe_in_sentence,
     describe_with_levels,
 )
-from storage.datasets import load_codes
 from storage.errors import InputError
 from storage.ingest import read_codes
 from tasks.parameters import DataParameters
@@ -96,16 +94,19 @@ def invented_narratives() -> list[str]:
 _NARRATIVES, _SEED = 256, 20261124
 
 
-def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
+def encoder_digest(model: ModelConfig) -> str:
+    """Returns the digest of an encoder's files, or its revision at the hub."""
     files = encoder_files.digest_parts(model.encoder)
+    return files_digest(files) if files else str(encoder_files.revision(model.encoder))
+
+
+def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
     return Step(
         name="titles",
         label=label,
         config={
             "texts": digest(texts),
-            "encoder_digest": files_digest(files)
-            if files
-            else encoder_files.revision(model.encoder),
+            "encoder_digest": encoder_digest(model),
             "max_length": model.max_length,
         },
         inputs={},
@@ -139,9 +140,10 @@ def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor
     return tensors["embeddings"], torch.tensor(header["with_title"])
 
 
-def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon | None) -> None:
-    """Puts the prior of a data set's code list into an untrained classifier."""
-    codes = load_codes(dataset)
+def start(
+    context: Context, built: Classifier, codes: Sequence[Code], lexicon: Lexicon | None
+) -> None:
+    """Puts the prior of a code list into an untrained classifier."""
     embedded, with_title = embeddings(context, titles(built.config, codes))
     if lexicon is not None:
         kinds = zip(embedded, texts_of(built.config, codes), strict=True)
@@ -149,8 +151,8 @@ def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon |
     prior.start(built, embedded, with_title)
 
 
-def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon | None:
-    """Makes the lexicon of a data set's code list; None where the model reads no words.
+def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> Lexicon | None:
+    """Makes the lexicon of a code list; None where the model reads no words.
 
     The scales come from the titles, in the sentence where there is one. `hashed` needs no code
     list: its scales come from synthetic narratives.
@@ -182,7 +184,6 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
         public = texts = words.injury_titles()
         features = embed(texts, "titles")
     else:
-        codes = load_codes(dataset)
         embedded, with_title = embeddings(context, titles(model, codes))
         kind = -1 if model.prior_sentence else 0
         public, texts = describe(codes), [text for text in texts_of(model, codes)[kind] if text]

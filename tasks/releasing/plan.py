@@ -549,7 +549,7 @@ def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
     from tasks.fitting.prior import lexicon_of  # brings torch
 
     with context.copying(named=None) as own:
-        lexicon_of(own, candidate.model, own.store.open(candidate.dataset))
+        lexicon_of(own, candidate.model, load_codes(own.store.open(candidate.dataset)))
         return () if own.copies is None else tuple(sorted(own.copies.found))
 
 

@@ -190,7 +190,9 @@ def test_a_cached_stage_that_nobody_signed(plan_at: Planner, tmp_path: Path) -> 
     """
     context, planned = plan_at("cached")
     assert planned.output.public
-    before = lexicon_of(context, planned.candidate.model, planned.candidate.dataset.path)
+    before = lexicon_of(
+        context, planned.candidate.model, load_codes(planned.candidate.dataset.path)
+    )
     forged = 0
     for stage in (context.workspace.private / "stages" / "titles").iterdir():
         file = stage / "titles.safetensors"

@@ -237,3 +237,42 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         status, error = told("code", *arguments)
         assert status == 2
         assert said in error, arguments
+
+
+def test_a_list_alone_codes_and_says_that_no_record_made_it(tmp_path: Path) -> None:
+    """Answers, file, summary and service: each is marked, and no workspace is made."""
+    titles = {"111": "Fractures", "152": "Burns", "132": "Cuts, lacerations"}
+    rows = [{"code": code, "title": title} for code, title in titles.items()]
+    given = ("code", "--codelist", write_csv(tmp_path / "list.csv", rows))
+    home = ("--home", tmp_path / "home")
+    texts = ["Broke (fractured) his wrist.", "Burned by hot oil."]
+    answers = [json.loads(line) for line in invoke(*given, *home, *texts, "--json")[1].splitlines()]
+    assert [answer["codes"][0]["code"] for answer in answers] == ["111", "152"]
+    assert {answer["model_kind"] for answer in answers} == {"untrained"}
+    source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
+    invoke(*given, *home, "--data", source, "--text", "Text", "--out", tmp_path / "coded.csv")
+    coded = read_csv(tmp_path / "coded.csv")
+    assert [(row["code"], row["model_kind"]) for row in coded] == [
+        ("111", "untrained"),
+        ("152", "untrained"),
+    ]
+    assert "Untrained:" in (tmp_path / "coded.csv.summary.html").read_text()
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_a_list_alone_cannot_do_is_refused(told: CommandRunner, tmp_path: Path) -> None:
+    listed = tmp_path / "list.csv"
+    listed.write_text("code,title\n1,Fall\n2,Burn\n")
+    given = ("code", "--codelist", listed)
+    for arguments, said in (
+        ((*given, "x", "--bundle", "b"), "--bundle and --codelist"),
+        ((*given, "x", "--engine", "2"), "--engine"),
+        ((*given, "x", "--sentence", "no place"), "prior_sentence"),
+        (("code", "x", "--sentence", "Had {}."), "--sentence: requires --codelist"),
+        (("code", "--codelist", tmp_path / "none.csv", "x"), "does not exist"),
+        (("serve", "--codelist", listed, "--no-key", "--key", listed), "--key, --roots"),
+        (("serve", "--codelist", listed, "--no-key", "--bundle", "b"), "--bundle and --codelist"),
+    ):
+        status, error = told(*arguments)
+        assert status == 2
+        assert said in error, arguments

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.narrative_look import NarrativeLook, language_note, long_note, look_at
+from storage.narrative_look import NarrativeLook, language_note, long_note, look_at, look_at_texts
 from storage.tables.reader import open_table
 
 FRENCH = "le salarié est tombé de l'échelle et a été blessé à la main par une machine"
@@ -40,4 +40,25 @@ def test_a_language_that_a_model_does_not_read(tmp_path: Path) -> None:
     assert "french" in language_note(seen, "english", "english")
     assert "french" in language_note(seen, None, "english"), "its stems are English"
     assert not language_note(seen, "french", None)
-    assert not language_note(look(tmp_path / "few.csv", [FRENCH]), "english", None)
+    assert not language_note(look(tmp_path / "few.csv", ["le salarié"]), "english", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        (FRENCH, "french"),
+        ("Der Mitarbeiter fiel von der Leiter und brach sich das linke Handgelenk.", "german"),
+        ("El empleado se cayó de una escalera y se rompió la muñeca izquierda.", "spanish"),
+        ("Рабочий упал с лестницы.", "russian"),
+        ("作業員がはしごから落ちた。", "japanese"),
+        ("工人从梯子上摔下来。", "chinese"),
+        ("Employee fell from a ladder and broke his left wrist.", "english"),
+        ("EMP PAINTING @ JOBSITE, FX L WRIST", None),
+        ("μ 5 mm, Ω 3", None),
+        ("Dr. de la Cruz saw him", None),
+        ("", None),
+    ],
+)
+def test_the_language_of_a_single_text(text: str, language: str | None) -> None:
+    """A sentence tells it; abbreviations, signs and names are of none."""
+    assert look_at_texts([text]).language == language

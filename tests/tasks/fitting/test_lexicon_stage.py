@@ -72,7 +72,7 @@ def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: 
     """
     dataset = ingested(context, tmp_path)
     config = model(tiny_bert, prior="titles", prior_sentence="An employee suffered {}.")
-    words = lexicon_of(context, config, dataset.path)
+    words = lexicon_of(context, config, load_codes(dataset.path))
     assert words is not None
     features, plain = (
         features_of(context, config, dataset),
@@ -98,7 +98,7 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
     """Their scale comes from synthetic narratives, the same for every data set."""
     dataset = ingested(context, tmp_path, codelist=False)
     config = model(tiny_bert, lexical="hashed")
-    words = lexicon_of(context, config, dataset.path)
+    words = lexicon_of(context, config, load_codes(dataset.path))
     assert words is not None
     assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), lexicons.HASHED_COLUMNS)
     assert features_of(context, config, dataset).shape[1] == 16 + lexicons.HASHED_COLUMNS
@@ -116,11 +116,13 @@ def test_titles_without_a_code_list(context: Context, tiny_bert: Path, tmp_path:
     named = run_step(context, ingest_records(DataParameters.model_validate(given)))
     codes = load_codes(named.path)
     assert all(code.title == code.code for code in codes)
-    words = lexicon_of(context, model(tiny_bert, prior="titles"), named.path)
+    words = lexicon_of(context, model(tiny_bert, prior="titles"), load_codes(named.path))
     assert words is not None
     assert "fractur" in words.vocabulary
     unnamed = ingested(context, tmp_path, codelist=False)
-    of_injuries = lexicon_of(context, model(tiny_bert, lexical_titles="injuries"), unnamed.path)
+    of_injuries = lexicon_of(
+        context, model(tiny_bert, lexical_titles="injuries"), load_codes(unnamed.path)
+    )
     assert of_injuries is not None
     assert of_injuries.columns == len(of_injuries.vocabulary) > 500
 
