@@ -84,8 +84,8 @@ class ReviewOptions:
             min=0,
             max=1,
             help=(
-                "Adds set, codes that hold the right one with this probability; needs "
-                "`autocoder adopt --sets`."
+                "Adds set, codes that hold the right one with this probability, by limits of the "
+                "bundle's table or of `autocoder adopt --sets`."
             ),
         ),
     ] = None

@@ -6,6 +6,11 @@ Angelopoulos and Bates 2023, section 1). A new record that is exchangeable with 
 right code in the set with probability `coverage` or more. A code with enough records has a limit
 only from its records, the others share one (Mondrian; Vovk 2012, section 4): then the promise holds
 for each such code and for the others together.
+
+The promise is one on average over calibrations. Limits that come from the noisy table of a test half
+(`mechanisms.privacy.stated_accuracy`) have another one: they have their coverage with a stated
+confidence, over records and noise (a tolerance region; Vovk 2012, section 3), and are one for all
+codes.
 """
 
 from __future__ import annotations
@@ -101,6 +106,10 @@ class Sets:
     limit: float
     records: int
     codes: Mapping[str, float]
+    confidence: float | None = None
+    """That the coverage is reached, noise included. None: it is reached on average over
+    calibrations.
+    """
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Sets:
@@ -108,11 +117,18 @@ class Sets:
         AttributeError.
         """
         codes = {str(code): float(share) for code, share in entry["codes"].items()}
-        sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
-        if not 0 < sets.coverage < 1 or not all(
-            0 <= share <= 1 for share in (sets.limit, *codes.values())
-        ):
-            raise ValueError("a coverage or a limit is outside 0 to 1")
+        coverage, limit, records = entry["coverage"], entry["limit"], entry["records"]
+        confidence = entry.get("confidence")
+        sets = cls(
+            float(coverage),
+            float(limit),
+            int(records),
+            codes,
+            None if confidence is None else float(confidence),
+        )
+        shares = (sets.limit, *codes.values(), sets.confidence or 0.0)
+        if not 0 < sets.coverage < 1 or not all(0 <= share <= 1 for share in shares):
+            raise ValueError("a coverage, a limit or a confidence is outside 0 to 1")
         return sets
 
     def members(self, scores: NDArray[Any], codes: Sequence[str]) -> list[list[int]]:
@@ -132,6 +148,13 @@ class Sets:
 
     @property
     def statement(self) -> str:
+        if self.confidence is not None:
+            return (
+                f"Sets of the codes with a probability of {self.limit:g} or more hold the right "
+                f"code for {self.coverage:.0%} or more of texts like the agency's, with "
+                f"{self.confidence:.0%} confidence, noise included; texts of rare codes have it "
+                "less often."
+            )
         low, high = interval(self.records, self.coverage)
         of_codes = (
             f" A limit for each of {len(self.codes)} codes keeps it for their records."

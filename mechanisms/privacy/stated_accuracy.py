@@ -14,9 +14,16 @@ the observed count, so that it covers as often as it says and not more. N is the
 **A threshold** for an accuracy is the lowest edge of a bin that passes a test with the whole
 probability of the observed count, at `CONFIDENCE`. Edges are tried from the strictest down in a
 fixed sequence up to the first that fails (Angelopoulos et al. 2021, "Learn then test", section 2.3),
-beginning where a model with half of the errors that the accuracy allows would pass. Simulations
-check both
-(`tests/mechanisms/privacy/test_stated_accuracy.py`).
+beginning where a model with half of the errors that the accuracy allows would pass.
+
+**A limit of sets** for a coverage is the highest edge of the right code's probability that passes
+the same test of the records above it, from the laxest edge on: sets of the codes that reach it hold
+the right code as often as the coverage, with `CONFIDENCE` over records and noise. Split conformal
+prediction promises an average over calibrations instead, and noise of its counts breaks it without
+such a margin (Angelopoulos et al. 2021, arXiv 2102.06202, has one for pure epsilon).
+
+Simulations check all three (`tests/mechanisms/privacy/test_stated_accuracy.py`,
+`benchmarks/stated.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +53,7 @@ FEWEST = 100
 """Records below which nothing is said."""
 WIDEST = 0.2
 """Interval of the accuracy above which nothing is said."""
-_ABOVE_NOISE = 6
+ABOVE_NOISE = 6
 """Standard deviations of its noise that a group's number has to have."""
 WIDEST_OF_GROUP = 0.3
 """Interval of a group's accuracy above which it is told together with others."""
@@ -235,7 +242,9 @@ class StatedAccuracy:
     reached: Mapping[str, float]
     """The best accuracy above an edge, with its `threshold` and `coverage`, and that of all."""
     sets: tuple[Mapping[str, Any], ...]
-    """Limits of conformal sets that hold the right code as often as is asked, with `CONFIDENCE`."""
+    """Limits of sets that hold the right code as often as is asked, with `CONFIDENCE`, as in
+    `thresholds.json`; without those that the noise hides.
+    """
 
 
 def state(
@@ -259,6 +268,7 @@ def state(
         counted.query(best + outcome * groups, best + (outcome + 1) * groups)
         for outcome in range(3)
     ]
+    sets = [_set(counted, coverage, records) for coverage in coverages]
     return StatedAccuracy(
         temperature=temperature_of(table.temperature, events[0]),
         records=records,
@@ -268,7 +278,7 @@ def state(
         thresholds=tuple(_threshold(counted, target, records) for target in sorted(set(targets))),
         bins=tuple(_bins(counted, records)),
         reached=_best_edge(counted, records),
-        sets=tuple(_set(counted, coverage, records) for coverage in coverages),
+        sets=tuple(one for one in sets if one["limit"] > 0),
     )
 
 
@@ -307,7 +317,7 @@ def _members(counted: Counted, members: tuple[int, ...]) -> Reals:
 
 def _above_noise(counted: Counted, members: tuple[int, ...]) -> bool:
     (number,), ((variance,),) = counted.sums(_members(counted, members).sum(0)[None])
-    return bool(number >= _ABOVE_NOISE * math.sqrt(max(variance, 0.0)))
+    return bool(number >= ABOVE_NOISE * math.sqrt(max(variance, 0.0)))
 
 
 def _group(counted: Counted, members: tuple[int, ...], records: float) -> GroupAccuracy:

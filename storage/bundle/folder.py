@@ -24,6 +24,7 @@ CARD = "README.md"
 CODELIST = "codelist.csv"
 THRESHOLDS = "thresholds.json"
 ACCURACY = "accuracy.json"
+RELIABILITY = "reliability.svg"
 GOLDEN = "golden.jsonl"
 MATERIALS = "bom.cdx.json"
 LICENCE = "LICENSE"
@@ -37,7 +38,7 @@ SEAL = frozenset({PROOF, SIGNATURE})
 OWN_FILES = frozenset(
     {
         *(STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, ACCURACY, GOLDEN, MATERIALS, LICENCE),
-        *(RECORD, ANSWERS),
+        *(RECORD, ANSWERS, RELIABILITY),
     }
 )
 """Files of a bundle's content next to those of the model."""

@@ -34,6 +34,22 @@ def read_stated(folder: Path) -> dict[str, Any] | None:
     )
 
 
+def clear_scores(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the steps of scores that enough records have, with the end of each (`up_to`), the
+    highest first.
+    """
+    ends = [1.0, *(one["score"] for one in told["scores"])]
+    return [
+        {**one, "up_to": end}
+        for one, end in zip(told["scores"], ends, strict=False)
+        if one["share"] >= _LEAST and one["right"]["high"] - one["right"]["low"] <= _WIDEST
+    ]
+
+
+_LEAST, _WIDEST = 0.01, 0.5
+"""Share of the records of a step, and the width of its interval."""
+
+
 def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:
     """Returns what is stated in sentences, the groups that the model is worst at last."""
     if told is None:

@@ -13,7 +13,7 @@ from typing import Any
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
-from storage.egress.documents import check_schema, read_shapes, strict_json
+from storage.egress.documents import check_schema, read_drawing, read_shapes, strict_json
 from storage.tables.formulas import unquote
 
 _MB = 1 << 20
@@ -104,6 +104,7 @@ FILES: dict[str, Kind] = {
     bundle.CODELIST: Kind(_codelist, 16 * _MB),
     bundle.THRESHOLDS: _json("thresholds"),
     bundle.ACCURACY: _json("accuracy"),
+    bundle.RELIABILITY: Kind(read_drawing, _MB),
     bundle.GOLDEN: Kind(_golden, 4 * _MB),
     bundle.MATERIALS: Kind(_strict, _MB),
     bundle.LICENCE: Kind(_text, _MB),

@@ -131,6 +131,9 @@ def fill(
         score = partial(public_features.logits, encoder=encoder)
     if told is not None:
         documents.add(bundle.ACCURACY, bundle.json_text(told.as_json()))
+        if told.stated is not None:
+            plot = render("reliability.svg", accuracy=told.as_json())
+            documents.add(bundle.RELIABILITY, plot)
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     if stated is not None:
         thresholds: dict[str, Any] | None = calibration.thresholds_of(stated)
@@ -160,6 +163,7 @@ def fill(
         language=candidate.model.lexical_language,
         language_code=_language_code(candidate.model),
         accuracy=None if told is None else told.as_json(),
+        plot=bundle.RELIABILITY,
         example=golden.texts(codes)[0],
         labels=len(codes),
         classification=f"{classification} {version}".strip(),

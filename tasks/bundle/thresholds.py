@@ -44,18 +44,23 @@ _DEMO = "demo-data"
 
 
 def thresholds_of(stated: StatedAccuracy) -> dict[str, Any]:
-    """Returns the thresholds that a table tells, for scores that have its temperature already."""
+    """Returns the thresholds and sets that a table tells, for scores that have its temperature already."""
     from mechanisms.privacy.stated_accuracy import CONFIDENCE
 
-    return {
+    records = round(stated.records)
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "temperature": 1.0,
         "thresholds": [dict(entry) for entry in stated.thresholds],
         "reached": dict(stated.reached),
         "fitted_on": "records of the agency's test half, with noise that its budget was charged for",
-        "records": round(stated.records),
+        "records": records,
         "confidence": CONFIDENCE,
     }
+    if stated.sets:
+        coverages = [dict(entry) for entry in stated.sets]
+        content["sets"] = {"records": records, "coverages": coverages}
+    return content
 
 
 def thresholds_on_generated(

@@ -286,5 +286,9 @@ def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
                 )
             )
     yield best_accuracy(fitted)
-    for entry in fitted.get("sets", {}).get("coverages", ()):
-        yield Sets.of(entry).statement
+    sets = [Sets.of(entry) for entry in fitted.get("sets", {}).get("coverages", ())]
+    yield from (one.statement for one in sets if one.confidence is None)
+    told = [one for one in sets if one.confidence is not None]
+    if told:
+        shares = ", ".join(f"{one.coverage:g}" for one in told)
+        yield f"`autocoder code --coverage` of {shares}: {told[-1].statement}"

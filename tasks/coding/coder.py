@@ -279,8 +279,9 @@ class Coder:
         fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
         if not fitted:
             raise InputError(
-                "--coverage: the thresholds have no sets. Fit them with `autocoder adopt --data "
-                "FILE --sets`."
+                "--coverage: the thresholds have no limits of sets: no table of the test half was "
+                "released, its noise hides them, or your own were fitted without. Fit them with "
+                "`autocoder adopt --data FILE --sets`."
             )
         if coverage not in fitted:
             raise InputError(

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mechanisms.privacy.numerics import upper_text
+from storage.bundle.stated import clear_scores
 from storage.figures import delta_text, epsilon_text, escape, one_line
 from storage.ledger.amounts import brief, short
 
@@ -65,14 +66,15 @@ def share_with_ends(figure: Mapping[str, float]) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        autoescape=lambda name: name is not None and name.endswith((".html.j2", ".svg.j2")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters: dict[str, Callable[..., str]] = {
+    filters: dict[str, Callable[..., Any]] = {
         "amount": amount,
+        "clear_scores": clear_scores,
         "delta": lambda value: delta_text(Decimal(str(value))),
         "epsilon": lambda value: epsilon_text(Decimal(str(value))),
         "exact": lambda value: short(Decimal(value)),

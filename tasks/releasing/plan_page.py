@@ -102,8 +102,8 @@ class PlanPage:
     """When and why that release was revoked, and who has it."""
     units: Units | None = None
     """Of its records; None where a record is the unit, or where the records are elsewhere."""
-    told: tuple[str, ...] = ()
-    """How often the model is right, as partners are told by its bundle; empty before its release."""
+    told: Mapping[str, Any] | None = None
+    """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
 
     @property
     def title(self) -> str:
@@ -236,8 +236,8 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
 
 
 def _accuracy_for_partners(page: PlanPage) -> str:
-    if page.told:
-        return "; ".join(page.told)
+    if page.told is not None:
+        return "; ".join(accuracy_lines(page.told))
     planned = page.planned
     event = planned.plan.event
     if not isinstance(event, ParallelEvent):
@@ -563,8 +563,8 @@ class PlanContext:
     """
     units: Units | None = None
     """Of its records; None where a record is the unit, or without them."""
-    told: tuple[str, ...] = ()
-    """How often the model is right, as partners are told by its bundle; empty before its release."""
+    told: Mapping[str, Any] | None = None
+    """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
 
     @staticmethod
     def of(context: Context, plan: CheckedPlan) -> PlanContext:
@@ -616,11 +616,10 @@ def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> 
     return page_of(plan, status, file=str(file), context=here)
 
 
-def _told(context: Context, plan: CheckedPlan) -> tuple[str, ...]:
+def _told(context: Context, plan: CheckedPlan) -> Mapping[str, Any] | None:
     if plan.released is None:
-        return ()
-    stated = read_stated(context.workspace.bundles / str(plan.released.release_id))
-    return () if stated is None else tuple(accuracy_lines(stated))
+        return None
+    return read_stated(context.workspace.bundles / str(plan.released.release_id))
 
 
 def require_releasable(context: Context, checked: CheckedPlan) -> None:

@@ -12,14 +12,15 @@ from sealed_bundle import Sealed
 
 from mechanisms.errors import MechanismError
 from storage.bundle.check import check
-from storage.bundle.folder import GOLDEN, THRESHOLDS, UnsoundBundle
+from storage.bundle.folder import GOLDEN, RELIABILITY, THRESHOLDS, UnsoundBundle
 from tasks.bundle import tokenizer
 from tasks.bundle.thresholds import read_thresholds
 
 DECLARES = """
 a sound bundle is cheap to check and has usable scores
 | temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test vectors; nine
-tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and without a graph
+tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and without a graph; drawings
+with a script, a handler, a link, a style, an entity or another file in them
 | a model that is slow or wrong
 """
 
@@ -42,6 +43,35 @@ def test_thresholds_that_make_every_score_nan(
     (folder / THRESHOLDS).write_text(content)
     check(sealed.unsigned_proof(folder), None, unsigned=True)
     assert read_thresholds(folder / THRESHOLDS)["temperature"] == 7
+
+
+_LINE = '<path d="M0 0L9 9"/>'
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<script>hit()</script>",
+        '<path d="M0 0" onload="hit()"/>',
+        '<image href="https://example.org/x.png"/>',
+        '<path d="M0 0" fill="url(https://example.org/x.svg#a)"/>',
+        '<path d="M0 0" style="fill:red"/>',
+        "<foreignObject/>",
+        '<html xmlns="http://www.w3.org/1999/xhtml"/>',
+        "<!-- words -->",
+        "&xxe;",
+        "<path",
+    ],
+)
+def test_a_drawing_that_acts(sealed: Sealed, tmp_path: Path, inside: str) -> None:
+    """A card's plot is lines, dots and words: `verify` refuses one that runs or loads anything."""
+    folder, head = sealed.copy(tmp_path, seal=False), '<svg xmlns="http://www.w3.org/2000/svg">'
+    (folder / RELIABILITY).write_text(f"{head}{inside}</svg>")
+    with pytest.raises(UnsoundBundle) as refused:
+        check(sealed.unsigned_proof(folder), None, unsigned=True)
+    assert refused.value.file == RELIABILITY
+    (folder / RELIABILITY).write_text(f"{head}{_LINE}</svg>")
+    check(sealed.unsigned_proof(folder), None, unsigned=True)
 
 
 def _grown(times: int) -> dict[str, Any]:

@@ -110,3 +110,11 @@ def test_sets_are_ordered_and_never_empty() -> None:
     labels = torch.tensor([-1] * 5 + [0] * 35)
     entry = entry_of(sets_for(logits, labels, ["a", "b"], temperature=1.0, chosen=chosen))
     assert entry["limit"] == 0.0, "an eighth of the records has codes that no set holds"
+
+
+def test_limits_of_a_table_state_their_confidence() -> None:
+    """Not an average over calibrations; a confidence outside 0 to 1 is refused."""
+    entry = {"coverage": 0.9, "limit": 0.02, "records": 3000, "codes": {}, "confidence": 0.95}
+    assert "95% confidence, noise included" in Sets.of(entry).statement
+    with pytest.raises(ValueError, match="confidence"):
+        Sets.of(entry | {"confidence": 1.5})

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from storage.bundle.folder import ACCURACY
-from storage.bundle.stated import NOT_STATED, accuracy_lines, difference, stated_accuracy
+from storage.bundle.stated import (
+    NOT_STATED,
+    accuracy_lines,
+    clear_scores,
+    difference,
+    stated_accuracy,
+)
 
 
 def figure(estimate: float, width: float = 0.04) -> dict[str, float]:
@@ -58,3 +64,14 @@ def test_a_bundle_without_a_table_states_nothing(contents: dict[str, Any]) -> No
 def test_own_records_are_held_against_it(right: float, records: int, said: str) -> None:
     """By a test at 95 %, with the uncertainty of both figures."""
     assert said in difference(told(), right, records)
+
+
+def test_scores_that_few_records_have_are_left_out() -> None:
+    """And the steps end where the next one begins."""
+    shares, widths = (0.5, 0.2, 0.005, 0.2), (0.04, 0.04, 0.04, 0.6)
+    steps = [
+        {"score": score, "share": share, "right": figure(0.7, width)}
+        for score, share, width in zip((0.9, 0.8, 0.7, 0.6), shares, widths, strict=True)
+    ]
+    clear = clear_scores(told(scores=steps))
+    assert [(one["score"], one["up_to"]) for one in clear] == [(0.9, 1.0), (0.8, 0.9)]

@@ -24,6 +24,7 @@ from mechanisms.model.scorer import Graph, softmax
 from mechanisms.privacy.accuracy_table import temperature_of
 from mechanisms.privacy.events import ParallelEvent
 from storage.bundle import folder as bundle
+from storage.bundle.stated import clear_scores
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
 from storage.ledger.content import anticipated
@@ -110,11 +111,27 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert "charged" in thresholds["fitted_on"]
     assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
     assert_told_where_partners_look(folder, told)
+    assert_sets_hold_the_code(folder, answers)
     page = plan_page.load_plan_page(context, planned, file=planned.file(context))
     assert (
         f"{told['right']['estimate']:.1%}" in dict(plan_page.facts(page))["accuracy for partners"]
     )
+    assert "What partners are told" in plan_page.html(page)
     assert publish.release(context, planned, settings(planned)) == done
+
+
+def assert_sets_hold_the_code(folder: Path, answers: Answers) -> None:
+    """`code --coverage` has limits of the table, with a confidence, at the bundle's own scores."""
+    coder = open_bundle(folder).with_sets(0.8)
+    assert coder.sets is not None
+    assert (coder.sets.confidence, coder.sets.codes) == (0.95, {})
+    assert 0 < coder.sets.limit < 1
+    stated = json.loads((folder / bundle.ACCURACY).read_text())
+    scores = softmax(answers.logits.numpy() / stated["temperature"])
+    sets = coder.sets.members(scores, coder.model.codes)
+    right = [label in inside for label, inside in zip(answers.labels.tolist(), sets, strict=True)]
+    assert np.mean(right) >= 0.8
+    assert np.mean([len(inside) for inside in sets]) < len(coder.model.codes)
 
 
 def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
@@ -126,6 +143,9 @@ def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
     sections = [line for line in card.splitlines() if line.startswith("## ")]
     assert sections[0] == "## How often it is right"
     assert share_with_ends(told["right"]) in card
+    drawn = (folder / bundle.RELIABILITY).read_text()
+    assert drawn.count("<circle") == len(clear_scores(told))
+    assert f"]({bundle.RELIABILITY})" in card
     text = (folder / bundle.MATERIALS).read_text()
     problem = JsonStrictValidator(SchemaVersion.V1_7).validate_str(text)
     assert problem is None, problem
