@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent import exact_sums
-from mechanisms.descent.exact_sums import Scores
+from mechanisms.descent.exact_sums import GridRecords
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent, rate_for_noise
 from mechanisms.mechanism import (
@@ -50,8 +50,11 @@ from mechanisms.model.inputs import Inputs
 from mechanisms.model.linear_head import feature_blocks, linear_head
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
 
-_PART = 8 * 512
+_PART = 4 * 1024
 """Records on the grid at once, a multiple of what exact sums take."""
+_KEPT = 1 << 25
+"""Features that stay on the grid from step to step, in 16 bits each; more are put there anew."""
+_PART_KEPT = 8 * _PART
 
 
 @registered
@@ -105,19 +108,19 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
         def descend(state: KeyedState) -> None:
             def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
-                on_card = list(_parts(some, given, centre)) if device.type != "cpu" else None
+                few = len(given) * start.shape[1] <= _KEPT
+                kept = list(_kept(some, given, centre)) if few or device.type != "cpu" else None
 
                 def clipped_sum(
                     theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor
                 ) -> int:
                     total, part = exact_sums.Total(out), torch.zeros_like(out)
-                    for scores in on_card or _parts(some, given, centre):
-                        for residuals, values, losses in exact_sums.residuals(scores, theta):
-                            exact_sums.clipped_outer_sum(
-                                residuals, values, norm=segment.l2_clip_norm, out=part
-                            )
-                            tally[0] += losses.sum()
-                            tally[2] += len(losses)
+                    for records in kept or _parts(some, given, centre):
+                        losses = exact_sums.clipped_sum(
+                            records, theta, norm=segment.l2_clip_norm, out=part
+                        )
+                        tally[0] += losses.sum()
+                        tally[2] += len(losses)
                         total.add(part)
                     total.settle(out)
                     return exact_sums.SUM_BITS
@@ -155,9 +158,19 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         exact_sums.require_room(records, self.l2_clip_norm, bits=62)
 
 
-def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[Scores]:
+def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecords]:
     """Puts records on the grid part by part, so that memory does not grow with their number."""
-    for features, given in zip(feature_blocks(inputs, _PART), labels.split(_PART), strict=True):
-        yield Scores(
-            exact_sums.on_grid(features.to(centre.device), centre), given.to(centre.device)
-        )
+    for grid, given in zip(_grids(inputs, centre), labels.split(_PART), strict=True):
+        yield GridRecords(grid, given.to(centre.device), centre)
+
+
+def _kept(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecords]:
+    """Puts all records on the grid, in fewer and larger parts."""
+    whole = torch.cat(list(_grids(inputs, centre)))
+    for grid, given in zip(whole.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True):
+        yield GridRecords(grid, given.to(centre.device), centre)
+
+
+def _grids(inputs: Inputs, centre: Tensor) -> Iterator[Tensor]:
+    for features in feature_blocks(inputs, _PART):
+        yield exact_sums.on_grid(features.to(centre.device), centre)

@@ -171,10 +171,9 @@ def test_a_norm_that_cancels_to_nothing() -> None:
 
 def _row_gradient(features: Tensor, labels: Tensor, clip: float, rows: Tensor) -> Tensor:
     """Prior descent's sum of clipped gradients, float64 [classes, width + 1]."""
-    scores = exact_sums.Scores(exact_sums.on_grid(features), labels)
+    records = exact_sums.GridRecords(exact_sums.on_grid(features), labels)
     total = torch.zeros(rows.shape, dtype=torch.float64)
-    for left, right, _ in exact_sums.residuals(scores, rows):
-        exact_sums.clipped_outer_sum(left, right, norm=clip, out=total)
+    exact_sums.clipped_sum(records, rows, norm=clip, out=total)
     return total * 2.0**-exact_sums.SUM_BITS
 
 

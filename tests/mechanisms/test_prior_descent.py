@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mechanisms import prior_descent
 from mechanisms.descent import exact_sums
-from mechanisms.descent.exact_sums import Scores
+from mechanisms.descent.exact_sums import GridRecords
 from mechanisms.descent.noisy_descent import rate_for_noise
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Plan, Records, Run, Task
@@ -104,10 +104,9 @@ def test_a_record_moves_a_step_by_at_most_its_clip() -> None:
     rows = torch.cat([TITLES, torch.zeros(CLASSES, 1)], 1)
 
     def gradient(keep: Tensor) -> Tensor:
-        scores = Scores(exact_sums.on_grid(features[keep]), labels[keep])
+        grid = GridRecords(exact_sums.on_grid(features[keep]), labels[keep])
         total = torch.zeros((CLASSES, WIDTH + 1), dtype=torch.float64)
-        for left, right, _ in exact_sums.residuals(scores, rows):
-            exact_sums.clipped_outer_sum(left, right, norm=1.0, out=total)
+        exact_sums.clipped_sum(grid, rows, norm=1.0, out=total)
         return total
 
     whole = gradient(torch.ones(60, dtype=torch.bool))
@@ -134,6 +133,8 @@ def test_the_order_of_records_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setattr(exact_sums, "_BLOCK", 33)
     monkeypatch.setattr(prior_descent, "_PART", 70)
+    assert torch.equal(fit(plan, inputs, labels).model.log_probabilities(inputs), whole)
+    monkeypatch.setattr(prior_descent, "_KEPT", 0)  # put on the grid anew in every step
     assert torch.equal(fit(plan, inputs, labels).model.log_probabilities(inputs), whole)
 
 

@@ -63,15 +63,14 @@ def _sample(
     return {"poisson_sample": sample}
 
 
-def _unclipped(left: Tensor, right: Tensor, *, norm: float, out: Tensor) -> None:
-    out.addmm_(left.trunc().T, right)
+_REAL_SUM = exact_sums.clipped_sum
 
 
-_REAL_OUTER = exact_sums.clipped_outer_sum
-
-
-def _outer_twice(left: Tensor, right: Tensor, *, norm: float, out: Tensor) -> None:
-    _REAL_OUTER(torch.cat([left, left]), torch.cat([right, right]), norm=norm, out=out)
+def _summed_twice(
+    records: exact_sums.GridRecords, rows: Tensor, *, norm: float, out: Tensor
+) -> Tensor:
+    _REAL_SUM(records, rows, norm=norm, out=out)
+    return _REAL_SUM(records, rows, norm=norm, out=out)
 
 
 FAULTS: Mapping[str, tuple[Check, tuple[tuple[object, Mapping[str, Any]], ...]]] = {
@@ -100,14 +99,14 @@ FAULTS: Mapping[str, tuple[Check, tuple[tuple[object, Mapping[str, Any]], ...]]]
         Check.SENSITIVITY,
         (
             (dp_sgd, {"_coefficients": lambda *_: torch.ones_like}),
-            (exact_sums, {"clipped_outer_sum": _unclipped}),
+            (exact_sums, {"clip_factors": lambda lengths, _: torch.ones_like(lengths)}),
         ),
     ),
     "records counted twice": (
         Check.SENSITIVITY,
         (
             (SecretStream, _sample(lambda prob, step: (prob, step), twice=True)),
-            (exact_sums, {"clipped_outer_sum": _outer_twice}),
+            (exact_sums, {"clipped_sum": _summed_twice}),
         ),
     ),
     "sampled twice as often": (
