@@ -245,7 +245,7 @@ def export(
     of the newest row, so that a partner can verify the ledger later), page (all that is stated of
     one release, for a review board), record (of a committed release, for a public registry of
     deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
-    justification and authors), answers (a page that answers NIST SP 800-226).
+    justification, sources, code, access and authors), answers (a page that answers NIST SP 800-226).
 
     Examples
 
@@ -263,10 +263,17 @@ def export(
         text = json.dumps(head.model_dump(), indent=1) + "\n"
     elif what in ("record", "answers"):
         from storage.bundle.folder import json_text
+        from storage.bundle.stated import accuracy_lines, read_stated
         from tasks.bundle.deployment import stated_deployment
 
         deployment = stated_deployment(ledger, str(release))
-        text = json_text(deployment.registry_record()) if what == "record" else deployment.answers()
+        stated = read_stated(place.workspace.bundles / deployment.row.release_id)
+        utility = [] if stated is None else accuracy_lines(stated)
+        text = (
+            json_text(deployment.registry_record(utility))
+            if what == "record"
+            else deployment.answers(utility)
+        )
     else:
         from storage.ledger import report
 

@@ -156,6 +156,12 @@ class RegistryStatement(BaseModel):
     refreshment: str = Field(min_length=1)
     """How often new records come, and that budgets do not reset."""
     justification: str = Field(min_length=1)
+    sources: tuple[str, ...] = ()
+    """Addresses of papers and pages about the release, and of the bundle where it is public."""
+    code: str = ""
+    """Address of the program's source; the ledger has its commit."""
+    access: str = ""
+    """How the records are secured: who may read them, and what keeps others out."""
     authors: tuple[str, ...] = Field(min_length=1)
     """Who wrote the record."""
 

@@ -2,8 +2,9 @@
 800-226's questions.
 
 The record has the fields of the registry of OpenDP (opendp/deployments-registry-data, schema of
-July 2026). What no ledger knows, an agency states once under `registry` in its policy. Both say the
-same figures as the certificate.
+commit 3e9c812, July 2026), which has none for utility: that is among its notes. What no ledger
+knows, an agency states once under `registry` in its policy. Both say the same figures as the
+certificate.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Deployment:
             stated=self.stated or _NOTHING,
             utility=utility,
             repeated=self.repeated,
+            unstated=_UNSTATED,
             unit=row.claim.privacy_unit + (f" of at most {most} records" if most > 1 else ""),
             budget=(
                 "Accounts of records, which all releases of the same records are charged to, "

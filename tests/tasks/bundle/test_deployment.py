@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import InputError
+from storage.figures import escape
 from storage.ledger import Ledger, Policy
 from tasks.bundle.deployment import Deployment, stated_deployment
 from tests.storage.ledger.test_ledger_composition import planned
@@ -64,6 +65,34 @@ def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
     assert ledger.verify().ok
 
 
+UTILITY = ("67 % right of 3,678 records", "Least often right: burns, 40 %")
+
+
+def test_sources_code_access_and_utility_are_in_record_and_answers(tmp_path):
+    """What no policy states is said to be unstated, not left out."""
+    more = {
+        "sources": ["https://example.org/paper", "https://example.org/bundle"],
+        "code": "https://example.org/code",
+        "access": "Three persons, on one machine without a network.",
+    }
+    stated = stated_deployment(*made(tmp_path, STATEMENT | more))
+    record = stated.registry_record(UTILITY)["deployment"]
+    assert record["administrative"]["sources"].split("; ") == more["sources"]
+    mechanisms = record["implementation"]["mechanisms"]
+    assert f"Code {more['code']}, commit {stated.row.plan.code_commit}." in mechanisms
+    assert more["access"] in mechanisms
+    assert all(line in record["administrative"]["notes"] for line in UTILITY)
+    rows = stated.answers(UTILITY)
+    shown = (*more["sources"], more["code"], more["access"], *UTILITY)
+    assert all(escape(text) in rows for text in shown)
+    other = tmp_path / "other"
+    other.mkdir()
+    without = stated_deployment(*made(other)).registry_record()["deployment"]
+    unstated = "The agency has not stated it"
+    assert unstated in without["administrative"]["sources"]
+    assert unstated in without["implementation"]["mechanisms"]
+
+
 def test_the_schema_is_the_registrys(tmp_path):
     """With AUTOCODER_REGISTRY_SCHEMA (its deployments-schema.yaml) a record validates by the
     original as well.
@@ -76,7 +105,7 @@ def test_the_schema_is_the_registrys(tmp_path):
     import jsonschema
     import yaml
 
-    record = stated_deployment(*made(tmp_path)).registry_record()
+    record = stated_deployment(*made(tmp_path)).registry_record(UTILITY)
     jsonschema.validate(record, yaml.safe_load(Path(schema).read_text(encoding="utf-8")))
 
 
