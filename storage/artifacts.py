@@ -15,7 +15,6 @@ once; the first to finish counts.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -31,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 import rfc8785
 from pydantic import BaseModel, Field
 
-from storage.durable import copy_regular, open_lock, open_regular, sync, write_atomically
-from storage.errors import InputError, StorageError
+from storage.durable import copy_regular, sync, write_atomically
+from storage.errors import StorageError
+from storage.locks import is_locked, locked
 
 if TYPE_CHECKING:
     from storage.shared_store import SharedStore
@@ -302,20 +302,12 @@ class Store:
         """Holds a lock by name: a second process waits for the first."""
         lock = self.private / "locks" / f"{name}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with open_lock(lock) as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(lock):
             yield
 
     def is_locked(self, name: str) -> bool:
         """Checks whether a process holds this lock now."""
-        try:
-            with open_regular(self.private / "locks" / f"{name}.lock") as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except (OSError, InputError):
-            pass  # there is none, or it is no file
-        return False
+        return is_locked(self.private / "locks" / f"{name}.lock")
 
     def open(self, ref: ArtifactRef) -> Path:
         """Returns an artifact's folder after checking every file against the manifest.

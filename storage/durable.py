@@ -5,7 +5,6 @@ files of others.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,9 +19,19 @@ from uuid import uuid4
 from storage.errors import InputError, StorageError
 
 
+def _flags(*names: str) -> int:
+    """Returns flags of `os.open`; a system without one of them has not what it is against."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    flags = os.O_RDONLY
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and flushes what may be written
+        if path.is_dir():
+            return
+        flags = os.O_RDWR
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -100,11 +109,20 @@ def open_regular(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
         InputError: it is no regular file.
     """
     # not blocking: opening a pipe would wait for its writer
-    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_BINARY")
+    if not follow:
+        flags |= _flags("O_NOFOLLOW")
+        _refuse_link(path)
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InputError(f"{path}: is not a regular file")
         yield file
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuses a link where opening a file would follow it."""
+    if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 @contextmanager
@@ -116,7 +134,7 @@ def open_lock(path: Path) -> Iterator[int]:
     Raises:
         InputError: it is no regular file.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_CREAT | _flags("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
     refused = InputError(f"{path}: is not a regular file, so it is no lock. Remove it")
     try:
         # guard: test_a_lock_that_is_a_link
@@ -158,7 +176,9 @@ def copy_regular(path: Path, to: Path, size: int) -> str | None:
     digest, left = hashlib.sha256(), size
     try:
         with (
-            os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file,
+            os.fdopen(
+                os.open(path, os.O_RDONLY | _flags("O_NONBLOCK", "O_BINARY")), "rb", buffering=0
+            ) as file,
             to.open("wb") as copy,
         ):
             status = os.fstat(file.fileno())
@@ -184,6 +204,10 @@ def own_folder(purpose: str) -> Iterator[Path]:
     """
     base, prefix = Path(tempfile.gettempdir()).resolve(), f"autocoder-{purpose}-"
     mode = base.stat().st_mode
+    if not hasattr(os, "geteuid"):  # Windows: a temporary folder is its user's
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=base) as made:
+            yield Path(made)
+        return
     if mode & 0o022 and not mode & stat.S_ISVTX:
         raise StorageError(
             f"{base}: other users may replace folders in it, and this command needs one of its own. "
@@ -192,6 +216,8 @@ def own_folder(purpose: str) -> Iterator[Path]:
     for left in base.glob(f"{prefix}*"):
         _remove_abandoned(left)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    import fcntl
+
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -202,6 +228,8 @@ def own_folder(purpose: str) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
+    import fcntl
+
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

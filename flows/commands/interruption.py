@@ -17,6 +17,8 @@ def answer() -> None:
     """Takes SIGINT over, unless someone has: a shell's background job ignores it."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
+    if sys.platform == "win32":  # its pipes wake nothing; Ctrl-C ends the command when it can
+        return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.signal(signal.SIGINT, _interrupt)

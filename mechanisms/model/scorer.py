@@ -103,7 +103,10 @@ class Graph:
 
 def _cores() -> int:
     """Returns how many texts are scored at a time: as many as torch would use threads."""
-    return int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
+    if wanted := int(os.environ.get("OMP_NUM_THREADS") or 0):
+        return wanted
+    # Linux alone says which of them this process may use
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def codes_of(folder: Path) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ refused; an expired root proves nothing.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +27,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from storage.artifacts import digest
 from storage.bundle.folder import STATEMENT, UnsoundBundle
-from storage.durable import open_lock, read_regular, write_atomically
+from storage.durable import read_regular, write_atomically
 from storage.errors import InputError
 from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
+from storage.locks import locked
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
@@ -325,8 +325,7 @@ def lock_roots(workspace: Workspace) -> Iterator[None]:
         return
     file = workspace.private / "locks" / "roots.lock"
     file.parent.mkdir(exist_ok=True)
-    with open_lock(file) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(file):
         yield
 
 

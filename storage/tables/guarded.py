@@ -11,7 +11,6 @@ import csv
 import datetime
 import json
 import os
-import resource
 import sys
 from typing import Any
 
@@ -26,7 +25,7 @@ def check_parquet(rows: int, most_bytes: int) -> int:
     import pyarrow.parquet as pq
 
     pa.set_memory_pool(pa.system_memory_pool())
-    with pq.ParquetFile("/dev/stdin") as file:
+    with pq.ParquetFile(sys.stdin.buffer) as file:
         return int(
             any(
                 batch.nbytes > most_bytes
@@ -108,7 +107,12 @@ def text_of(cell: Any) -> str:
 
 def main(kind: str, memory: int, *settings: str) -> int:
     # guard: test_parquet_that_takes_all_memory
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        pass
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         if kind == "parquet":
             return check_parquet(*map(int, settings))

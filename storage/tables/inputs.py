@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Final
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Final
 
 from storage.errors import InputError
 
 _LEFT_OUT = re.compile(r"\..*|~\$.*|Thumbs\.db|desktop\.ini", re.IGNORECASE)
 """What programs leave in folders next to the files."""
-_KEPT: Final = re.compile(r"/proc/(self|\d+)/fd/\d+")
+_KEPT: Final = re.compile(r"/proc/(self|\d+)/fd/\d+|.*[/\\]\.autocoder-[^/\\]+[/\\]stream")
+_OPEN_FILES: Final = Path("/proc/self/fd")
 STREAM: Final = Path("-")
 """Standard input."""
 
@@ -62,11 +63,26 @@ def kept(path: Path, folder: Path) -> Iterator[Path]:
     if not is_stream(path):
         yield path
         return
-    with TemporaryFile(dir=folder) as file:
+    with _unnamed(folder) as (file, kept_as):
         if path == STREAM:
             shutil.copyfileobj(sys.stdin.buffer, file)
         else:
             with path.open("rb") as stream:
                 shutil.copyfileobj(stream, file)
         file.flush()
-        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        yield kept_as
+
+
+@contextmanager
+def _unnamed(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """Yields a file without a name, and a path to read it again; with a name where the system has
+    no paths of open files.
+    """
+    if _OPEN_FILES.is_dir():
+        with TemporaryFile(dir=folder) as file:
+            yield file, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        return
+    with TemporaryDirectory(prefix=".autocoder-", dir=folder) as own:
+        place = Path(own) / "stream"
+        with place.open("wb") as file:
+            yield file, place

@@ -7,11 +7,10 @@ the same command codes only the missing pieces. Before the output is put in plac
 names its job. The mark is removed last, so that a job that died during cleanup counts as finished.
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +20,9 @@ import pyarrow.parquet as pq
 
 from storage.artifacts import digest, file_digest
 from storage.code_version import code_version
-from storage.durable import limit_rights, open_lock, replace_atomically, sync, write_atomically
+from storage.durable import limit_rights, replace_atomically, sync, write_atomically
 from storage.errors import InputError, StorageError
+from storage.locks import locked
 from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, Table, pieces, survey
@@ -121,9 +121,21 @@ def run(
             _code_missing(bundles, job)
             coded = _tally(job, resumed=resumed)
             _merge(bundles, job, schema, before, coded)
-        shutil.rmtree(job.folder)
+        _clear(job)
         job.mark.unlink(missing_ok=True)
+    with suppress(OSError):  # it is gone where an open file can be removed
+        job.folder.rmdir()
     return coded
+
+
+def _clear(job: CodingJob) -> None:
+    """Removes the folder of a job; where an open file cannot be removed, all but its lock."""
+    try:
+        shutil.rmtree(job.folder)
+    except PermissionError:
+        shutil.rmtree(job.folder, ignore_errors=True)
+        if any(path.name != _LOCK for path in job.folder.iterdir()):
+            raise
 
 
 def _code_missing(bundles: Bundles, job: CodingJob) -> None:
@@ -272,9 +284,9 @@ def _locked(job: CodingJob) -> Iterator[None]:
         raise InputError(
             f"--out: {job.out.parent} does not exist. Make the folder first."
         ) from None
-    with open_lock(job.folder / _LOCK) as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(job.folder / _LOCK, wait=False))
         except BlockingIOError:
             raise StorageError(
                 f"--out: another process is coding into {job.out}. Wait for it or name another "
