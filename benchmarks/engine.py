@@ -35,7 +35,7 @@ from mechanisms.mechanism import Task
 from mechanisms.model import classifier, export, onnx_graph
 from mechanisms.model.config import ModelConfig
 from storage.artifacts import ArtifactRef
-from storage.demo_data import write_demo_data
+from storage.demo_data import DemoData, write_demo_data
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.coding.bundles import Bundles
@@ -85,9 +85,8 @@ def main() -> None:
         written = write_demo_data(Path(folder) / "data", records=options.records, seed=1)
         chosen = profiles.parameters(
             "demo-formal",
-            ["formal.target_epsilon=5", "model.lexical=none"],
-            data=written.csv,
-            codelist=written.codelist,
+            ["model.lexical=none"],
+            _given(written),
         )
         measures: dict[str, Callable[[int], Measured]] = {
             "encode": partial(_encode, Path(folder), chosen),
@@ -178,13 +177,16 @@ class _Steps(progress.Listener):
         self.reports.append((time.perf_counter(), done))
 
 
+def _given(written: DemoData) -> dict[str, Any]:
+    files = {"data.source": [str(written.csv)], "data.codelist": str(written.codelist)}
+    return files | {"method.target_epsilon": 5.0}
+
+
 def _lora(folder: Path, steps: int, processes: int) -> Measured:
     written = write_demo_data(
         folder / f"few-{processes}", records=96 * steps, seed=1
     )  # two thirds train
-    chosen = profiles.parameters(
-        "demo-formal", ["formal.target_epsilon=5"], data=written.csv, codelist=written.codelist
-    )
+    chosen = profiles.parameters("demo-formal", (), _given(written))
     context, dataset = _ingested(folder / f"lora-{processes}", chosen, processes=processes)
     model = ModelConfig(encoder="packaged-minilm", trainable="lora", pooling="mean")
     prepared = run_step(context, data.prepare(model, dataset))

@@ -329,12 +329,19 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     """Whether a release draws from what a fit leaves, so that each release is another model."""
     by_ranks: ClassVar[bool] = False
     """Whether its fit of an encoder can be shared among processes (`mechanisms.model.ranks`)."""
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Settings that others of its kind take over in a comparison, where they leave them open."""
 
     kind: str
 
     @property
     def has_target(self) -> bool:
         """Tells whether it needs a target epsilon to plan."""
+        return False
+
+    @property
+    def searches(self) -> bool:
+        """Tells whether a fit searches settings on the records, for a target epsilon."""
         return False
 
     @property

@@ -35,6 +35,7 @@ class NonPrivate(Mechanism, frozen=True):
     """
 
     by_ranks: ClassVar[bool] = True
+    shared: ClassVar[frozenset[str]] = frozenset({"phase"})
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None
     """None: the run's own."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from mechanisms.audit import trials
@@ -53,7 +53,7 @@ from mechanisms.privacy.numerics import failure_probability
 
 _WEIGHTS = "weights.safetensors"
 _UNREAD: Mapping[str, tuple[str, ...]] = {
-    "base": ("sensitivity_draws", "c", "g", "k", "reweight", "target_epsilon"),
+    "base": ("sensitivity_draws", "c", "g", "k"),
     "weighted": ("k",),
     "reweighted": (),
 }
@@ -78,14 +78,46 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     draws: ClassVar[bool] = True
     by_ranks: ClassVar[bool] = True
+    shared: ClassVar[frozenset[str]] = frozenset(
+        {"fine_tune", "collect", "moments", "pseudo_posterior"}
+    )
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(
         default="reweighted", title="Round", description="The posterior that is sampled."
     )
+    target_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Target epsilon",
+        description="What one sample may cost: c is searched for it, g is 0. Empty: c and g as "
+        "given.",
+    )
     fine_tune: OptimiserPhase | None = Field(default=None, title="Fine-tuning")
-    collect: OptimiserPhase | None = Field(default=None, title="SWAG collection")
+    collect: OptimiserPhase | None = Field(
+        default=None,
+        title="SWAG collection",
+        description="Constant rate; one snapshot per epoch.",
+    )
     moments: SwagConfig | None = Field(default=None, title="SWAG")
     pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SwagPpm:
+        if self.collect is None:
+            return self
+        if self.collect.schedule != "constant":
+            raise ValueError(
+                "collect.schedule is not `constant`. SWAG needs a constant rate: set it to "
+                "`constant`"
+            )
+        if self.moments is not None and self.moments.rank > self.collect.epochs:
+            raise ValueError(
+                f"moments.rank ({self.moments.rank}) exceeds the snapshots (collect.epochs = "
+                f"{self.collect.epochs}). Lower the rank or raise the epochs"
+            )
+        return self
 
     @property
     def phases(self) -> tuple[OptimiserPhase, OptimiserPhase]:
@@ -107,7 +139,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         """A round. A search is two fits of each round after the base round, as a rule."""
         moments, config = self.moments or SwagConfig(), self.pseudo_posterior
         draws = TABLE[self.round].draws(config or PseudoPosteriorConfig())
-        fits = 2 * (len(ROUNDS[self.round]) - 1) if self._searches else 1
+        fits = 2 * (len(ROUNDS[self.round]) - 1) if self.searches else 1
         epochs = sum(phase.epochs for phase in self.phases)
         return Workload(fits * epochs, fits * draws, fits * (moments.rank + 3))
 
@@ -117,21 +149,28 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
         if not batched:
             return self.model_copy(update={"pseudo_posterior": fewer}), self.kind
-        last = "reweighted" if config.reweight else "weighted"
-        return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
+        chain = {"round": "reweighted", "pseudo_posterior": fewer}
+        return self.model_copy(update=chain), self.round
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
         """Also reset what the round does not depend on, so that equal rounds are one fit."""
         filled = super().with_defaults(defaults)
-        if filled.pseudo_posterior is None:
-            return filled
-        return filled.model_copy(update={"pseudo_posterior": filled._read(filled.round)})
+        tune, collect = filled.phases
+        update: dict[str, Any] = {
+            "fine_tune": tune,
+            "collect": collect,
+            "moments": filled.moments or SwagConfig(),
+            "pseudo_posterior": filled._read(filled.round),
+        }
+        if filled.round == "base":
+            update["target_epsilon"] = None
+        return filled.model_copy(update=update)
 
     def _read(self, name: RoundName) -> PseudoPosteriorConfig:
         """The settings that a round depends on; the others at their defaults."""
         config, usual = self.pseudo_posterior or PseudoPosteriorConfig(), PseudoPosteriorConfig()
         unread = _UNREAD[name]
-        if config.target_epsilon is not None:
+        if self.searches:
             unread = (*unread, "c", "g")
         update: dict[str, Any] = {setting: getattr(usual, setting) for setting in unread}
         return config.model_copy(update=update)
@@ -142,9 +181,11 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         before = TABLE[self.round].after
         if before is None:
             return None
-        if self._searches:
+        if self.searches:
             before = "base"
-        update = {"round": before}
+        update: dict[str, Any] = {"round": before}
+        if before == "base":
+            update["target_epsilon"] = None
         if self.pseudo_posterior is None:
             return self.model_copy(update=update)
         return self.model_copy(update=update | {"pseudo_posterior": self._read(before)})
@@ -152,12 +193,11 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def plan(self, task: Task) -> Plan:
         """Nothing is solved; Delta is known after the fit."""
         tune, collect = self.phases
-        config = self._read(self.round)
         settled = {
             "fine_tune": tune,
             "collect": collect,
             "moments": self.moments or SwagConfig(),
-            "pseudo_posterior": config.model_copy(update={"reweight": self.round == "reweighted"}),
+            "pseudo_posterior": self._read(self.round),
         }
         return Plan(mechanism=self.model_copy(update=settled), task=task)
 
@@ -168,10 +208,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.moments, self.pseudo_posterior
 
     @property
-    def _searches(self) -> bool:
-        return (
-            self.pseudo_posterior is not None and self.pseudo_posterior.target_epsilon is not None
-        )
+    def searches(self) -> bool:
+        return self.target_epsilon is not None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """The rounds that `run.earlier` does not have, in a folder each, with a checkpoint an epoch.
@@ -190,7 +228,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
         run = replace(run, folder=folder, classifier=untrained)
         earlier = None if run.earlier is None else Measured.load(run.earlier)
-        target = self.settings[1].target_epsilon
+        target = self.target_epsilon
         if target is None:
             fitted = self._fit_rounds(folder, records, run, earlier)
         else:
@@ -213,8 +251,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         def fit(c: float) -> float:
             assert run.folder is not None
             config = self.settings[1]
-            update: dict[str, Any] = {"target_epsilon": None, "c": c, "g": 0.0}
-            this = self.model_copy(update={"pseudo_posterior": config.model_copy(update=update)})
+            at_c = config.model_copy(update={"c": c, "g": 0.0})
+            this = self.model_copy(update={"target_epsilon": None, "pseudo_posterior": at_c})
             folder, left = run.folder / f"c-{c:g}", 0.5 ** len(done)
             # nobody knows how many fits will follow: each has half of what is left
             half = replace(run, progress=_within(run.progress, 1 - left, left / 2))

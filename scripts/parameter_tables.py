@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flows.commands.profiles import OPTIONS
+from mechanisms.mechanism import kinds
 from tasks.parameters import RetrainParameters
 
 _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
@@ -17,7 +18,15 @@ _TYPES = {"string": "text", "boolean": "true, false", "array": "list", "object":
 def parameter_tables() -> str:
     """Returns Markdown: a table per section, a row per parameter."""
     schema = RetrainParameters.model_json_schema()
-    return "".join(_section(schema["$defs"], schema, ""))
+    return "".join((*_section(schema["$defs"], schema, ""), *_mechanisms()))
+
+
+def _mechanisms() -> Iterator[str]:
+    """Yields the settings of each kind of mechanism, which stand beside the name of the method."""
+    for kind, mechanism in kinds().items():
+        schema = mechanism.model_json_schema()
+        schema["title"] = f"Settings of the kind `{kind}`"
+        yield from _section(schema.get("$defs", {}), schema, "method.")
 
 
 def _section(defined: dict[str, Any], section: dict[str, Any], path: str) -> Iterator[str]:

@@ -19,10 +19,8 @@ BRANCHES = CATALOGUE / "branches.yaml"
 
 @cache
 def branch_bodies() -> Mapping[str, Any]:
-    """Reads the branches that ship, as they are written; keys that begin with `x-` hold what others
-    refer to.
-    """
+    """Reads the methods that ship, by name, as they are written."""
     # it merges sections, which the strict reader refuses; libyaml's loader is ten times faster than
     # `safe_load`
     content = yaml.load(BRANCHES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    return {name: body for name, body in content.items() if not name.startswith("x-")}
+    return {body["name"]: body for body in content["methods"]}

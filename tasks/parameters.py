@@ -8,16 +8,16 @@ contradiction is refused before work starts.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
-from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.rounds import ROUNDS, RoundName
 from storage.ingest import IngestConfig, Name
 from storage.tables.inputs import files_in
+from tasks.method import STANDARD, AnyMechanism, Method, chosen, method_named
 
 _CLASSIFICATION = r"^[A-Za-z0-9 ()._-]{0,80}$"
 
@@ -124,46 +124,6 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
 HEAD_RATE = 0.003
 """The default rate where only a head is fine-tuned; at that of a whole encoder it hardly moves."""
-
-
-class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
-    """Sets how each of the three posteriors is fitted."""
-
-    adamw: OptimiserPhase = Field(
-        default=OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8),
-        title="Fine-tuning",
-    )
-    sgd: OptimiserPhase = Field(
-        default=OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8),
-        title="SWAG collection",
-        description="Constant rate; one snapshot per epoch.",
-    )
-    swag: SwagConfig = Field(default=SwagConfig(), title="SWAG")
-    seed: int = Field(
-        default=20260101,
-        ge=0,
-        lt=2**53,
-        title="Seed",
-        description="Of every repeatable step; the release has none.",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FitParameters:
-        if self.sgd.schedule != "constant":
-            raise ValueError(
-                "sgd.schedule is not `constant`. SWAG needs a constant rate: set it to `constant`"
-            )
-        if self.swag.rank > self.sgd.epochs:
-            raise ValueError(
-                f"swag.rank ({self.swag.rank}) exceeds the snapshots (sgd.epochs = "
-                f"{self.sgd.epochs}). "
-                "Lower the rank or raise the epochs"
-            )
-        return self
-
-
-RELEASE_BRANCH = "release"
-"""Names what a training run releases, next to the names of a comparison's branches."""
 
 
 class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
@@ -282,28 +242,34 @@ Delta = Annotated[
 ]
 
 
-class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal release"):
-    """Releases one formally private fit, in place of a draw by SWAG-PPM."""
+_MOVED: Mapping[str, str] = {
+    "formal.branch": "method.name",
+    "formal.target_epsilon": "method.target_epsilon",
+    "formal.delta": "method.delta",
+    "formal.mechanism": "method",
+    "formal": "method",
+    "fit.seed": "seed",
+    "fit.adamw": "method.fine_tune",
+    "fit.sgd": "method.collect",
+    "fit.swag": "method.moments",
+    "fit": "method",
+    "pseudo_posterior.target_epsilon": "method.target_epsilon",
+    "pseudo_posterior.reweight": "method.round",
+    "pseudo_posterior": "method.pseudo_posterior",
+}
+"""Parameters of earlier versions, and what says the same now."""
 
-    target_epsilon: Epsilon | None = Field(
-        default=None,
-        title="Target epsilon",
-        description="For one privacy unit. The owner of the records decides it.",
-    )
-    delta: Delta = None
-    branch: str = Field(
-        default="prior-descent",
-        title="Branch",
-        description="Which one, by its name in deployments/branches.yaml.",
-        pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
-    )
-    mechanism: dict[str, Any] = Field(
-        default={},
-        title="Settings of the mechanism",
-        description="Replace the branch's, such as `prior_std`. Choose them without the records: "
-        "the epsilon does "
-        "not cover that choice.",
-    )
+
+def moved(values: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each parameter of an earlier version among these."""
+    found = []
+    for section in dict.fromkeys(name.partition(".")[0] for name in _MOVED):
+        if section not in values:
+            continue
+        inner = values[section] if isinstance(values[section], Mapping) else {}
+        named = [f"{section}.{name}" for name in inner if f"{section}.{name}" in _MOVED]
+        found += [f"{name} is now {_MOVED[name]}" for name in named or [section]]
+    return found
 
 
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
@@ -311,28 +277,47 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     data: DataParameters
     model: ModelConfig = ModelConfig()
-    fit: FitParameters = FitParameters()
-    pseudo_posterior: PseudoPosteriorConfig = PseudoPosteriorConfig()
-    formal: FormalParameters | None = Field(
-        default=None,
-        title="Formal release",
-        description="Release one formally private model; empty: a sample by SWAG-PPM.",
+    method: Method = Field(
+        default_factory=lambda: method_named(STANDARD),
+        title="Method",
+        description="What trains, and what is released: a name of deployments/branches.yaml, and "
+        "settings of its mechanism in place of those that stand there.",
+    )
+    baselines: tuple[AnyMechanism, ...] = Field(
+        default=(),
+        title="Baselines",
+        description="What the methods of a comparison leave open, by kind.",
+    )
+    seed: int = Field(
+        default=20260101,
+        ge=0,
+        lt=2**53,
+        title="Seed",
+        description="Of every repeatable step; the release has none.",
     )
     release: ReleaseParameters = ReleaseParameters()
 
     @model_validator(mode="before")
     @classmethod
+    def _of_this_version(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and (old := moved(values)):
+            raise ValueError("; ".join(old))
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _rate_of_a_head(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
+        if not isinstance(values, Mapping) or not _trains_head(values.get("model")):
             return values
-        model, fit = values.get("model"), values.get("fit", {})
-        part = (
-            model.get("trainable") if isinstance(model, dict) else getattr(model, "trainable", None)
-        )
-        phase = fit.get("adamw", {}) if isinstance(fit, dict) else None
-        if part != "head" or not isinstance(phase, dict) or "learning_rate" in phase:
-            return values
-        return values | {"fit": fit | {"adamw": phase | {"learning_rate": HEAD_RATE}}}
+        filled = {"method": _with_rate(values["method"])} if "method" in values else {}
+        if isinstance(others := values.get("baselines"), list | tuple):
+            filled["baselines"] = [_with_rate(settings) for settings in others]
+        return {**values, **filled}
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _chosen(cls, value: Any) -> Any:
+        return chosen(value)
 
     @model_validator(mode="after")
     def _the_model_reads_the_data(self) -> RetrainParameters:
@@ -342,18 +327,41 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
             )
         return self
 
-    @property
-    def rounds(self) -> tuple[RoundName, ...]:
-        """Returns the posteriors to fit, in order; the release draws from the last."""
-        config = self.pseudo_posterior
-        return ROUNDS["reweighted" if config.reweight else "weighted"]
+    def open_settings(self, *, epochs: int) -> dict[str, Any]:
+        """What methods leave open, by the names of their settings.
 
-    @property
-    def needs_search(self) -> bool:
-        """Checks whether a target epsilon leaves c to be searched."""
-        return self.pseudo_posterior.target_epsilon is not None
+        Args:
+            epochs: of training without protection, where no baseline says.
+        """
+        phase = OptimiserPhase(learning_rate=HEAD_RATE if _trains_head(self.model) else 5e-5)
+        plain = phase.model_copy(update={"epochs": epochs})
+        found: dict[str, Any] = {"fine_tune": phase, "phase": plain}
+        for mechanism in (self.method.mechanism, *self.baselines):
+            found |= {
+                name: getattr(mechanism, name)
+                for name in mechanism.shared
+                if getattr(mechanism, name) is not None
+            }
+        return found
 
     @property
     def codelist_path(self) -> Path | None:
         """Returns the code list, if there is one."""
         return self.data.codelist_path
+
+
+def _trains_head(model: Any) -> bool:
+    part = model.get("trainable") if isinstance(model, Mapping) else getattr(model, "trainable", "")
+    return part == "head"
+
+
+def _with_rate(settings: Any) -> Any:
+    """Returns a method as it is written, with the rate of a head where it gives none."""
+    if not isinstance(settings, Mapping):
+        return settings
+    lacking = {
+        name: {"learning_rate": HEAD_RATE, **settings[name]}
+        for name in ("fine_tune", "phase")
+        if isinstance(settings.get(name), Mapping)
+    }
+    return {**settings, **lacking}

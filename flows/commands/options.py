@@ -10,10 +10,11 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
     from storage.tables.options import ReadOptions
-    from tasks.parameters import LedgerParameters, RetrainParameters
+    from tasks.parameters import DataParameters, LedgerParameters, RetrainParameters
     from tasks.running.stage import Context
 
 data = partial(typer.Option, rich_help_panel="Data")
@@ -146,6 +147,13 @@ def _require_single(given: Sequence[str], option: str) -> None:
         )
 
 
+def _look(data: DataParameters) -> None:
+    if all(file.is_file() for file in data.sources):
+        from storage.ingest import check_early
+
+        check_early(data.sources, data.ingest, data.codelist_path)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     profile: Annotated[
@@ -194,7 +202,7 @@ class RunOptions:
             "--set",
             help=(
                 "Any parameter (docs/reference/parameters.md): key=value, such as "
-                "fit.adamw.epochs=3. Repeatable."
+                "method.steps=40. Repeatable."
             ),
         ),
     ] = None
@@ -224,8 +232,12 @@ class RunOptions:
                 require_readable(option, file)
         _ = self.profile_name
 
-    def parameters(self, *settings: str) -> RetrainParameters:
-        """Returns the parameters from profile, options, --set and `settings`, in rising precedence."""
+    def parameters(self, values: Mapping[str, Any] = MappingProxyType({})) -> RetrainParameters:
+        """Returns the parameters from the profile, --set, these options, and values of others.
+
+        Args:
+            values: by the dotted names of parameters; None: not given.
+        """
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
             raise InputError(
@@ -234,37 +246,33 @@ class RunOptions:
 
         from flows.commands.profiles import parameters
 
-        named = {
-            "text": self.text or None,
-            "label": self.label[0] if self.label else None,
-            "date": self.date,
-            "population": self.population,
-            "classification": self.classification,
-            "classification-version": self.classification_version,
+        own: dict[str, Any] = {
+            "data.source": [str(file) for file in self.data or ()] or None,
+            "data.codelist": str(self.codelist[0]) if self.codelist else None,
+            "data.ingest.text_columns": self.text or None,
+            "data.ingest.label_column": self.label[0] if self.label else None,
+            "data.population": self.population,
+            "data.classification": self.classification,
+            "data.classification_version": self.classification_version,
         }
         _require_single(self.settings or (), "--set")
         _require_single(self.read or (), "--read")
         _require_single(self.read_codelist or (), "--read-codelist")
         read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
         read += [f"data.ingest.codelist_read.{setting}" for setting in self.read_codelist or ()]
-        codelist = self.codelist[0] if self.codelist else None
-        given = [*(self.settings or ()), *read, *settings]
-        chosen = parameters(
-            self.profile_name, given, data=self.data, codelist=codelist, named=named
-        )
-        if all(file.is_file() for file in chosen.data.sources):
-            from storage.ingest import check_early
+        given = {name: value for name, value in {**own, **values}.items() if value is not None}
+        if self.date is not None:
+            given["data.ingest.date_column"] = self.date or None
+        texts = [*(self.settings or ()), *read]
+        return parameters(self.profile_name, texts, given, look=_look)
 
-            check_early(chosen.data.sources, chosen.data.ingest, chosen.codelist_path)
-        return chosen
-
-    def each_label(self) -> list[RunOptions]:
-        """Returns the options of each column of codes, which know of the others: their texts are
-        encoded together.
+    def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
+        """Returns the options of each column of codes, with the values by which each knows of the
+        others: their texts are encoded together.
         """
         columns, lists = self.label or [], self.codelist or []
         if len(columns) < 2:
-            return [self]
+            return [(self, {})]
         if len(set(columns)) < len(columns):
             raise InputError("--label: a column is listed twice. List each once.")
         if lists and len(lists) != len(columns):
@@ -275,25 +283,13 @@ class RunOptions:
         together = dict(
             zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True)
         )
-        settings = [
-            *(self.settings or []),
-            f"data.labels={json.dumps(together, ensure_ascii=False)}",
-        ]
         return [
-            replace(self, label=[column], codelist=lists[n : n + 1] or None, settings=settings)
+            (
+                replace(self, label=[column], codelist=lists[n : n + 1] or None),
+                {"data.labels": together},
+            )
             for n, column in enumerate(columns)
         ]
-
-    @property
-    def formal(self) -> bool:
-        """Checks that the profile or a setting makes a formal release."""
-        self._require_inputs()
-
-        from flows.commands.profiles import apply_settings, load_profile
-
-        return bool(
-            apply_settings(load_profile(self.profile_name), self.settings or []).get("formal")
-        )
 
     def context(self, **fields: Any) -> Context:
         home = home_of(self.home)

@@ -3,8 +3,9 @@
 import copy
 import difflib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
@@ -13,25 +14,24 @@ from pydantic import BaseModel, ValidationError
 from storage import strict_yaml
 from storage.errors import InputError
 from tasks.catalogue import PROFILES
-from tasks.parameters import RetrainParameters
+from tasks.method import STANDARD
+from tasks.parameters import DataParameters, RetrainParameters, moved
 
 Model = TypeVar("Model", bound=BaseModel)
-NAMED = {
-    "text": "data.ingest.text_columns",
-    "label": "data.ingest.label_column",
-    "date": "data.ingest.date_column",
-    "population": "data.population",
-    "classification": "data.classification",
-    "classification-version": "data.classification_version",
-}
-"""Options with a name, and the parameters that they set."""
 OPTIONS = {
     "data.source": "--data",
     "data.codelist": "--codelist",
+    "data.ingest.text_columns": "--text",
+    "data.ingest.label_column": "--label",
+    "data.ingest.date_column": "--date",
+    "data.population": "--population",
+    "data.classification": "--classification",
+    "data.classification_version": "--classification-version",
+    "method.target_epsilon": "--epsilon",
+    "method.delta": "--delta",
     "release.enabled": "--release",
-    "formal.target_epsilon": "--epsilon",
-    "pseudo_posterior.target_epsilon": "--epsilon",
-} | {parameter: f"--{option}" for option, parameter in NAMED.items()}
+}
+"""Parameters that have an option of their own."""
 
 
 def profile_names() -> list[str]:
@@ -143,17 +143,16 @@ def _types(annotation: Any) -> Iterator[Any]:
 def parameters(
     profile: str,
     settings: Sequence[str],
+    values: Mapping[str, Any] = MappingProxyType({}),
     *,
-    data: Path | Sequence[Path] | None = None,
-    codelist: Path | None = None,
-    named: Mapping[str, Any] | None = None,
-    values: Mapping[str, Any] | None = None,
+    look: Callable[[DataParameters], None] | None = None,
 ) -> RetrainParameters:
-    """Returns the parameters of a run from profile, options and settings, in rising precedence.
+    """Returns the parameters of a run from a profile, texts `key=value`, and values.
 
     Args:
-        named: values of the options in `NAMED`; None: not given.
-        values: parameters by their dotted names, not as text.
+        settings: as text, such as those of `--set`.
+        values: by their dotted names; a value is given once, so that none replaces another.
+        look: looks at the records, before the method is read, which takes seconds.
     """
     content = load_profile(profile)
     content.pop("branches", None)
@@ -164,24 +163,17 @@ def parameters(
         raise InputError(
             f"--profile: {profile}: data must be a section, with source, codelist and so on"
         )
-    if data:
-        section["source"] = [str(file) for file in ([data] if isinstance(data, Path) else data)]
-    if codelist is not None:
-        section["codelist"] = str(codelist)
-    given = {option: value for option, value in (named or {}).items() if value is not None}
     keys = {setting.partition("=")[0] for setting in settings}
-    for option, value in given.items():
-        if NAMED[option] in keys:
-            raise InputError(f"--{option}: --set {NAMED[option]} is given too. Leave one out.")
-        put(content, NAMED[option], (value or None) if option == "date" else value)
     content = apply_settings(content, settings)
-    for key, value in (values or {}).items():
-        put(content, key, value)
     if not isinstance(content["data"], dict):
         raise InputError(
             "--set: data is a section. Set a parameter of it, such as data.source=FILE."
         )
-    keys |= {NAMED[name] for name in given} | set(values or ())
+    for key, value in values.items():
+        if key in keys:
+            raise InputError(f"{OPTIONS.get(key, key)}: --set {key} is given too. Leave one out.")
+        put(content, key, value)
+    keys |= set(values)
     _require_population(content, own, keys, profile)
     if not content["data"].get("codelist") and not _section(content["data"], "ingest").get(
         "codes_are_names"
@@ -194,7 +186,15 @@ def parameters(
             "--data: missing. Specify the file of records (CSV, ZIP holding one CSV, Parquet or "
             "JSON Lines)."
         )
+    if look is not None and not moved(content):
+        look(validate(_Records, content, where="parameters: ").data)
     return validate(RetrainParameters, content, where="parameters: ")
+
+
+class _Records(BaseModel, extra="ignore"):
+    """What of the parameters is known without the method."""
+
+    data: DataParameters
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
@@ -261,26 +261,42 @@ def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Mo
         return model.model_validate(values)
     except ValidationError as error:
         shown = not model.model_config.get("hide_input_in_errors", False)
-        faults = "; ".join(_explain(entry, model) for entry in error.errors(include_input=shown))
+        entries = error.errors(include_input=shown)
+        names = [name for name, _ in _fields(model)]
+        if any(entry["loc"][:1] == ("method",) for entry in entries):
+            names += _settings_of_method(values)
+        faults = "; ".join(_explain(entry, names) for entry in entries)
         raise InputError(where + faults) from None
 
 
-def profile_branches(profile: str) -> dict[str, Any]:
-    """Returns the branches that a profile adds to the standard ones; they must be a mapping."""
-    content = load_profile(profile).get("branches") or {}
-    if not isinstance(content, dict):
-        raise InputError(f"--profile: {profile}: branches must be a mapping from names to branches")
-    return content
+def profile_branches(profile: str) -> Any:
+    """Returns the methods that a profile adds to the standard ones, as they are written."""
+    return load_profile(profile).get("branches") or ()
 
 
-def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
+def _settings_of_method(values: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the settings of a run's method, which depend on its kind."""
+    from mechanisms.mechanism import kinds
+    from tasks.method import chosen
+
+    method = chosen(values.get("method", {"name": STANDARD}))
+    kind = method.get("kind") if isinstance(method, Mapping) else None
+    known = kinds()
+    if kind not in known:
+        return []
+    return [name for name, _ in _fields(known[kind], "method.")]
+
+
+def _explain(entry: Mapping[str, Any], names: Sequence[str]) -> str:
     where = ".".join(str(part) for part in entry["loc"])
     where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
         message = "must be a text. Quote it in YAML"
     if entry["type"] == "extra_forbidden":
-        message = f"unknown parameter{_meant(where, [name for name, _ in _fields(model)])}"
+        option = where.startswith("-")
+        meant = ": its method has none" if option else _meant(where, names)
+        message = f"unknown parameter{meant}"
     value = entry.get("input")
     secret = where.endswith("ledger_url")
     plain = "input" in entry and isinstance(value, int | float | str | bool | None)

@@ -126,16 +126,12 @@ def train(
         from flows.server import schedules
 
         schedules.schedule_of(cron, time_zone)  # before the file is read
-    section = "formal" if run.formal else "pseudo_posterior"
-    target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
-    if delta is not None:
-        if not run.formal:
-            raise InputError(
-                "--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile."
-            )
-        target = (*target, f"formal.delta={delta}")
-    enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
-    planned = [(labelled, labelled.parameters(*target, *enabled)) for labelled in runs]
+    values = {
+        "method.target_epsilon": target_epsilon,
+        "method.delta": delta,
+        "release.enabled": release,
+    }
+    planned = [(labelled, labelled.parameters(labels | values)) for labelled, labels in runs]
 
     context = run.context(engine=engine, processes=processes)
     if len(planned) > 1 and not dry_run:
@@ -195,7 +191,7 @@ def _show(
         output.note_estimate(result.release.guarantee_kind)
         output.answer(result, ending(result.release, context.home, parameters.release))
         return
-    output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
+    output.note_estimate(parameters.method.guarantee_kind)
     output.answer(result, "" if output.as_json else _next(parameters, result.plan, context.home))
 
 
@@ -239,7 +235,7 @@ def _deploy(
         registered = schedules.register_retrain(
             name, parameters, worker, schedule=schedule, pool=pool
         )
-    output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
+    output.note_estimate(parameters.method.guarantee_kind)
     if output.as_json:
         say(
             json.dumps(
@@ -266,7 +262,7 @@ def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
 def _show_dry_run(
     preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    search = _search(parameters) if parameters.formal is None and parameters.needs_search else None
+    search = _search(parameters) if parameters.method.mechanism.searches else None
     stages = {step.label: reused for step, reused in preview.steps}
     data, survey, charge, estimate = (
         parameters.data,
@@ -479,9 +475,8 @@ def _listed(names: Sequence[str]) -> str:
 def _search(parameters: RetrainParameters) -> str:
     from mechanisms.posterior.target import MAX_FITS
 
-    config = parameters.pseudo_posterior
     return (
-        f"c for epsilon {config.target_epsilon:g}: fits of all rounds, decided one by one, at "
+        f"c for epsilon {parameters.method.target_epsilon:g}: fits of all rounds, decided one by one, at "
         f"most {MAX_FITS}; "
         "finished ones are reused"
     )

@@ -86,14 +86,6 @@ class RecordsForm(BaseModel):
     )
     PROFILE: ClassVar[str] = "osha-head"
     """What the YAML text changes, unless it names another profile."""
-    PARAMETERS: ClassVar[Mapping[str, str]] = {
-        "source": "data.source",
-        "codelist": "data.codelist",
-        "text_columns": "data.ingest.text_columns",
-        "label_column": "data.ingest.label_column",
-        "population": "data.population",
-    }
-    """The parameter that each field sets."""
 
     source: _Name = Field(
         title="Records", description="File of the records, as the worker has it: an absolute path."
@@ -139,6 +131,12 @@ class RecordsForm(BaseModel):
             )
         return content
 
+    @classmethod
+    def fields(cls) -> dict[str, str]:
+        """Returns the parameter that each field sets, which is called as the field is."""
+        named = {parameter.rpartition(".")[2]: parameter for parameter in profiles.OPTIONS}
+        return {name: named[name] for name in cls.model_fields if name in named}
+
     def profile(self) -> str | None:
         """Returns the name of the profile that the text changes; None: the text holds every
         setting.
@@ -154,7 +152,7 @@ class RecordsForm(BaseModel):
             content.pop(name, None)
         profile = self.profile()
         fields = self.model_dump(mode="json")
-        own = {key: fields[name] for name, key in self.PARAMETERS.items()}
+        own = {key: fields[name] for name, key in self.fields().items()}
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
         if twice:
@@ -176,7 +174,7 @@ class RecordsForm(BaseModel):
                 "data.population"
             ]  # so that it counts as the profile's, which lends it to no other columns
         values = {"release.deployment": "release/release"} | settings | own
-        return profiles.parameters(profile, (), values=values)
+        return profiles.parameters(profile, (), values)
 
     def run(self) -> WorkerSettings:
         """Returns where the run works; an error names the setting."""
@@ -190,7 +188,7 @@ class RecordsForm(BaseModel):
         in the text.
         """
         content = parameters.model_dump(mode="json")
-        fields = {name: _take(content, key) for name, key in cls.PARAMETERS.items()}
+        fields = {name: _take(content, key) for name, key in cls.fields().items()}
         if len(fields["source"]) > 1:
             raise InputError(
                 "--data: a form has one file of records. Join the files, and name the one that "
@@ -209,10 +207,16 @@ class FormalForm(RecordsForm):
 
     model_config = ConfigDict(title="Formal release")
     PROFILE: ClassVar[str] = "formal"
-    PARAMETERS: ClassVar[Mapping[str, str]] = {
-        **RecordsForm.PARAMETERS,
-        "target_epsilon": "formal.target_epsilon",
-    }
+
+    def parameters(self) -> RetrainParameters:
+        chosen = super().parameters()
+        # guard: test_a_formal_form_makes_a_formal_claim
+        if chosen.method.guarantee_kind != "formal":
+            raise InputError(
+                f"advanced: the claim of {chosen.method.name} is an estimate, and this form is for "
+                "formal ones. Use retrain/osha-head, or choose another method"
+            )
+        return chosen
 
     target_epsilon: float = Field(
         gt=0,
@@ -225,7 +229,8 @@ class FormalForm(RecordsForm):
 
 def form_of(parameters: RetrainParameters, worker: WorkerSettings) -> RecordsForm:
     """Returns the form of a kind of release with given parameters."""
-    return (RecordsForm if parameters.formal is None else FormalForm).of(parameters, worker)
+    form = FormalForm if parameters.method.guarantee_kind == "formal" else RecordsForm
+    return form.of(parameters, worker)
 
 
 def _settings(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:

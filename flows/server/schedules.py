@@ -127,7 +127,8 @@ def register_retrain(
     """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return
     its name.
     """
-    kind = "estimated" if parameters.formal is None else "formal"
+    formal = parameters.method.guarantee_kind == "formal"
+    kind = "formal" if formal else "estimated"
     flow: Flow[Any, Any] = getattr(deployed, kind)
     values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}
     schedules = (

@@ -12,17 +12,6 @@ from mechanisms.model.config import Positive
 class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
     """Sets draws, the weight map and equation 7."""
 
-    target_epsilon: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        allow_inf_nan=False,
-        title="Target epsilon",
-        description=(
-            "What one sample may cost: training runs search c for it, g is 0. Empty: c "
-            "and g as given."
-        ),
-    )
     risk_draws: int = Field(
         default=500,
         ge=1,
@@ -50,9 +39,6 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         allow_inf_nan=False,
         title="Shift g of the weight map",
         description="See c.",
-    )
-    reweight: bool = Field(
-        default=True, title="Reweight", description="Apply equation 7 and fit a third time."
     )
     k: Positive = Field(
         default=0.95,

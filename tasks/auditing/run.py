@@ -12,11 +12,12 @@ from tasks.auditing import gradients, measure, result, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.result import AuditResult, BranchAudit
 from tasks.auditing.settings import AuditParameters, trial_draws_of
-from tasks.branches.branch import Branch, Terms
+from tasks.branches.branch import Terms, mechanism_for, model_for
 from tasks.branches.experiment import Do, Outcome, Study
-from tasks.branches.released import released_branch
+from tasks.branches.released import terms_of
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
+from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import privacy_unit
 from tasks.releasing.evidence import Evidence
@@ -29,7 +30,7 @@ def run(
     parameters: RetrainParameters,
     terms: Terms,
     settings: AuditParameters,
-    chosen: Sequence[Branch],
+    chosen: Sequence[Method],
     *,
     do: Do,
     seeds: int = 1,
@@ -52,7 +53,7 @@ def run(
     if settings.trials:
         pool = study.do(
             audit_pool.pool(
-                canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared
+                canaries=settings.canaries, seed=parameters.seed, prepared=study.prepared
             )
         )
     audits = [_audit(study, outcome, settings, pool) for outcome in outcomes]
@@ -60,10 +61,10 @@ def run(
 
 
 def _refuse_draws(
-    parameters: RetrainParameters, terms: Terms, settings: AuditParameters, chosen: Sequence[Branch]
+    parameters: RetrainParameters, terms: Terms, settings: AuditParameters, chosen: Sequence[Method]
 ) -> None:
     for branch in chosen if settings.trials else ():
-        trial_draws_of(branch.name, branch.mechanism_for(parameters, terms), settings)
+        trial_draws_of(branch.name, mechanism_for(branch, parameters, terms), settings)
 
 
 def estimate_stages(
@@ -71,7 +72,7 @@ def estimate_stages(
     parameters: RetrainParameters,
     terms: Terms,
     settings: AuditParameters,
-    chosen: Sequence[Branch],
+    chosen: Sequence[Method],
 ) -> Estimate:
     """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
     _refuse_draws(parameters, terms, settings, chosen)
@@ -81,7 +82,7 @@ def estimate_stages(
     batched = [
         b.name
         for b in chosen
-        if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)
+        if model_for(b, parameters).linear_head and isinstance(b.mechanism, Batched)
     ]
     estimate = estimate.with_trials(
         labels, trials=settings.trials, draws=settings.trial_draws, batched=batched
@@ -93,7 +94,7 @@ def estimate_stages(
     )
 
 
-def audit_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
+def audit_seconds(estimate: Estimate, chosen: Sequence[Method]) -> float:
     """Returns the seconds of the attacks, without those of stages that are reused."""
     kinds = [*(trials.label_of(branch.name) for branch in chosen), gradients.KIND]
     return sum(estimate.of_kind(kind) for kind in kinds if kind in estimate.stages)
@@ -101,7 +102,7 @@ def audit_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
 
 def _as_released(parameters: RetrainParameters, terms: Terms) -> Terms:
     """Returns the terms with target and delta of what the run releases, where they give none."""
-    released = released_branch(parameters)[1]
+    released = terms_of(parameters.method)
     target = terms.target_epsilon or released.target_epsilon
     delta = terms.delta if released.target_epsilon is None else released.delta
     return terms.model_copy(update={"target_epsilon": target, "delta": delta})
@@ -110,7 +111,7 @@ def _as_released(parameters: RetrainParameters, terms: Terms) -> Terms:
 def reruns(
     study: Study,
     settings: AuditParameters,
-    branch: Branch,
+    branch: Method,
     pool: ArtifactRef,
     mechanism: Mechanism,
 ) -> tuple[ArtifactRef, str]:
@@ -147,7 +148,7 @@ def _audit(
             outcome.mechanism,
             study.experiment(branch).model,
             outcome.event,
-            seed=study.parameters.fit.seed,
+            seed=study.parameters.seed,
             canaries=settings.gradient_canaries,
             planned=study.do(study.experiment(branch, outcome.seed).plan()),
             **study.records,
@@ -168,7 +169,7 @@ def _audit(
     how = {"verdict": verdict, "confidence": settings.confidence}
     return BranchAudit(
         branch=branch.name,
-        title=branch.title,
+        title=branch.shown,
         seed=outcome.seed,
         mechanism=outcome.event.mechanism,
         guarantee_kind=claim.guarantee_kind,

@@ -7,8 +7,9 @@ from pydantic import BaseModel, Field, field_validator
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from storage.errors import InputError
-from tasks.branches.branch import Branch, choose
-from tasks.parameters import RELEASE_BRANCH, RetrainParameters
+from tasks.branches.branch import choose
+from tasks.method import RELEASE_BRANCH, Method
+from tasks.parameters import RetrainParameters
 
 FEWEST_TRIALS = 16
 """Fewer leave too few reference runs."""
@@ -63,16 +64,17 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
 
 
 def choose_branches(
-    names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]
-) -> tuple[Branch, ...]:
-    """Returns branches by name; `release` stands for the branch that a training run with these
+    names: str, parameters: RetrainParameters, branches: Mapping[str, Method]
+) -> tuple[Method, ...]:
+    """Returns methods by name; `release` stands for the one that a training run with these
     parameters releases.
     """
     from tasks.branches.released import released_branch  # brings Prefect, whose settings come first
 
-    released = released_branch(parameters)[0].name
-    chosen = [released if name.strip() == RELEASE_BRANCH else name for name in names.split(",")]
-    return choose(",".join(chosen), parameters, branches)
+    if RELEASE_BRANCH not in [name.strip() for name in names.split(",")]:
+        return choose(names, parameters, branches)
+    released = released_branch(parameters)[0]
+    return choose(names, parameters, {**branches, RELEASE_BRANCH: released})
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:

@@ -17,9 +17,11 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
-from tasks.branches.branch import Branch, Terms
+from tasks.branches import branch as branches
+from tasks.branches.branch import Terms
 from tasks.fitting import data, fits, prior, scores
 from tasks.fitting.ingest import ingest_records
+from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_access
 from tasks.releasing.claims import SEARCHED, claim_on, method_of, privacy_unit
@@ -72,11 +74,12 @@ class Study:
         context: Context,
         parameters: RetrainParameters,
         terms: Terms,
-        chosen: Sequence[Branch],
+        chosen: Sequence[Method],
         do: Do,
     ) -> Study:
         """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
-        dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in chosen), do)
+        models = [branches.model_for(branch, parameters) for branch in chosen]
+        dataset, prepared = prepare(parameters, models, do)
         facts = context.store.figures(dataset)
         study = Study(context, parameters, terms, dataset, prepared, facts, do)
         for branch in chosen:
@@ -84,9 +87,9 @@ class Study:
             experiment.mechanism.check(experiment.task)
         return study
 
-    def experiment(self, branch: Branch, seed: int | None = None) -> Experiment:
+    def experiment(self, branch: Method, seed: int | None = None) -> Experiment:
         """The experiment of a branch at a seed; the run's, if none is given."""
-        return Experiment(self, branch, self.parameters.fit.seed if seed is None else seed)
+        return Experiment(self, branch, self.parameters.seed if seed is None else seed)
 
     def retargeted(self, epsilon: float) -> Study:
         return replace(self, terms=self.terms.model_copy(update={"target_epsilon": epsilon}))
@@ -98,8 +101,8 @@ class Study:
     @cached_property
     def default_delta(self) -> float:
         """Delta of branches that set none: the run's, or what number of records and policy allow."""
-        formal, records = self.parameters.formal, self.facts["train"]
-        stated = self.terms.delta or (None if formal is None else formal.delta)
+        stated = self.terms.delta or self.parameters.method.delta
+        records = self.facts["train"]
         return stated or ledger_access.default_delta(self.context, self.parameters, records=records)
 
 
@@ -122,16 +125,16 @@ class Experiment:
     """One mechanism on the records of a study, at a seed and the study's target."""
 
     study: Study
-    branch: Branch
+    branch: Method
     seed: int
 
     @property
     def model(self) -> ModelConfig:
-        return self.branch.model(self.study.parameters)
+        return branches.model_for(self.branch, self.study.parameters)
 
     @property
     def mechanism(self) -> Mechanism:
-        return self.branch.mechanism_for(self.study.parameters, self.study.terms)
+        return branches.mechanism_for(self.branch, self.study.parameters, self.study.terms)
 
     @property
     def delta(self) -> float:
@@ -194,7 +197,7 @@ class Experiment:
         """
         made: list[Stages[Ref]] = []
         where: Any = {"seed": self.seed, **self.study.records}
-        parts = self.branch.parts(self.study.parameters, self.study.terms)
+        parts = branches.parts(self.branch, self.study.parameters, self.study.terms)
         task = self.task if self.study.facts else None
         earlier: Ref | None = None
         for name, mechanism in parts.items():
@@ -240,7 +243,7 @@ class Experiment:
 class Outcome:
     """One branch at one seed, fitted and scored on the test half."""
 
-    branch: Branch
+    branch: Method
     seed: int
     asked: Mechanism
     """As the run filled it in."""

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from storage.durable import write_atomically
 from storage.errors import InputError
-from tasks.branches.branch import Terms, first_fault
+from tasks.branches.branch import Terms, model_for
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
-from tasks.parameters import RELEASE_BRANCH, RetrainParameters
+from tasks.method import RELEASE_BRANCH, first_fault
+from tasks.parameters import RetrainParameters
 from tasks.releasing.plan import PlannedRelease
 
 
@@ -31,7 +32,7 @@ def plan_release(study: Study, outcome: Outcome) -> PlannedRelease:
         fitted=outcome.fitted,
         mechanism=outcome.mechanism.model_dump(mode="json"),
         is_sampled=outcome.mechanism.draws,
-        model=outcome.branch.model(study.parameters),
+        model=model_for(outcome.branch, study.parameters),
         seed=outcome.seed,
     )
     return PlannedRelease.of_candidate(

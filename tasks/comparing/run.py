@@ -11,9 +11,10 @@ from mechanisms.mechanism import Workload
 from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.errors import InputError
-from tasks.branches.branch import Branch, Terms
+from tasks.branches.branch import Terms, workloads
 from tasks.branches.experiment import Do, Experiment, Outcome, Study
 from tasks.branches.plan import Origin, plan_release
+from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
 from tasks.releasing.preflight import Estimate
@@ -44,7 +45,7 @@ class Group:
 
 
 def refuse_early(
-    context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch]
+    context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Method]
 ) -> Estimate:
     """Refuses what needs no work to be refused, before Prefect's server starts; returns the
     estimate.
@@ -57,7 +58,7 @@ def refuse_early(
         )
     loads: dict[str, Workload] = {}
     for branch in chosen:
-        loads |= branch.workloads(parameters, terms)
+        loads |= workloads(branch, parameters, terms)
     return preflight.check(context, parameters, loads)
 
 
@@ -71,7 +72,7 @@ def run(
     context: Context,
     parameters: RetrainParameters,
     terms: Terms,
-    chosen: Sequence[Branch],
+    chosen: Sequence[Method],
     *,
     do: Do,
     seeds: int = 1,
@@ -96,7 +97,7 @@ def run(
         for e in dict.fromkeys(epsilons)
         if e != terms.target_epsilon and aiming
     ]
-    numbers = range(parameters.fit.seed, parameters.fit.seed + seeds)
+    numbers = range(parameters.seed, parameters.seed + seeds)
     groups = []
     for each, branches in studies:
         if run_on_workers is not None:

@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from storage.artifacts import ArtifactRef, Store
-from tasks.branches.branch import Branch, Terms
+from tasks.branches.branch import Terms
 from tasks.branches.experiment import Experiment, Study
+from tasks.method import Method
 from tasks.parameters import ReleaseParameters, RetrainParameters
 from tasks.running import progress
 from tasks.running.parts import compute_part, run_parts
@@ -30,7 +31,7 @@ class Fit(BaseModel, frozen=True, extra="forbid"):
 
 
 class _Settings(BaseModel, frozen=True, extra="forbid"):
-    branches: dict[str, Branch]
+    branches: dict[str, Method]
     parameters: RetrainParameters
     terms: Terms
 
@@ -46,7 +47,7 @@ def finish(experiments: Sequence[Experiment]) -> None:
     run_parts(study.context, compute, fits, inputs, part_step, report=progress.reporter("branches"))
 
 
-def _settings_step(study: Study, branches: Sequence[Branch]) -> Step:
+def _settings_step(study: Study, branches: Sequence[Method]) -> Step:
     terms = Terms.model_validate(study.terms.model_dump(include=set(Terms.model_fields)))
     content = _Settings(
         branches={branch.name: branch for branch in branches},

@@ -148,7 +148,7 @@ def _summary(
     base_mean, base_spread = _over_seeds(reference[0].outcomes)
     return BranchSummary(
         branch=first.branch.name,
-        title=first.branch.title,
+        title=first.branch.shown,
         guarantee_kind=first.claim.guarantee_kind,
         relation=first.claim.neighbouring_relation,
         epsilon=max((claim.epsilon for claim in claims if claim.epsilon is not None), default=None),

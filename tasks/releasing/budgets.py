@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mechanisms.privacy.events import Claim, GuaranteeKind
+from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text
@@ -105,19 +105,12 @@ class ExpectedCharge:
             dataset: the records, where they were ingested already: releases of them under other
                 names count, too.
         """
-        epsilon = delta = None
-        kind: GuaranteeKind = "asymptotic-local"
-        if parameters.formal is not None:
-            kind, epsilon, delta = (
-                "formal",
-                parameters.formal.target_epsilon,
-                parameters.formal.delta,
-            )
+        method = parameters.method
+        kind, epsilon, delta = method.guarantee_kind, method.target_epsilon, method.delta
+        if kind == "formal":
             delta = default_delta(context, parameters, records=train) if delta is None else delta
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
-        else:
-            epsilon = parameters.pseudo_posterior.target_epsilon
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
         own = accounts_of(population, sorted(cohorts), unit)

@@ -43,7 +43,8 @@ from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, name_of, own_texts
 from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
-from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
+from tasks.method import RELEASE_BRANCH, settings_of
+from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import test_half
 from tasks.releasing.claims import (
     CHOSEN,
@@ -637,7 +638,7 @@ def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
     """Anyone who fits with a branch's settings, on features or on tokens, has them from there,
     under whatever name.
     """
-    mechanism = branch["mechanism"]
+    mechanism = settings_of(branch)
     return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
 
 

@@ -207,7 +207,7 @@ def check(
         raise StorageError(
             f"disk: {existing} has {free / 1e9:.1f} GB free; this run writes about "
             f"{estimate.disk_bytes / 1e9:.1f} GB. "
-            "To free space, remove files; or lower swag.rank, or choose another --home"
+            "To free space, remove files; or lower method.moments.rank, or choose another --home"
         )
     return estimate
 

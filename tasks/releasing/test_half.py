@@ -48,7 +48,7 @@ def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
     """Returns why nothing will be told of the test half, by what is known before any record is
     read.
     """
-    if parameters.formal is None:
+    if parameters.method.guarantee_kind != "formal":
         return "no noise"
     return None if parameters.data.ingest.sampling == "per-record" else "coupled"
 

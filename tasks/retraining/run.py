@@ -9,6 +9,7 @@ from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import SourcePreview, preview
 from storage.ledger import ReleaseRow
+from tasks.branches.branch import workloads
 from tasks.branches.experiment import Study
 from tasks.branches.plan import plan_release
 from tasks.branches.released import find_stages, released_branch
@@ -37,7 +38,7 @@ class RetrainResult:
 
 def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
     branch, terms = released_branch(parameters)
-    loads = branch.workloads(parameters, terms)
+    loads = workloads(branch, parameters, terms)
     return preflight.check(context, parameters, loads, to_release=True)
 
 
@@ -75,7 +76,7 @@ def run(
     study = Study.of(context, parameters, terms, [branch], do)
     *earlier, outcome = study.experiment(branch).run_all()
     summary.record_claims(study, [outcome], earlier=earlier)
-    scores = {each.mechanism.stage or branch.title: each.figures for each in (*earlier, outcome)}
+    scores = {each.mechanism.stage or branch.shown: each.figures for each in (*earlier, outcome)}
     running = outcome.mechanism.running_sensitivity(context.store.open(outcome.fitted))
     return RetrainResult(parameters, plan_release(study, outcome), scores, running)
 
@@ -160,7 +161,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         source = preview(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
         branch, terms = released_branch(parameters)
-        loads = branch.workloads(parameters, terms)
+        loads = workloads(branch, parameters, terms)
         estimate = preflight.estimate_retrain(
             context, parameters, loads, device=device, sampled=source.sampled
         )

@@ -77,7 +77,11 @@ def built(
             "prior": "titles",
         }
         parameters = RetrainParameters.model_validate(
-            {"data": source, "model": model, "formal": {"target_epsilon": 3.0}}
+            {
+                "data": source,
+                "model": model,
+                "method": {"name": "prior-descent", "target_epsilon": 3.0},
+            }
         )
         planned = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
         planned, _ = publish.save_plan(context, planned, parameters.release)

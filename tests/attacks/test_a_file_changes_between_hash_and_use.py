@@ -86,7 +86,7 @@ def plan_at(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
                     "max_length": 32,
                     "lexical": "titles",
                 },
-                "formal": {"target_epsilon": 1},
+                "method": {"name": "prior-descent", "target_epsilon": 1},
                 "release": {"label": label},
             }
         )

@@ -90,7 +90,7 @@ def site(
             {
                 "data": columns | {"ingest": {"sampling": "per-record"}},
                 "model": model,
-                "formal": {"target_epsilon": epsilon},
+                "method": {"name": "prior-descent", "target_epsilon": epsilon},
                 "release": {"label": label},
             }
         )

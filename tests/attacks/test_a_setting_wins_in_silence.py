@@ -27,7 +27,7 @@ and tails that were not checked
 
 PROFILES = {
     "a key twice": "data: {source: a.csv}\nseed: 1\nseed: 2\n",
-    "a key twice, deep": "fit:\n  adamw: {epochs: 3, epochs: 30}\n",
+    "a key twice, deep": "method:\n  fine_tune: {epochs: 3, epochs: 30}\n",
     "a section twice": "data: {source: a.csv}\ndata: {source: b.csv}\n",
     "a key twice, once in quotes": 'seed: 1\n"seed": 2\n',
     "a number and its text": "1: a\n'1': b\n",
@@ -65,7 +65,7 @@ def test_a_profile_that_says_two_things_or_none(tmp_path: Path, text: str) -> No
             "seed=2026-02-31",
             "=",
         ),
-        *("a.b", "data.source.x=1", "seed=.inf", "seed=.nan", "fit.seed={a: &x [*x]}"),
+        *("a.b", "data.source.x=1", "seed=.inf", "seed=.nan", "seed={a: &x [*x]}"),
         pytest.param("seed=" + "9" * 5000, id="5,000 digits"),
     ],
 )

@@ -18,7 +18,8 @@ from tasks.auditing.pool import Pool
 from tasks.auditing.result import BranchAudit
 from tasks.auditing.settings import AuditParameters
 from tasks.auditing.trials import Trials
-from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.branch import Terms
+from tasks.method import standard_methods
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
@@ -37,7 +38,9 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Retr
     """A head whose SWAG-PPM claims some 1.9 for one record more or less."""
     data = tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=1200)
     draws: dict[str, Any] = {"risk_draws": OWN_DRAWS, "sensitivity_draws": OWN_DRAWS}
-    return tiny_jobs.retrain(data, tiny_roberta, reweight=False, epochs=(10, 6), rate=0.02, **draws)
+    return tiny_jobs.retrain(
+        data, tiny_roberta, round_name="weighted", epochs=(10, 6), rate=0.02, **draws
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def audits(
         chosen,
         Terms(target_epsilon=5.0),
         AuditParameters.model_validate(settings | changes),
-        (standard_branches()["swag-ppm"],),
+        (standard_methods()["swag-ppm"],),
         do=partial(run_step, context),
         seeds=seeds,
     )

@@ -225,7 +225,7 @@ def test_the_policy_comes_into_force(house: House) -> None:
 @pytest.fixture(scope="module")
 def retrained(house: House) -> dict[str, Any]:
     parameters = with_settings(
-        small(house), {"fit": {"adamw": {"epochs": 50}}}
+        small(house), {"method": {"fine_tune": {"epochs": 50}}}
     )  # more than the kill takes
     run = start(house, "retrain/demo", parameters).json()
     stages = house.private() / "stages"

@@ -12,8 +12,12 @@ from stacks import Stack
 from storage.ledger import Ledger, ReleaseRow
 
 SMALL = {
-    "fit": {"adamw": {"epochs": 2}, "sgd": {"epochs": 4}, "swag": {"rank": 3}},
-    "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
+    "method": {
+        "fine_tune": {"epochs": 2},
+        "collect": {"epochs": 4},
+        "moments": {"rank": 3},
+        "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
+    },
 }
 ENDS = ("COMPLETED", "FAILED", "CANCELLED")
 
@@ -40,7 +44,7 @@ def small(stack: Stack, *, seed: int | None = None) -> dict[str, Any]:
     parameters = with_settings(copy.deepcopy(stack.deployment("retrain/demo")["parameters"]), SMALL)
     if seed is None:
         return parameters
-    return with_settings(parameters, {"fit": {"seed": seed}, "release": {"label": f"seed-{seed}"}})
+    return with_settings(parameters, {"seed": seed, "release": {"label": f"seed-{seed}"}})
 
 
 def start(

@@ -69,9 +69,9 @@ def longer(stack: Stack, pace: int) -> dict[str, Any]:
     """A training run whose stages take a few seconds each, times the pace, so that a fault finds
     one at work.
     """
-    epochs = {"adamw": {"epochs": 20 * pace}, "sgd": {"epochs": 30 * pace}}
+    method = {"fine_tune": {"epochs": 20 * pace}, "collect": {"epochs": 30 * pace}}
     draws = {"risk_draws": 400, "sensitivity_draws": 400}
-    return with_settings(small(stack, seed=SEED), {"fit": epochs, "pseudo_posterior": draws})
+    return with_settings(small(stack, seed=SEED), {"method": method | {"pseudo_posterior": draws}})
 
 
 def manifests(home: Path) -> dict[str, bytes]:
@@ -243,7 +243,7 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> N
     release.
     """
     home = stack.folder / "cancelled"
-    settings = {"fit": {"adamw": {"epochs": 10_000}}, "run": {"home": str(home)}}
+    settings = {"method": {"fine_tune": {"epochs": 10_000}}, "run": {"home": str(home)}}
     run = start(stack, "retrain/demo", with_settings(small(stack, seed=SEED), settings)).json()
     stack.wait("training", lambda: list((home / "private" / "work").glob("branch-fit/*/*/*")))
     assert processes_of(run)

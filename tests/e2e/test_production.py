@@ -73,7 +73,7 @@ def test_the_nightly_check_is_laid_up_ahead_and_the_example_is_paused(stack: Sta
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
     """A file, a column and a text of the wrong kind by the server, and no run comes of it."""
     for field, wrong in (
-        ("advanced", {"fit": {}}),
+        ("advanced", {"method": {}}),
         ("source", ""),
         ("label_column", ""),
         ("mechanism", "formal"),
@@ -90,9 +90,9 @@ def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
     runs = []
     for name, value, said in (
         ("epochs", -1, "greater than"),
-        ("epocs", 3, "Did you mean fit.adamw.epochs"),
+        ("epocs", 3, "Did you mean method.fine_tune.epochs"),
     ):
-        parameters = with_settings(small(stack), {"fit": {"adamw": {name: value}}})
+        parameters = with_settings(small(stack), {"method": {"fine_tune": {name: value}}})
         runs.append((start(stack, "retrain/demo", parameters).json(), said))
     for run, said in runs:
         done = stack.wait("its end", lambda run=run: ended(stack, run["id"]))
@@ -107,7 +107,7 @@ def test_killed_in_training_it_is_taken_up_and_asks_for_approval(
     run that waits.
     """
     # more than the kill takes, on a fast machine too
-    parameters = with_settings(small(stack), {"fit": {"adamw": {"epochs": 50}}})
+    parameters = with_settings(small(stack), {"method": {"fine_tune": {"epochs": 50}}})
     run = start(stack, "retrain/demo", parameters, after=3).json()
     stages = stack.home / "private" / "stages"
     stack.wait("its features", lambda: list(stages.glob("features/*/manifest.json")), pause=0.02)

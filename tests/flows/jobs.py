@@ -25,12 +25,12 @@ from storage.paths import Workspace
 
 SMALL = (
     *(
-        "fit.adamw.epochs=2",
-        "fit.sgd.epochs=4",
-        "fit.swag.rank=3",
-        "pseudo_posterior.risk_draws=40",
+        "method.fine_tune.epochs=2",
+        "method.collect.epochs=4",
+        "method.moments.rank=3",
+        "method.pseudo_posterior.risk_draws=40",
     ),
-    "pseudo_posterior.sensitivity_draws=40",
+    "method.pseudo_posterior.sensitivity_draws=40",
 )
 """Settings that make the demo profile take seconds."""
 

@@ -26,15 +26,15 @@ from tasks.running.stage import Context
 
 LEAKY = (
     *(
-        "fit.adamw.epochs=10",
-        "fit.sgd.epochs=4",
-        "fit.swag.rank=3",
-        "pseudo_posterior.risk_draws=40",
+        "method.fine_tune.epochs=10",
+        "method.collect.epochs=4",
+        "method.moments.rank=3",
+        "method.pseudo_posterior.risk_draws=40",
     ),
     *(
-        "pseudo_posterior.sensitivity_draws=40",
-        "pseudo_posterior.c=0.02",
-        "pseudo_posterior.reweight=false",
+        "method.pseudo_posterior.sensitivity_draws=40",
+        "method.pseudo_posterior.c=0.02",
+        "method.name=swag-ppm",
     ),
     "release.enabled=false",
 )

@@ -185,8 +185,8 @@ def test_the_other_trainable_parts_compare_too(
         "model.pooling": "first" if prior == "none" else "mean",
         "model.max_length": "16",
         "model.lora_rank": "2",
-        "pseudo_posterior.risk_draws": "3",
-        "pseudo_posterior.sensitivity_draws": "3",
+        "method.pseudo_posterior.risk_draws": "3",
+        "method.pseudo_posterior.sensitivity_draws": "3",
     }
     branches = (
         "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad"

@@ -17,9 +17,10 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
+from run_options import parameters
 
 from flows.commands.deploy import _train_in, _without_unset
-from flows.commands.profiles import parameters, profile_names
+from flows.commands.profiles import profile_names
 from flows.deployed import estimated
 from flows.server.dead_runs import RESUMED
 from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
@@ -120,7 +121,7 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "value"),
     [
-        ("demo", "parameters.advanced", {"fit": {"adamw": {"epochs": 3}}}),
+        ("demo", "parameters.advanced", {"method": {"fine_tune": {"epochs": 3}}}),
         ("demo", "parameters.mechanism", "none"),
         ("demo", "parameters.label_column", ""),
         ("osha-formal", "parameters.target_epsilon", 0),
@@ -177,7 +178,7 @@ def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> N
     named = parameters(
         profile,
         [
-            *(f"formal.{name}={value}" for name, value in aim.items()),
+            *(f"method.{name}={value}" for name, value in aim.items()),
             "release.deployment=release/release",
         ],
         data=Path("r.csv"),
@@ -207,8 +208,14 @@ def test_only_the_paper_asks_for_a_graphics_card() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{profile: demo, fit: {adamw: {epochs: 0}}}", "fit.adamw.epochs: Input should be greater"),
-        ("{profile: demo, fit: {adamw: {epocs: 3}}}", "Did you mean fit.adamw.epochs"),
+        (
+            "{profile: demo, method: {fine_tune: {epochs: 0}}}",
+            "method.fine_tune.epochs: Input should be greater",
+        ),
+        (
+            "{profile: demo, method: {fine_tune: {epocs: 3}}}",
+            "Did you mean method.fine_tune.epochs",
+        ),
         ("{profile: demo, model: {trainable: everything}}", "model.trainable"),
         ("{profile: demo, release: {deployment: release}}", "release.deployment"),
         ("{profile: demo, run: {device: tpu9}}", "run: device"),
@@ -318,7 +325,7 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
     itself.
     """
     named = parameters(
-        "osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv")
+        "osha-formal", ["method.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv")
     )
     own = form_of(named, WorkerSettings()).model_dump(mode="json")
     assert run_of(server, own, own) == named
@@ -415,7 +422,7 @@ def test_the_form_for_your_own_records_becomes_the_profile() -> None:
     """As the command would have it, with and without a list; the rest comes from YAML."""
     values = GIVEN["formal"]["parameters"]
     named = {"text": ["Job title"], "label": "Code", "population": "jobs"}
-    settings = ["release.deployment=release/release", "formal.target_epsilon=5.0"]
+    settings = ["release.deployment=release/release", "method.target_epsilon=5.0"]
     plain = FormalForm.model_validate(values)
     assert plain.parameters() == parameters("formal", settings, data=Path("r.csv"), named=named)
     assert plain.parameters().model.prior == "none"
@@ -472,7 +479,7 @@ def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
         "except for the epsilon"
     )
     form = FormalForm.model_validate(planned["osha-formal"] | FILES)
-    assert form.parameters().formal is not None
+    assert form.parameters().method.guarantee_kind == "formal"
 
 
 def test_automations_are_what_prefect_takes() -> None:

@@ -35,7 +35,7 @@ def finished(
 ) -> tuple[Context, RetrainParameters, tiny_jobs.Made, Lines]:
     """A chain on the tiny encoder, every stage done, with the lines that it showed."""
     folder = tmp_path_factory.mktemp("units")
-    how = {"reweight": False, "sensitivity_draws": 10}
+    how = {"round_name": "weighted", "sensitivity_draws": 10}
     data = tiny_jobs.demo(folder, records=160, ingest=UNIT)
     chosen = tiny_jobs.retrain(data, tiny_roberta, epochs=(1, 6), rate=0.05, **how)
     context = tiny_jobs.workspace(folder / "home")
@@ -108,8 +108,7 @@ def test_a_target_is_met_by_the_unit(
     """The search says what the accountant says of each fit, and its target is the unit's."""
     context, chosen, made, _ = finished
     target = round(6 * sensitivity(made), 2)
-    config = chosen.pseudo_posterior.model_copy(update={"target_epsilon": target})
-    aimed = chosen.model_copy(update={"pseudo_posterior": config})
+    aimed = tiny_jobs.with_settings(chosen, target_epsilon=target)
     again = tiny_jobs.fitted(context, aimed)
     assert again.of("base").fitted == made.of("base").fitted, "the base round is not fitted again"
     epsilon = again.outcomes[-1].claim.epsilon

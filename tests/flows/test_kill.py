@@ -104,7 +104,9 @@ from tasks.running.stage import Context, run_step
 home, data, codelist, *settings = sys.argv[1:]
 
 def release():
-    parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
+    parameters = profiles.parameters(
+        "demo", settings, {"data.source": [data], "data.codelist": codelist}
+    )
     context = Context(home=home, device="cpu")
     branch, terms = released_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], partial(run_step, context))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from in_process import invoke
+from run_options import parameters
 
-from flows.commands.profiles import parameters
 from flows.commands.terminal import command_line
 from tasks.retraining.run import warnings_of
 

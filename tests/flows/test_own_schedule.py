@@ -11,9 +11,9 @@ from in_process import CommandRunner
 from jobs import Job
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from run_options import parameters
 
 from flows.commands.deploy import POOLS
-from flows.commands.profiles import parameters
 from flows.deployed import formal as retrain
 from flows.server import automations
 from flows.server.form import FormalForm
@@ -78,7 +78,7 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(
     form = retrain.validate_parameters(run.parameters)["parameters"]
     expected = parameters(
         "demo-formal",
-        ["formal.target_epsilon=5.0"],
+        ["method.target_epsilon=5.0"],
         data=job.data.resolve(),
         codelist=job.codelist.resolve(),
     )

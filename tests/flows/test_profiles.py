@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 from parameter_tables import parameter_tables
+from run_options import parameters
 
-from flows.commands.profiles import OPTIONS, apply_settings, load_profile, parameters, profile_names
+from flows.commands.profiles import OPTIONS, apply_settings, load_profile, profile_names
 from mechanisms.dp_sgd import DpSgd
+from mechanisms.model.config import OptimiserPhase
+from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
+from tasks.branches.branch import Terms, mechanism_for, model_for, workloads
 from tasks.branches.released import released_branch
+from tasks.parameters import RetrainParameters
 
 DATA = Path("injuries.csv")
 
@@ -24,11 +29,14 @@ def test_every_profile_that_ships_is_valid(name: str) -> None:
 def test_the_paper_profile_has_the_papers_settings() -> None:
     """Chew et al., section 3.2."""
     p = parameters("paper", [], data=DATA)
+    swag = p.method.mechanism
+    assert isinstance(swag, SwagPpm)
+    (tune, collect), (_, config) = swag.phases, swag.settings
     assert (p.model.encoder, p.model.trainable) == ("distilroberta-base", "full")
-    assert (p.fit.adamw.learning_rate, p.fit.adamw.batch_size, p.fit.adamw.epochs) == (5e-5, 8, 10)
-    assert (p.fit.sgd.learning_rate, p.fit.sgd.epochs, p.fit.sgd.schedule) == (0.01, 20, "constant")
-    assert (p.pseudo_posterior.risk_draws, p.pseudo_posterior.sensitivity_draws) == (500, 500)
-    assert (p.pseudo_posterior.c, p.pseudo_posterior.g, p.pseudo_posterior.k) == (1.0, 0.0, 0.95)
+    assert (tune.learning_rate, tune.batch_size, tune.epochs) == (5e-5, 8, 10)
+    assert (collect.learning_rate, collect.epochs, collect.schedule) == (0.01, 20, "constant")
+    assert (config.risk_draws, config.sensitivity_draws) == (500, 500)
+    assert (config.c, config.g, config.k) == (1.0, 0.0, 0.95)
     assert (p.data.ingest.cap_per_code, p.data.ingest.min_per_code, p.data.ingest.test_share) == (
         200,
         2,
@@ -41,30 +49,33 @@ def test_a_head_alone_has_its_rate_by_default(tmp_path: Path) -> None:
     given rate stays.
     """
     profile = tmp_path / "own.yaml"
-    profile.write_text("data: {ingest: {}}\nmodel: {trainable: head, pooling: mean}\n")
-    assert parameters(str(profile), [], data=DATA).fit.adamw.learning_rate == 0.003
-    assert (
-        parameters(str(profile), ["fit.adamw.epochs=3"], data=DATA).fit.adamw.learning_rate == 0.003
+    profile.write_text(
+        "data: {ingest: {}}\nmodel: {trainable: head, pooling: mean}\nmethod: {name: swag-ppm}\n"
     )
-    assert (
-        parameters(
-            str(profile), ["fit.adamw.learning_rate=5e-5"], data=DATA
-        ).fit.adamw.learning_rate
-        == 5e-5
-    )
-    assert (
-        parameters(str(profile), ["model.trainable=full"], data=DATA).fit.adamw.learning_rate
-        == 5e-5
-    )
+
+    def rate(*settings: str) -> float:
+        return fine_tuned(parameters(str(profile), settings, data=DATA)).learning_rate
+
+    assert rate() == 0.003
+    assert rate("method.fine_tune.epochs=3") == 0.003
+    assert rate("method.fine_tune.learning_rate=5e-5") == 5e-5
+    assert rate("model.trainable=full") == 5e-5
+
+
+def fine_tuned(chosen: RetrainParameters) -> OptimiserPhase:
+    mechanism = mechanism_for(chosen.method, chosen, Terms())
+    assert isinstance(mechanism, SwagPpm)
+    return mechanism.phases[0]
 
 
 def test_set_overrides_any_depth() -> None:
     """Values are read as YAML; a new section is made where there was none, and no other one is
     touched.
     """
-    p = parameters("demo", ["fit.adamw.epochs=3", "pseudo_posterior.reweight=false"], data=DATA)
-    assert p.fit.adamw.epochs == 3
-    assert p.rounds == ("base", "weighted")
+    p = parameters("demo", ["method.fine_tune.epochs=3", "method.round=weighted"], data=DATA)
+    swag = p.method.mechanism
+    assert isinstance(swag, SwagPpm)
+    assert (swag.phases[0].epochs, swag.round) == (3, "weighted")
     assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {
         "a": {"b": 1, "c": 2},
         "d": {"e": None},
@@ -74,21 +85,27 @@ def test_set_overrides_any_depth() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("fit.swag.rank=21", "exceeds the snapshots"),
-        ("pseudo_posterior.sensitivity_draws=0", "pseudo_posterior.sensitivity_draws"),
-        ("pseudo_posterior.k=1", "pseudo_posterior.k"),
-        ("fit.sgd.learning_rate=-0.1", "fit.sgd.learning_rate"),
-        ("fit.sgd.learning_rate=.nan", "fit.sgd.learning_rate"),
-        ("fit.adamw.epocs=3", "fit.adamw.epocs: unknown parameter. Did you mean fit.adamw.epochs?"),
+        ("method.moments.rank=21", "exceeds the snapshots"),
+        (
+            "method.pseudo_posterior.sensitivity_draws=0",
+            "method.pseudo_posterior.sensitivity_draws",
+        ),
+        ("method.pseudo_posterior.k=1", "method.pseudo_posterior.k"),
+        ("method.collect.learning_rate=-0.1", "method.collect.learning_rate"),
+        ("method.collect.learning_rate=.nan", "method.collect.learning_rate"),
+        (
+            "method.fine_tune.epocs=3",
+            "method.fine_tune.epocs: unknown parameter. Did you mean method.fine_tune.epochs?",
+        ),
         (
             "label_column=Code",
             "label_column: unknown parameter. Did you mean data.ingest.label_column?",
         ),
         ("zzz=3", "zzz: unknown parameter (see docs/reference/parameters.md)"),
-        ("fit.sgd.schedule=linear", "constant"),
+        ("method.collect.schedule=linear", "constant"),
         ("model.trainable=all", "model.trainable"),
         ("data.ingest.test_share=1.5", "data.ingest.test_share"),
-        ("fit.adamw.epochs", "key=value"),
+        ("method.fine_tune.epochs", "key=value"),
         ("model.encoder.name=x", "is not a section"),
     ],
 )
@@ -112,10 +129,10 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
     """A branch has settings of its own where it trains on tokens; those that the release names came
     second to them.
     """
-    chosen = ["formal.target_epsilon=5", f"formal.branch={name}", "formal.mechanism.momentum=0.0"]
+    chosen = ["method.target_epsilon=5", f"method.name={name}", "method.momentum=0.0"]
     told = parameters("osha-formal-lora", chosen, data=DATA, codelist=DATA)
     branch, settings = released_branch(told)
-    fitted = branch.mechanism_for(told, settings)
+    fitted = mechanism_for(branch, told, settings)
     assert isinstance(fitted, DpSgd)
     assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (
         4,
@@ -123,8 +140,8 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
         "adamw",
         0.01,
     )
-    assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
-    assert branch.workloads(told, settings)[name].epochs == 4
+    assert (model_for(branch, told).trainable, model_for(branch, told).prior) == ("lora", "titles")
+    assert workloads(branch, told, settings)[name].epochs == 4
 
 
 def test_the_tables_of_parameters_have_every_option() -> None:
@@ -147,7 +164,6 @@ def test_a_text_stays_the_text_that_was_typed() -> None:
     p = parameters(
         "demo",
         ["data.source=a: b.csv", "data.ingest.cap_per_code=null", "release.label=007"],
-        data=DATA,
     )
     assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == (
         ("a: b.csv",),
@@ -220,7 +236,7 @@ def test_the_formal_profile_follows_the_code_list() -> None:
     assert (listed.model.prior, listed.model.lexical) == ("titles", "titles")
     assert (listed.data.ingest.date_column, listed.data.ingest.sampling) == (None, "per-record")
     assert listed.data.population == "jobs"
-    assert listed.formal is not None
+    assert listed.method.guarantee_kind == "formal"
     without = parameters("formal", [], data=DATA, named=JOBS)
     assert (without.model.prior, without.model.lexical) == ("none", "hashed")
     named = parameters("formal", ["data.ingest.codes_are_names=true"], data=DATA, named=JOBS)

@@ -66,7 +66,7 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
         "state": "committed",
     }
     changed = json.loads(
-        finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout
+        finished.run("--dry-run", "--json", "--set", "method.collect.learning_rate=0.02").stdout
     )
     reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}
     assert reused == {"ingest", "features"}
@@ -94,7 +94,7 @@ def test_the_dry_run_finds_the_records_under_another_name(finished: Job) -> None
 
 
 MISTAKES = (
-    ("--set", "fit.swag.rank=9", "exceeds the snapshots"),
+    ("--set", "method.moments.rank=9", "exceeds the snapshots"),
     ("--set", "model.encoder=/nowhere", "no folder /nowhere"),
     ("--set", "data.ingest.label_column=Natur", "--population"),
     ("--set", "data.ingest.date_column=EventDat", "EventDate"),

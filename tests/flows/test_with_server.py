@@ -10,7 +10,7 @@ import httpx
 import pytest
 from jobs import Job
 
-from tasks.parameters import FitParameters
+from tasks.parameters import RetrainParameters
 
 pytestmark = pytest.mark.servers
 
@@ -34,7 +34,7 @@ def test_run_stages_and_artifacts_are_in_the_server(
         body = {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 100}
         return httpx.post(f"{server}/{what}/filter", json=body, timeout=60).json()
 
-    tasks, seed = of_run("task_runs"), FitParameters().seed
+    tasks, seed = of_run("task_runs"), RetrainParameters.model_fields["seed"].default
     names = {task["name"] for task in tasks}
     assert {
         "ingest",

@@ -36,16 +36,17 @@ PROFILE = {
         },
     },
     "model": {"encoder": "packaged-minilm", "trainable": "head", "pooling": "mean"},
-    "fit": {
-        "adamw": {"optimiser": "adamw", "learning_rate": 0.003, "epochs": 10, "batch_size": 8},
-        "sgd": {"optimiser": "sgd", "learning_rate": 0.01, "epochs": 4, "batch_size": 8},
-        "swag": {"rank": 3},
+    "method": {
+        "name": "swag-ppm-reweighted",
+        "fine_tune": {"optimiser": "adamw", "learning_rate": 0.003, "epochs": 10, "batch_size": 8},
+        "collect": {"optimiser": "sgd", "learning_rate": 0.01, "epochs": 4, "batch_size": 8},
+        "moments": {"rank": 3},
+        "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
     },
-    "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
 }
 TITLES = {"prior": "titles"}
 LORA = {"trainable": "lora", "lora_layers": 1, "lora_rank": 2}
-PRIOR_DESCENT = {"branch": "prior-descent", "target_epsilon": 5}
+PRIOR_DESCENT = {"name": "prior-descent", "target_epsilon": 5}
 POLICY = {
     "name": "golden",
     "default": {"formal": {"epsilon": 50, "delta": 1e-3}, "asymptotic-local": {"epsilon": 200}},
@@ -104,21 +105,21 @@ def measure(folder: Path) -> dict[str, Any]:
         plans[name] = _plan(home, branch, released)
 
     formal: dict[str, Any] = {
-        "formal": PRIOR_DESCENT,
+        "method": PRIOR_DESCENT,
         "release": {"enabled": True, "policy": str(policy)},
     }
     head = {"model": PROFILE["model"] | TITLES}
     lora: Any = {
         "model": PROFILE["model"] | LORA | TITLES,
-        "formal": {"branch": "dp-sgd", "target_epsilon": 5},
+        "method": {"name": "dp-sgd", "target_epsilon": 5},
     }
-    lora["formal"]["mechanism"] = {
+    lora["method"] |= {
         "calibrate_by": "pld",
         "optimiser": "adamw",
         "learning_rate": 0.01,
         "epochs": 2,
     }
-    lora["formal"]["mechanism"]["sampling_prob"] = 0.25
+    lora["method"]["sampling_prob"] = 0.25
     lora["data"] = PROFILE["data"] | {
         "classification": "",
         "classification_version": "",
@@ -136,7 +137,7 @@ def measure(folder: Path) -> dict[str, Any]:
     for name, changes in retrained.items():
         profile = _write(folder / f"{name}.yaml", PROFILE | changes)
         done = _command("retrain", "--profile", profile, *records, "--home", folder / name)
-        plans[name] = _plan(folder / name, changes["formal"]["branch"], done["release"])
+        plans[name] = _plan(folder / name, changes["method"]["name"], done["release"])
     return {"processor": processor(), "plans": plans}
 
 

@@ -117,7 +117,7 @@ def test_the_search_meets_its_target_over_one_base_round(
     """For a unit of two records: epsilon is at most the target and not far below; every c that was
     tried is told, and the kept one fits alone to the same Delta. A killed search goes on.
     """
-    goal = mechanism(target_epsilon=3.0).model_copy(update={"round": name})
+    goal = mechanism().model_copy(update={"round": name, "target_epsilon": 3.0})
     task = Task(records=N, classes=CLASSES, features=WIDTH, records_per_unit=2)
     fits: list[str] = []
     real = training.train
@@ -142,7 +142,7 @@ def test_the_search_meets_its_target_over_one_base_round(
     settled = fitted.search.settled
     assert isinstance(settled, SwagPpm)
     config = settled.settings[1]
-    assert config.target_epsilon is None
+    assert settled.target_epsilon is None
     (kept,) = (trial for trial in fitted.search.trials if trial.kept)
     assert (kept.settings, kept.event) == ({"c": config.c}, fitted.event)
     alone = settled.plan(task).fit(records(), run())

@@ -38,12 +38,13 @@ def chosen(
                 "pooling": "mean",
                 "max_length": 32,
             },
-            "fit": {
-                "adamw": {"optimiser": "adamw", "learning_rate": 0.01, **SMALL},
-                "sgd": {"optimiser": "sgd", "learning_rate": 0.05, **SMALL},
-                "swag": {"rank": 2},
+            "method": {
+                "name": "swag-ppm-reweighted",
+                "fine_tune": {"optimiser": "adamw", "learning_rate": 0.01, **SMALL},
+                "collect": {"optimiser": "sgd", "learning_rate": 0.05, **SMALL},
+                "moments": {"rank": 2},
+                "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
             },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
         }
     )
 

@@ -27,6 +27,8 @@ def retrain(
     model: dict[str, Any] | None = None,
     epochs: tuple[int, int] = (1, 3),
     rate: float = 0.01,
+    round_name: str = "reweighted",
+    target_epsilon: float | None = None,
     **pseudo_posterior: Any,
 ) -> RetrainParameters:
     """A head on mean-pooled features, except for `model`; epochs of fine-tuning and of collection."""
@@ -42,15 +44,24 @@ def retrain(
         {
             "data": data,
             "model": head | (model or {}),
-            "fit": {
-                "adamw": phase
+            "method": {
+                "name": f"swag-ppm{'' if round_name == 'weighted' else '-reweighted'}",
+                "target_epsilon": target_epsilon,
+                "fine_tune": phase
                 | {"optimiser": "adamw", "epochs": epochs[0], "length_bucketing": True},
-                "sgd": phase | {"optimiser": "sgd", "epochs": epochs[1]},
-                "swag": {"rank": 2 if epochs[1] < 6 else epochs[1]},
+                "collect": phase | {"optimiser": "sgd", "epochs": epochs[1]},
+                "moments": {"rank": 2 if epochs[1] < 6 else epochs[1]},
+                "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5} | pseudo_posterior,
             },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5} | pseudo_posterior,
         }
     )
+
+
+def with_settings(chosen: RetrainParameters, **changes: Any) -> RetrainParameters:
+    """The same with other settings of its mechanism."""
+    mechanism = chosen.method.mechanism.model_copy(update=changes)
+    method = chosen.method.model_copy(update={"mechanism": mechanism})
+    return chosen.model_copy(update={"method": method})
 
 
 def workspace(home: Path, **options: Any) -> Context:

@@ -11,8 +11,9 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters, trial_draws_of
-from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.branch import Terms, mechanism_for
 from tasks.branches.experiment import Study
+from tasks.method import standard_methods
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.running.stage import Context, Step
 
@@ -36,7 +37,7 @@ def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
 def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     """The stages of a branch's reruns, the plan first, and its mechanism's name there."""
     study, steps = studied(tmp_path)
-    branch, settings = standard_branches()[name], AuditParameters(trials=16, trial_draws=7)
+    branch, settings = standard_methods()[name], AuditParameters(trials=16, trial_draws=7)
     _, mechanism = reruns(study, settings, branch, REF, study.experiment(branch).mechanism)
     return steps, mechanism
 
@@ -57,7 +58,7 @@ def test_reruns_have_no_more_draws_than_the_candidate() -> None:
     any number.
     """
     (swag, formal) = (
-        standard_branches()[name].mechanism_for(PARAMETERS, Terms())
+        mechanism_for(standard_methods()[name], PARAMETERS, Terms())
         for name in ("swag-ppm", "dp-sgd")
     )
     assert isinstance(swag, SwagPpm)
@@ -79,7 +80,7 @@ def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
     """Weighted and reweighted are one plan, with the audit's own number of draws."""
     plans = {
         name: asked(tmp_path, name)
-        for name, branch in standard_branches().items()
+        for name, branch in standard_methods().items()
         if isinstance(branch.mechanism, SwagPpm)
     }
     configs = {name: steps[0].config for name, (steps, _) in plans.items()}

@@ -19,10 +19,11 @@ from tasks.auditing import pool as audit_pool
 from tasks.auditing import trials
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.branch import Terms
 from tasks.branches.experiment import Study
 from tasks.comparing import run as comparison
 from tasks.fitting.model_inputs import build, label_count, load_inputs
+from tasks.method import standard_methods
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
@@ -36,15 +37,15 @@ MODELS = {
 
 def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainParameters:
     return tiny_jobs.retrain(
-        tiny_jobs.demo(folder, records=60), encoder, model=model, reweight=False
+        tiny_jobs.demo(folder, records=60), encoder, model=model, round_name="weighted"
     )
 
 
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
     do = partial(run_step, context)
     asked = Terms(target_epsilon=5.0)
-    study = comparison.run(context, chosen, asked, (standard_branches()[name],), do=do)[0].study
-    step = audit_pool.pool(canaries=3, seed=chosen.fit.seed, prepared=study.prepared)
+    study = comparison.run(context, chosen, asked, (standard_methods()[name],), do=do)[0].study
+    step = audit_pool.pool(canaries=3, seed=chosen.seed, prepared=study.prepared)
     return study, do(step)
 
 
@@ -63,13 +64,13 @@ def test_a_rerun_is_the_mechanisms_own_fit(
     ref, name = reruns(
         study,
         AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS}),
-        standard_branches()["swag-ppm"],
+        standard_methods()["swag-ppm"],
         pool_ref,
-        study.experiment(standard_branches()["swag-ppm"]).mechanism,
+        study.experiment(standard_methods()["swag-ppm"]).mechanism,
     )
     done = trials.Trials.load(context.store.open(ref), name)
     pool = audit_pool.Pool.load(context.store.open(pool_ref))
-    seed = chosen.fit.seed
+    seed = chosen.seed
     assert torch.equal(done.included[1], pool.coins(seed=seed, trial=1))
     assert 0 < int(done.included.sum()) < done.included.numel()
     assert bool(done.epsilon.isfinite().all())
@@ -82,11 +83,11 @@ def test_a_rerun_is_the_mechanisms_own_fit(
         lambda: classifier,
         resampled=True,
     )
-    mechanism, _ = study.experiment(standard_branches()["swag-ppm"]).mechanism.audited_as(
+    mechanism, _ = study.experiment(standard_methods()["swag-ppm"]).mechanism.audited_as(
         3, batched=False
     )
     own = done.included[1]
-    plan: Plan = mechanism.plan(study.experiment(standard_branches()["swag-ppm"]).task)
+    plan: Plan = mechanism.plan(study.experiment(standard_methods()["swag-ppm"]).task)
     fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
     said = fitted.model.log_probabilities(pool.inputs)
     torch.testing.assert_close(
@@ -135,9 +136,9 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
     ref, name = reruns(
         study,
         AuditParameters().model_copy(update={"trials": TRIALS}),
-        standard_branches()["dp-sgd-tuned"],
+        standard_methods()["dp-sgd-tuned"],
         pool_ref,
-        study.experiment(standard_branches()["dp-sgd-tuned"]).mechanism,
+        study.experiment(standard_methods()["dp-sgd-tuned"]).mechanism,
     )
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
@@ -155,7 +156,7 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     ends: list[tuple[trials.Trials, int]] = []
     for context in (whole, broken):
         study, pool_ref = studied(context, chosen, "swag-ppm")
-        branch = standard_branches()["swag-ppm"]
+        branch = standard_methods()["swag-ppm"]
         mechanism = study.experiment(branch).mechanism
         make = partial(reruns, study, asked, branch, pool_ref, mechanism)
         if context is broken:

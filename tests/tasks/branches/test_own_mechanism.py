@@ -25,12 +25,13 @@ from mechanisms.privacy.noise import SecretStream, new_key
 from storage.artifacts import Store
 from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms, choose, standard_branches
+from tasks.branches.branch import Terms, choose
 from tasks.branches.experiment import Study
 from tasks.branches.plan import plan_release
 from tasks.comparing import results, run
 from tasks.comparing.summary import summarise
 from tasks.fitting import scores
+from tasks.method import standard_methods
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
@@ -116,8 +117,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Terms:
     """Registered for one test, and a line of a profile that names it."""
     monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
     registered(NoisyVotes)
-    branch = {"title": "Noisy votes", "mechanism": {"kind": "noisy-votes"}}
-    return Terms(target_epsilon=4.0, epochs=2, branches={"votes": branch})
+    branch = {"name": "votes", "title": "Noisy votes", "kind": "noisy-votes"}
+    return Terms(target_epsilon=4.0, epochs=2, branches=(branch,))
 
 
 def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
@@ -231,18 +232,19 @@ def test_siblings_keep_their_keys(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"title": "x", "mechanism": {"kind": "nothing"}}, "no mechanism `nothing`; there are"),
-        ({"title": "x", "mechanism": {"kind": "dp-sgd", "noise": 1}}, "own.mechanism.noise"),
-        ({"mechanism": {"kind": "non-private"}}, "own.title"),
-        ("dp-sgd", "is not a branch"),
+        ({"name": "own", "kind": "nothing"}, "no mechanism `nothing`; there are"),
+        ({"name": "own", "kind": "dp-sgd", "noise": 1}, r"own\.noise"),
+        ({"name": "release", "kind": "non-private"}, r"the name `release` is taken"),
+        ({"name": "own"}, "there is no method `own`"),
+        ("dp-sgd", "dictionary or instance"),
     ],
 )
 def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
     from storage.errors import InputError
-    from tasks.branches.branch import parse_branches
+    from tasks.method import parse_method
 
     with pytest.raises(InputError, match=problem):
-        parse_branches({"own": body}, "branches")
+        parse_method(body, "branches")
 
 
 def test_two_mechanisms_of_one_kind_are_refused(settings: Terms) -> None:
@@ -253,4 +255,4 @@ def test_two_mechanisms_of_one_kind_are_refused(settings: Terms) -> None:
 
     with pytest.raises(TypeError, match=r"`noisy-votes` is .*NoisyVotes already"):
         registered(Other)
-    assert settings.all_branches.keys() == {*standard_branches(), "votes"}
+    assert settings.all_branches.keys() == {*standard_methods(), "votes"}

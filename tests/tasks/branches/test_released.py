@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from pydantic import ValidationError
 
 from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
@@ -38,6 +39,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     }
 
 
+def _method(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Prior descent at a target, with other settings; an ellipsis leaves one out."""
+    whole = {"name": "prior-descent", "target_epsilon": 3.0} | wanted
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
 def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> RetrainParameters:
     model = {
         "encoder": str(encoder),
@@ -47,7 +54,7 @@ def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> Retrain
         "prior": "titles",
     }
     return RetrainParameters.model_validate(
-        {"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted}
+        {"data": data, "model": model, "method": _method(wanted)}
     )
 
 
@@ -121,15 +128,13 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(
     ("wanted", "said"),
     [
         ({"target_epsilon": None}, "--epsilon NUMBER"),
-        ({"branch": "nothing"}, "branch nothing does not exist"),
-        ({"branch": "non-private"}, "cannot be released formally"),
-        ({"branch": "swag-ppm"}, "cannot be released formally"),
+        ({"name": "non-private", "target_epsilon": ...}, "protects nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_first(
     data: Mapping[str, Any], tiny_bert: Path, wanted: dict[str, Any], said: str
 ) -> None:
-    """No epsilon, and branches that are none or not formal."""
+    """No epsilon, and a method that protects nothing."""
     with pytest.raises(InputError, match=said):
         released_branch(parameters(data, tiny_bert, **wanted))
 
@@ -138,7 +143,7 @@ def test_settings_of_the_mechanism_reach_the_event(
     context: Context, data: Mapping[str, Any], tiny_bert: Path
 ) -> None:
     plain = parameters(data, tiny_bert)
-    narrow = parameters(data, tiny_bert, mechanism={"weight_noise": 0.25})
+    narrow = parameters(data, tiny_bert, weight_noise=0.25)
     branch, _ = released_branch(narrow)
     assert branch.mechanism.model_dump()["weight_noise"] == 0.25
     assert released_branch(plain)[0].mechanism.model_dump()["weight_noise"] == 0.5
@@ -146,16 +151,43 @@ def test_settings_of_the_mechanism_reach_the_event(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "place", "kind"),
     [
-        ({"weight_nois": 1}, r"formal.mechanism.weight_nois: Extra inputs are not permitted"),
-        ({"weight_noise": -1}, r"formal.mechanism.weight_noise: Input should be greater than 0"),
-        ({"target_epsilon": 900}, r"formal.mechanism cannot set kind or target_epsilon"),
-        ({"kind": "non-private"}, r"formal.mechanism cannot set kind or target_epsilon"),
+        ({"weight_nois": 1}, ("method", "weight_nois"), "extra_forbidden"),
+        ({"weight_noise": -1}, ("method", "weight_noise"), "greater_than"),
+        ({"target_epsilon": 9000}, ("method", "target_epsilon"), "less_than_equal"),
+        ({"kind": "non-private"}, ("method",), "value_error"),
+        ({"name": "nothing"}, ("method",), "value_error"),
+        ({"name": "swag-ppm", "delta": 1e-5}, ("method", "delta"), "extra_forbidden"),
     ],
 )
 def test_settings_that_are_none(
-    data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str
+    data: Mapping[str, Any],
+    tiny_bert: Path,
+    settings: dict[str, Any],
+    place: tuple[str, ...],
+    kind: str,
 ) -> None:
-    with pytest.raises(InputError, match=told):
-        released_branch(parameters(data, tiny_bert, mechanism=settings))
+    """Refused at the setting's place, when the parameters are read."""
+    with pytest.raises(ValidationError) as refused:
+        parameters(data, tiny_bert, **settings)
+    (fault,) = refused.value.errors()
+    assert (fault["loc"], fault["type"]) == (place, kind)
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ({"formal": {"target_epsilon": 3}}, "method.target_epsilon"),
+        ({"fit": {"seed": 3}}, "seed"),
+        ({"fit": {"adamw": {"epochs": 3}}}, "method.fine_tune"),
+        ({"pseudo_posterior": {"c": 0.5}}, "method.pseudo_posterior"),
+    ],
+)
+def test_parameters_of_earlier_versions_are_refused_by_their_new_names(
+    data: Mapping[str, Any], old: dict[str, Any], now: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RetrainParameters.model_validate({"data": data} | old)
+    (fault,) = refused.value.errors()
+    assert str(fault["ctx"]["error"]).endswith(f" is now {now}")

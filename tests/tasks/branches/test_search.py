@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 
+from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.ledger import Evaluated, SearchFit
 from tasks.branches.released import find_stages
@@ -48,7 +49,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
         return [row for row in all_rows if isinstance(row.evaluation.subject, SearchFit)]
 
     done = retraining.run(context, parameters, do)
-    seed = parameters.fit.seed
+    seed = parameters.seed
     fits = [label for label in ran if label.endswith(f", seed {seed}") and " of " not in label]
     assert fits == [f"swag-ppm-reweighted{part}, seed {seed}" for part in (": base", "")]
     found = search_of(done.planned.candidate.fitted.path)
@@ -73,8 +74,13 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
 
 
 def with_config(parameters: RetrainParameters, **changes: Any) -> RetrainParameters:
-    config = parameters.pseudo_posterior.model_copy(update=changes)
-    return parameters.model_copy(update={"pseudo_posterior": config})
+    """Changes of the pseudo posterior, and of the target that c is searched for."""
+    swag = parameters.method.mechanism
+    assert isinstance(swag, SwagPpm)
+    assert swag.pseudo_posterior is not None
+    target = changes.pop("target_epsilon", swag.target_epsilon)
+    config = swag.pseudo_posterior.model_copy(update=changes)
+    return tiny_jobs.with_settings(parameters, target_epsilon=target, pseudo_posterior=config)
 
 
 def test_one_target_is_one_method(parameters: RetrainParameters, tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
-from tasks.branches.branch import Terms, choose, standard_branches
+from tasks.branches.branch import Terms, choose
 from tasks.comparing import run as comparison
 from tasks.fitting import data, distinct_texts, prior
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.prior import lexicon_of
+from tasks.method import standard_methods
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, run_step
 
@@ -234,7 +235,7 @@ def test_every_kind_of_branch_reads_both_blocks(
         tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2)
     )
     settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
-    branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_branches())
+    branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_methods())
     groups = comparison.run(
         context, run, settings, branches, do=lambda step: run_step(context, step)
     )

@@ -71,7 +71,7 @@ def planner(context: Context, tmp_path_factory: pytest.TempPathFactory, tiny_ber
             {
                 "data": data,
                 "model": model,
-                "formal": {"target_epsilon": 4.0} | formal,
+                "method": {"name": "prior-descent", "target_epsilon": 4.0} | formal,
                 "release": {"label": label},
             }
         )

@@ -15,11 +15,12 @@ from storage.errors import StorageError
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.branch import Terms
 from tasks.comparing import run as comparison
 from tasks.comparing import spread
 from tasks.comparing.summary import summarise
 from tasks.fitting import fits
+from tasks.method import standard_methods
 from tasks.parameters import RetrainParameters
 from tasks.running import engine, parts
 from tasks.running.parts import Part
@@ -33,7 +34,7 @@ OF_PARTS = ("features-part", "fit-part", "fit-files", "trials-part")
 def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
     """A job of seconds on the tiny encoder, whose passes have several parts."""
     data = tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160)
-    return tiny_jobs.retrain(data, tiny_roberta, risk_draws=7, reweight=False)
+    return tiny_jobs.retrain(data, tiny_roberta, risk_draws=7, round_name="weighted")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -170,9 +171,9 @@ def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
 def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, bytes]:
     context = tiny_jobs.workspace(home, engine="")
     do = partial(run_step, context.model_copy(update={"engine": chosen}))
-    branch = standard_branches()["swag-ppm"]
+    branch = standard_methods()["swag-ppm"]
     study = comparison.run(context, parameters, Terms(), (branch,), do=do)[0].study
-    pool = do(audit_pool.pool(canaries=4, seed=parameters.fit.seed, prepared=study.prepared))
+    pool = do(audit_pool.pool(canaries=4, seed=parameters.seed, prepared=study.prepared))
     ref, _ = reruns(
         study,
         AuditParameters(trials=20, trial_draws=3),
@@ -203,7 +204,7 @@ def test_processes_predict_what_one_process_predicts(
             context,
             parameters,
             Terms(epochs=2),
-            (standard_branches()["non-private"],),
+            (standard_methods()["non-private"],),
             do=lambda step, context=context: run_step(context, step),
             seeds=1,
         )
@@ -231,7 +232,7 @@ def test_workers_run_the_branches_of_a_comparison(
             context,
             parameters,
             Terms(epochs=2),
-            tuple(standard_branches()[name] for name in branches),
+            tuple(standard_methods()[name] for name in branches),
             do=do,
             seeds=2,
             run_on_workers=spread.finish if chosen else None,

@@ -134,7 +134,7 @@ def test_a_retrain_by_two_processes(tiny_roberta: Path, tmp_path: Path) -> None:
     """Fine-tuning and SWAG of a whole encoder: the same snapshots and losses, moments and all."""
     data = tiny_jobs.demo(tmp_path / "data", records=60)
     chosen = tiny_jobs.retrain(
-        data, tiny_roberta, model={"trainable": "full", "pooling": "first"}, reweight=False
+        data, tiny_roberta, model={"trainable": "full", "pooling": "first"}, round_name="weighted"
     )
     figures = []
     for processes in (1, 2):
