@@ -153,7 +153,9 @@ def release(
         ledger: which ledger, under which policy.
         wait_days: how long a run waits for approvals before it fails.
     """
-    return releasing.release(plan, _context(home, device), ledger=ledger, wait_days=wait_days)
+    return releasing.release_plan(
+        plan, _context(home, device), settings=ledger or BundleParameters(), wait_days=wait_days
+    )
 
 
 @as_flow(

@@ -12,8 +12,8 @@ from typing import Any
 from flows.server.settings import require_same_workspace
 from storage.errors import InputError
 from tasks.parameters import BundleParameters
-from tasks.releasing import approval, ledger_access, prefect_page, preflight, publish
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing import approval, prefect_page, preflight, publish
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
@@ -25,40 +25,49 @@ WAIT_DAYS = 30
 """Days that a run of the deployment waits for approvals."""
 
 
-def release(
+def release_plan(
     plan: str,
     context: Context,
     *,
-    ledger: BundleParameters | None = None,
+    settings: BundleParameters,
+    wait_days: int = WAIT_DAYS,
+) -> Released:
+    """Releases the plan in a file, as `release` does.
+
+    Args:
+        plan: path of the plan that `retrain` or `compare` wrote.
+        settings: which ledger, under which policy, and how the bundle is signed.
+        wait_days: how long the run of a deployment waits for approvals before it fails.
+    """
+    with private_errors("release"):
+        require_same_workspace(Path(plan), Path(context.home))
+        case = publish.open_case(context, Path(plan), settings)
+    return release(case, context, settings=settings, wait_days=wait_days)
+
+
+def release(
+    case: ReleaseCase,
+    context: Context,
+    *,
+    settings: BundleParameters,
     wait_days: int = WAIT_DAYS,
 ) -> Released:
     """Releases a plan; returns the release of one that was released before, and resumes one that
     died.
-
-    Args:
-        plan: path of the plan that `retrain` or `compare` wrote.
-        ledger: which ledger, under which policy.
-        wait_days: how long the run of a deployment waits for approvals before it fails.
     """
-    settings = ledger or BundleParameters()
     metrics = MetricsListener(context.workspace.private, "release")
     with private_errors("release"), listening(*context.run.listeners(), metrics):
-        require_same_workspace(Path(plan), Path(context.home))
         preflight.check_device(context)
         publish.check_signing(context, settings)
-        planned = PlannedRelease.load(Path(plan).expanduser())
-        checked = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
-        checked.require_current(context)  # before anyone is asked
         if context.run.deployment:
             from flows.server import approvals
 
-            approvals.wait(context, checked, file=plan, days=wait_days)
+            case = approvals.wait(context, case, days=wait_days)
         else:
-            approval.may_release(
-                checked, approval.require_unrefused(context, checked), file=plan, deployed=False
-            )
-        prefect_page.publish_budget(context.run, checked.ledger)
-        return context.run.call("release", "release", publish.release, context, planned, settings)
+            approval.require_unrefused(case)
+            approval.may_release(case, deployed=False)
+        prefect_page.publish_budget(context.run, case.ledger)
+        return context.run.call("release", "release", publish.release, context, case, settings)
 
 
 def request(

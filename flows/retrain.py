@@ -20,10 +20,9 @@ from storage.ledger.registry import (
 )
 from tasks.branches.plan import Origin
 from tasks.parameters import RetrainParameters
-from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
-from tasks.releasing.gate import CheckedPlan
-from tasks.releasing.plan_page import PlanContext
+from tasks.releasing import plan_page, prefect_page, publish
 from tasks.releasing.publish import Released
+from tasks.releasing.surroundings import Surroundings
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
@@ -63,18 +62,16 @@ def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
 
 def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -> RetrainResult:
     parameters, settings = done.parameters, done.parameters.release
-    planned, plan_file = publish.save_plan(context, done.planned, settings)
+    case = publish.save_plan(context, done.planned, settings)
+    planned, ledger, plan_file = case.planned, case.ledger, case.file
     origin.save(plan_file)
-    ledger = ledger_access.open_ledger(context, settings)
-    checked = CheckedPlan.of(planned, ledger)
-    plan_context = PlanContext.of(context, checked)
+    here = Surroundings.of(context, case)
     if context.run.shows:
-        status = approval.approval_status(context, checked)
-        page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
+        page = plan_page.page_of(case, here)
         prefect_page.publish_plan(context.run, plan_page.markdown(page))
     names = other_population_names(
         planned.plan.population,
-        ledger.overlaps(Sought.of(planned.plan), records=plan_context.records),
+        ledger.overlaps(Sought.of(planned.plan), records=here.records),
     )
     released, release_run = None, None
     if settings.enabled and settings.deployment:
@@ -82,9 +79,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     elif settings.enabled:
         # before too: it is needed most after a refusal
         prefect_page.publish_budget(context.run, ledger)
-        released = context.run.call(
-            "release", "release", publish.release, context, planned, settings
-        )
+        released = context.run.call("release", "release", publish.release, context, case, settings)
     if context.run.shows:
         prefect_page.publish_artifacts(
             context,
@@ -97,7 +92,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
             running=done.running,
         )
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
-    warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)
+    warned += tuple(word.warning for word in here.lists or () if word.warning is not None)
     facts = context.store.figures(planned.candidate.dataset)
     sizes = {"train": facts["train"], "test": facts["test"], "codes": facts["codes_observed"]}
     warned += tuple(retraining.warnings_of(parameters.data, **sizes))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
     from tasks.parameters import LedgerParameters
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -138,13 +139,13 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
     from storage.ledger.heads import load_private_key
 
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
-    from tasks.releasing import gate, ledger_access
-    from tasks.releasing.gate import CheckedPlan
+    from tasks.releasing import gate
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
 
     planned = PlannedRelease.load(plan.expanduser())
-    checked = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
-    audit = checked.measurement
+    case = ReleaseCase.open(context, planned, settings, file=plan)
+    audit = case.measurement
     if audit is None:
         raise InputError(
             "--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first."
@@ -154,10 +155,10 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(checked, audit),
+        terms=gate.override_terms(case, audit),
         reason=reason,
     )
-    row = gate.override(checked, decision)
+    row = gate.override(case, decision)
     say(
         f"{audit.line}\noverridden: ledger row {row.sequence}\nnext: "
         f"{command_line('release', plan)}"
@@ -200,9 +201,10 @@ def _decide(
     planned, private = PlannedRelease.load(plan), load_private_key(key)
     if answer == "approve":
         planned.require_consistent()  # before anything of it is shown
-    _show(planned, plan, context)
+    case = _case(planned, plan, context, settings)
+    _show(planned, plan, context, case)
     if answer == "approve":
-        ask(planned, context, settings)
+        ask(case, context)
     decision = sign(
         private,
         subject="release",
@@ -216,35 +218,39 @@ def _decide(
     elif to.post:
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(
-            plan, planned, decision, context, settings
-        )  # refuses a key that the policy does not name
+        outcome = _accept(case, decision, context)
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
 
+def _case(
+    planned: PlannedRelease, plan: Path, context: Context, settings: LedgerParameters
+) -> ReleaseCase | None:
+    """Returns what the ledger knows of the plan; None where no ledger is at hand."""
+    from tasks.releasing import ledger_access
+    from tasks.releasing.case import ReleaseCase
+
+    ledger = ledger_access.existing_ledger(context, settings)
+    return None if ledger is None else ReleaseCase.read(context, planned, ledger, file=plan)
+
+
 def _ask(
-    planned: PlannedRelease,
+    case: ReleaseCase | None,
     context: Context,
-    settings: LedgerParameters,
     *,
     agency_key: Path | None,
     first: bool,
     yes: bool,
 ) -> None:
-    from tasks.releasing import approval, ledger_access, plan_page
-    from tasks.releasing.gate import CheckedPlan
+    from tasks.releasing import approval, surroundings
     from tasks.running.failures import private_errors
 
-    pinned, ledger = (
-        approval.pinned_key(agency_key),
-        ledger_access.existing_ledger(context, settings),
-    )
+    pinned = approval.pinned_key(agency_key)
     with private_errors("approve"):
-        if ledger is not None:
-            plan_page.require_releasable(context, CheckedPlan.of(planned, ledger))
-        if ledger is not None and pinned is not None:
-            approval.require_agencys(ledger, pinned, first=first)
+        if case is not None:
+            surroundings.require_releasable(context, case)
+        if case is not None and pinned is not None:
+            approval.require_agency_ledger(case.ledger, pinned, first=first)
     if pinned is None:
         say(
             (
@@ -262,7 +268,7 @@ def _ask(
     typer.confirm("Sign this promise?", abort=True, err=True)
 
 
-def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
+def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCase | None) -> None:
     from tasks.bundle.texts import describe_encoder
     from tasks.releasing import plan_page
     from tasks.releasing.promise import promise_of
@@ -285,39 +291,37 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
     say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
     for text in output.texts:
         say(f"  released in the bundle, on no published list: {text}", err=True)
-    try:
-        page = plan_page.load_plan_page(context, planned, file=plan)
-    except InputError as error:
-        say(f"  budget and audit cannot be shown: {error}", err=True)
+    if case is None:
+        say(f"  budget and audit cannot be shown: {context.home} has no ledger", err=True)
         return
+    page = plan_page.load_plan_page(context, case)
     for answer in page.answers:
         if answer.key in _QUOTED or answer.verdict == "warning":
             say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
     say(f"  {page.summary}; details: autocoder plan {plan}", err=True)
 
 
-_QUOTED = ("leakage", "cost", "outdated", "siblings")
+_QUOTED = ("leakage", "cost", "outdated", "related")
 """Answers that a signer must see."""
 
 
-def _keep(
-    file: Path,
-    planned: PlannedRelease,
-    decision: Decision,
-    context: Context,
-    settings: LedgerParameters,
-) -> str:
-    from tasks.releasing import approval, ledger_access
-    from tasks.releasing.gate import CheckedPlan
+def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> str:
+    """Saves a decision next to its plan; refuses one with a key that the policy does not name."""
+    from tasks.releasing import approval
 
-    plan = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
-    name = approval.accept_decision(context, plan, decision)
-    row = plan.ledger.refusal(plan.plan)
+    if case is None:
+        raise InputError(
+            f"{context.home} has no ledger whose policy lists your key. Give the plan's workspace "
+            "(--home), or sign with --print or --post"
+        )
+    name = approval.accept_decision(context, case, decision)
+    case = case.reread(context)
+    row = case.ledger.refusal(case.plan)
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
-    missing = approval.approval_status(context, plan).missing
+    missing = case.approvals.missing
     return f"approved by {name}" + (
-        f"; {missing} more needed" if missing else f"\nnext: {command_line('release', file)}"
+        f"; {missing} more needed" if missing else f"\nnext: {command_line('release', case.file)}"
     )
 
 

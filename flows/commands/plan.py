@@ -79,25 +79,27 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
     from tasks.releasing import publish
 
     with private_errors("plan --renew"):
-        planned, file = publish.renew_plan(context, plan.expanduser(), settings)
+        case = publish.renew_plan(context, plan.expanduser(), settings)
     if as_json:
-        say(json.dumps({"plan": str(file), "digest": planned.digest}))
+        say(json.dumps({"plan": str(case.file), "digest": case.digest}))
     else:
-        say(f"plan: {nearby(file)}\nnext: {command_line('release', file)}")
+        say(f"plan: {nearby(case.file)}\nnext: {command_line('release', case.file)}")
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
     from storage.ledger import BudgetRefused
     from storage.ledger.wording import budget_after
-    from tasks.releasing import ledger_access, ledger_records, plan_page
+    from tasks.releasing import ledger_records
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
+    from tasks.releasing.scores import candidate_scores
     from tasks.running.stage import Context
 
-    planned, context = PlannedRelease.load(Path(file)), Context(home=home)
-    plan, claim = planned.plan, planned.plan.claim
-    ledger = ledger_access.open_ledger(context, settings)
-    scores = plan_page.candidate_scores(ledger, planned)
+    context, path = Context(home=home), Path(file)
+    case = ReleaseCase.open(context, PlannedRelease.load(path), settings, file=path)
+    plan, claim = case.plan, case.plan.claim
+    scores = candidate_scores(case.measurements, case.planned)
     epsilon = "none" if claim.epsilon is None else spent(Decimal(repr(claim.epsilon)))
     kind = "formal" if claim.guarantee_kind == "formal" else "estimated"
     delta = "not quantified" if claim.delta is None else delta_text(claim.delta)
@@ -105,13 +107,10 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
     )
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
-    released = ledger.find(plan.idempotency_key)
-    if released is not None:
+    if case.released is not None:
         return [
-            (
-                f"This plan is release {released.release_id} already ({released.state}); nothing "
-                "more is charged."
-            )
+            f"This plan is release {case.released.release_id} already ({case.released.state}); "
+            "nothing more is charged."
         ]
     lines = [
         (
@@ -120,8 +119,8 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         )
     ]
     try:
-        records = ledger_records.find_record_set(context, planned.candidate.dataset)
-        charges = ledger.quote(plan, records=records)
+        records = ledger_records.find_record_set(context, case.planned.candidate.dataset)
+        charges = case.ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return [*lines, f"It does not fit the budget: {refused}."]
     tightest = min(charges, key=lambda charge: charge.balance.left)
@@ -129,11 +128,13 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
 
 
 def load_page(plan: Path, home: Path | None) -> PlanPage:
-    context, _ = options.select_ledger(options.home_of_plan(plan, home))
+    context, settings = options.select_ledger(options.home_of_plan(plan, home))
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
     from tasks.releasing.plan_page import load_plan_page
 
-    return load_plan_page(context, PlannedRelease.load(plan.expanduser()), file=plan)
+    planned = PlannedRelease.load(plan.expanduser())
+    return load_plan_page(context, ReleaseCase.open(context, planned, settings, file=plan))
 
 
 def _plain(page: PlanPage) -> dict[str, object]:

@@ -15,7 +15,7 @@ from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from tasks.parameters import LedgerParameters
+    from storage.ledger import Ledger
     from tasks.releasing.publish import Released
 
 
@@ -59,38 +59,33 @@ def release(
     from tasks.parameters import BundleParameters
 
     given = {"policy": policy and str(policy), "signing_key": signing_key and str(signing_key)}
-    ledger = validate(BundleParameters, given | {"accept_texts": accept_texts}, where="")
+    settings = validate(BundleParameters, given | {"accept_texts": accept_texts}, where="")
     configure_prefect()
 
     import flows.release as job
     from tasks.releasing import publish
-    from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
-    with private_errors("release"):  # the flow checks too, but later
-        publish.require_current(
-            Context(home=str(workspace)), PlannedRelease.load(plan.expanduser()), ledger
-        )
+    context = Context(home=str(workspace))
+    with private_errors("release"):
+        case = publish.open_case(context, plan, settings)
     with output.progress():
         result = run_command(
-            lambda context: job.release(str(plan), context, ledger=ledger),
-            Context(home=str(workspace)),
+            lambda context: job.release(case, context, settings=settings),
+            context,
             name="release",
             label=plan.stem,
-            parameters={"plan": str(plan), "ledger": ledger},
+            parameters={"plan": str(plan), "ledger": settings},
         )
     output.warn(result.warnings)
     output.note_estimate(result.guarantee_kind)
-    output.answer(result, "" if output.as_json else ending(result, str(workspace), ledger))
+    output.answer(result, "" if output.as_json else ending(result, str(workspace), case.ledger))
 
 
-def ending(result: Released, home: str, settings: LedgerParameters) -> str:
+def ending(result: Released, home: str, ledger: Ledger) -> str:
     """Returns what was released and charged, where the bundle is, and what to do next."""
     from storage.ledger.wording import budget_after
-    from tasks.releasing import ledger_access
-    from tasks.running.stage import Context
 
-    ledger = ledger_access.open_ledger(Context(home=home), settings)
     row = ledger.release(result.release_id)
     claimed = (
         f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ "

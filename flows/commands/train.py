@@ -188,8 +188,11 @@ def _show(
     output: options.OutputOptions,
 ) -> None:
     if result.release is not None:
+        from tasks.releasing.ledger_access import open_ledger
+
         output.note_estimate(result.release.guarantee_kind)
-        output.answer(result, ending(result.release, context.home, parameters.release))
+        ledger = open_ledger(context, parameters.release)
+        output.answer(result, ending(result.release, context.home, ledger))
         return
     output.note_estimate(parameters.method.guarantee_kind)
     output.answer(result, "" if output.as_json else _next(parameters, result.plan, context.home))

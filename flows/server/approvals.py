@@ -6,8 +6,6 @@ Prefect stores questions and answers with the run, which starts from the top at 
 
 from __future__ import annotations
 
-from itertools import count
-
 from prefect import get_run_logger
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
@@ -19,9 +17,9 @@ from flows.commands.terminal import command_line
 from storage.errors import InputError
 from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
-from tasks.releasing.gate import CheckedPlan
-from tasks.releasing.plan_page import PlanContext
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.promise import promise_of
+from tasks.releasing.surroundings import Surroundings
 from tasks.running.stage import Context
 
 
@@ -38,46 +36,45 @@ class SignedDecision(RunInput):
     )
 
 
-def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
-    """Return when the plan of a deployment's run may be released; until then, leave the process by
-    Prefect's signal.
+def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
+    """Return the case of a deployment's run once its plan may be released; until then, leave the
+    process by Prefect's signal.
 
     Args:
-        file: path of the plan, for the page and for errors.
         days: how long a question is open.
     """
     problem = ""
-    for number in count(1):
-        status = approval.require_unrefused(context, plan)
-        if approval.may_release(plan, status, file=file, deployed=True):
-            return
+    number = 0
+    while True:
+        number += 1
+        approval.require_unrefused(case)
+        if approval.may_release(case, deployed=True):
+            return case
         decision = _answer(number)
         if decision is None:
-            plan_context = PlanContext.of(context, plan)
-            text = plan_page.markdown(
-                plan_page.page_of(plan, status, file=file, context=plan_context)
-            )
+            text = plan_page.markdown(plan_page.page_of(case, Surroundings.of(context, case)))
             prefect_page.publish_plan(context.run, text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
-            decision = _ask(number, warning + question_about(plan, file), days=days)
+            decision = _ask(number, warning + question_about(case), days=days)
         if not decision:
             continue
         try:
-            approval.accept_decision(context, plan, Decision.read(decision))
+            approval.accept_decision(context, case, Decision.read(decision))
+            case = case.reread(context)
             problem = ""
         except InputError as error:
             problem = str(error)
             get_run_logger().warning("The answer does not count: %s", problem)
 
 
-def question_about(plan: CheckedPlan, file: str) -> str:
+def question_about(case: ReleaseCase) -> str:
     """Returns what stands above the field for the signature: short, so that nobody presses *Resume*
     without having seen the field.
     """
-    command = command_line("approve", file, "--key", "KEY.pem", "--print")
+    command = command_line("approve", str(case.file), "--key", "KEY.pem", "--print")
     return "\n\n".join(
         (
-            " ".join(promise_of(plan.plan.claim, plan.plan.event)),
+            " ".join(promise_of(case.plan.claim, case.plan.event)),
             "Accuracy, leakage and cost are on the plan's page, the artifact `release-plan` of this "
             "run (tab *Artifacts*).",
             f"To approve, run `{command}` where your key is, and paste the line that it prints "

@@ -187,6 +187,17 @@ def sign_bytes(content: bytes, key: EllipticCurvePrivateKey) -> str:
 
 
 def verify_bytes(content: bytes, signature: str, key: EllipticCurvePublicKey) -> bool:
+    """Checks a signature over these bytes, once in a process for the same bytes and key."""
+    public = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return _is_valid(content, signature, public)
+
+
+@lru_cache(maxsize=4096)
+def _is_valid(content: bytes, signature: str, public: bytes) -> bool:
+    key = serialization.load_der_public_key(public)
+    assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
         key.verify(base64.b64decode(signature, validate=True), content, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):

@@ -95,6 +95,12 @@ class Ledger(LedgerReader):
         database.check()
         return Ledger(database, policy=policy, key=key)
 
+    def with_key(self, key: EllipticCurvePrivateKey) -> Ledger:
+        """Returns this ledger, opened and folded once, with the key of the releasing worker."""
+        ledger = Ledger(self.database, policy=self._policy, key=key)
+        ledger._folded = self._folded
+        return ledger
+
     @staticmethod
     def open_existing(url: str, *, policy: Policy | None = None) -> Ledger | None:
         """Open a ledger, or return None where the URL names a SQLite file that does not exist:
@@ -162,6 +168,7 @@ class Ledger(LedgerReader):
         plan: ReleasePlan,
         *,
         plan_digest: str | None = None,
+        policy_digest: str | None = None,
         decisions: Sequence[Decision] = (),
         audit: StatedAudit | None = None,
         records: RecordSet | None = None,
@@ -174,6 +181,8 @@ class Ledger(LedgerReader):
 
         Args:
             plan_digest: SHA-256 of everything that is released, which the decisions are about.
+            policy_digest: of the policy that the plan was checked under; another one in force now
+                is refused.
             decisions: signed approvals, as many as the policy in force demands; they are kept with
                 the row.
             audit: what was measured beside the claim; kept with the row.
@@ -200,6 +209,11 @@ class Ledger(LedgerReader):
             if asked.ledger is not None:
                 self._require_here(connection, state, asked)
             policy = self._put_in_force(connection, state, requester=asked.requester)
+            # guard: test_a_policy_that_changes_after_the_gate
+            if policy_digest not in (None, policy.digest):
+                raise BudgetRefused(
+                    f"the policy changed to {policy.name} while the plan was checked. Release again"
+                )
             approved = self._approvers(state, policy, asked, plan_digest, decisions)
             if asked.supersedes is not None:
                 state.release(asked.supersedes)

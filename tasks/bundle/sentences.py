@@ -105,7 +105,7 @@ assumed = partial(Sentence, "assumed")
 
 _ONE_DRAW = tested(
     "The parameters were sampled once, without a seed, after the ledger reserved the cost.",
-    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`, `tests/flows/test_kill.py`.",
+    "`mechanisms/privacy/entropy.py`, `tasks/releasing/drawing.py`, `tests/flows/test_kill.py`.",
 )
 
 EVERY = (
@@ -158,7 +158,7 @@ EVERY = (
     ),
     tested(
         "The table was drawn once, with the model, in integers with rounded noise.",
-        "`tasks/releasing/publish.py`, `mechanisms/privacy/exact_normal.py`; "
+        "`tasks/releasing/drawing.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/mechanisms/privacy/test_accuracy_table.py`.",
         "stated",
     ),

@@ -122,7 +122,7 @@ def write_plans(groups: Sequence[Group]) -> dict[str, str]:
             continue
         plan = plan_release(study, outcome)
         if plan.has_bundle(study.context.store):
-            file = publish.save_plan(study.context, plan, study.parameters.release)[1]
+            file = publish.save_plan(study.context, plan, study.parameters.release).file
             Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(
                 file
             )

@@ -1,121 +1,71 @@
-"""Saves the signed decisions on a planned release and evaluates them under the policy in force.
-
-A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again
-when it reserves, so nothing depends on who may write there.
-"""
+"""Accepts signed decisions on a planned release, and says whether it may be released now."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from storage.bundle.trust import Trust
 from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
-from storage.ledger import Decision, Ledger, Policy
-from storage.ledger.decisions import approvers, signer
+from storage.ledger import Decision, Ledger
+from storage.ledger.decisions import signer
 from storage.ledger.heads import encoded_key
 from storage.ledger.policy import DEFAULT_POLICY
 from tasks.releasing import gate
-from tasks.releasing.gate import CheckedPlan
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.case import ReleaseCase
+from tasks.releasing.decisions import save_decision
 from tasks.running.stage import Context
 
 
-@dataclass(frozen=True)
-class ApprovalStatus:
-    """Holds which decisions on a plan count, and which are missing."""
-
-    policy: Policy
-    approved: tuple[str, ...]
-    """Names of those whose approvals count."""
-    decisions: tuple[Decision, ...]
-    """Their decisions, in the same order."""
-    refusal: Decision | None = None
-    problems: tuple[str, ...] = ()
-    """Why other decisions do not count."""
-
-    @property
-    def missing(self) -> int:
-        return max(0, self.policy.approvals.minimum - len(self.approved))
-
-
-def decisions_folder(context: Context, planned: PlannedRelease) -> Path:
-    return context.workspace.private / "plans" / f"{planned.plan.idempotency_key[:16]}.decisions"
-
-
-def saved_decisions(context: Context, planned: PlannedRelease) -> tuple[Decision, ...]:
-    files = sorted(decisions_folder(context, planned).glob("*.json"))
-    return tuple(Decision.read(file.read_text(encoding="utf-8")) for file in files)
-
-
-def save_decision(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
-    """Saves a decision next to its plan; a key's newer decision replaces its older one."""
-    folder = decisions_folder(context, planned)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{decision.key_id[:16]}.json"
-    content = json.dumps(
-        decision.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False
-    )
-    write_atomically(file, content.encode() + b"\n")
-    return file
-
-
-def accept_decision(context: Context, plan: CheckedPlan, decision: Decision) -> str:
+def accept_decision(context: Context, case: ReleaseCase, decision: Decision) -> str:
     """Saves a valid decision, a refusal in the ledger too; returns who signed it."""
-    name = signer(decision, plan.policy.approvals, plan.matter)
+    name = signer(decision, case.policy.approvals, case.matter)
     if decision.decision == "refuse":
-        plan.ledger.refuse(
-            plan.plan, decision
-        )  # before the file, and again after a death: it records only the first
-    elif any(
-        (earlier.key_id, earlier.digest, earlier.decision)
-        == (decision.key_id, decision.digest, decision.decision)
-        for earlier in saved_decisions(context, plan.planned)
-    ):
+        # before the file, and again after a death: only the first is recorded
+        case.ledger.refuse(case.plan, decision)
+    elif any(_is_the_same(earlier, decision) for earlier in case.decisions):
         raise InputError(f"approval by {name}: already given. Each person counts once")
-    save_decision(context, plan.planned, decision)
+    save_decision(context, case.planned, decision)
     return name
 
 
-def approval_status(context: Context, plan: CheckedPlan) -> ApprovalStatus:
-    """Evaluates the saved decisions on a plan under its policy."""
-    return weigh(plan, saved_decisions(context, plan.planned))
+def _is_the_same(earlier: Decision, decision: Decision) -> bool:
+    return (earlier.key_id, earlier.digest, earlier.decision) == (
+        decision.key_id,
+        decision.digest,
+        decision.decision,
+    )
 
 
-def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
-    """Returns the status of a plan without a refusal; records a saved refusal in the ledger first."""
-    status = approval_status(context, plan)
-    if status.refusal is not None:
-        plan.ledger.refuse(plan.plan, status.refusal)
-    row = plan.ledger.refusal(plan.plan)
+def require_unrefused(case: ReleaseCase) -> None:
+    """Requires that no one refused the plan; records a saved refusal in the ledger first."""
+    refusal = case.approvals.refusal
+    if refusal is not None:
+        case.ledger.refuse(case.plan, refusal)
+    row = case.ledger.refusal(case.plan)
     if row is not None:
         raise StorageError(
             f"{row.entry.reason} (ledger row {row.sequence}). Nothing was released or charged"
         )
-    return status
 
 
-def require_read(plan: CheckedPlan, accepted: str | None) -> None:
+def require_read(case: ReleaseCase, accepted: str | None) -> None:
     """Refuses texts of no published list, unless the policy asks for signatures or someone states
     their digest.
     """
-    output = plan.planned.output
+    output = case.planned.output
     # guard: test_texts_that_nobody_read
-    if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:
+    if output.texts and not case.policy.approvals.minimum and accepted != output.texts_digest:
         raise StorageError(
-            f"plan {plan.plan.release_label}: the bundle would contain {len(output.texts)} texts "
-            "of no published "
-            "list. `autocoder plan PLAN` prints them. If all may be released, give "
-            "--accept-texts with the digest that "
-            "it prints, or have an officer sign (`approvals` of the policy)"
+            f"plan {case.plan.release_label}: the bundle would contain {len(output.texts)} texts "
+            "of no published list. `autocoder plan PLAN` prints them. If all may be released, "
+            "give --accept-texts with the digest that it prints, or have an officer sign "
+            "(`approvals` of the policy)"
         )
 
 
-def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deployed: bool) -> bool:
+def may_release(case: ReleaseCase, *, deployed: bool) -> bool:
     """Checks whether the plan may be released now. No one is asked to sign a plan that the gate
     would stop.
 
@@ -123,42 +73,22 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
         deployed: a deployment releases it, which can wait for approvals and needs a policy of the
             agency.
     """
-    if plan.released is not None:
+    if case.released is not None:
         return True
-    if deployed and plan.policy.digest == DEFAULT_POLICY.digest:
+    if deployed and case.policy.digest == DEFAULT_POLICY.digest:
         raise StorageError(
-            f"plan {file}: there is no budget policy, and without one a deployment releases "
-            "nothing. Record a "
-            "policy (`autocoder ledger change-policy`), then retry"
+            f"plan {case.file}: there is no budget policy, and without one a deployment releases "
+            "nothing. Record a policy (`autocoder ledger change-policy`), then retry"
         )
+    status = case.approvals
     if status.missing:
-        gate.check(plan)
+        gate.check(case)
     if status.missing and not deployed:
         missing = f"{status.missing} of {status.policy.approvals.signatures_required} missing"
         raise StorageError(
-            "; ".join((f"plan {file}: {missing} (`autocoder approve`)", *status.problems))
+            "; ".join((f"plan {case.file}: {missing} (`autocoder approve`)", *status.problems))
         )
     return not status.missing
-
-
-def weigh(plan: CheckedPlan, decisions: Sequence[Decision]) -> ApprovalStatus:
-    """Separates the decisions that count from those that do not."""
-    rule = plan.policy.approvals
-    good: list[Decision] = []
-    names: tuple[str, ...] = ()
-    problems: list[str] = []
-    refusal: Decision | None = None
-    for decision in decisions:
-        try:
-            if decision.decision == "refuse":
-                signer(decision, rule, plan.matter)
-                refusal = refusal or decision
-            else:
-                names = approvers([*good, decision], rule, plan.matter)
-                good.append(decision)
-        except InputError as error:
-            problems.append(str(error))
-    return ApprovalStatus(plan.policy, names, tuple(good), refusal, tuple(problems))
 
 
 def pinned_key(given: Path | None) -> Path | None:
@@ -181,7 +111,7 @@ def pinned_key(given: Path | None) -> Path | None:
     return pinned
 
 
-def require_agencys(ledger: Ledger, pinned: Path, *, first: bool = False) -> None:
+def require_agency_ledger(ledger: Ledger, pinned: Path, *, first: bool = False) -> None:
     """Refuses a ledger that no release shows to be the agency's: its budget would be anyone's word.
 
     Args:

@@ -19,9 +19,9 @@ from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
 from storage.ledger.wording import budget_json, describe_balance
 from tasks.parameters import LedgerParameters, RetrainParameters
-from tasks.releasing import approval, gate, ledger_access
+from tasks.releasing import gate, ledger_access
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.claims import privacy_unit
-from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import default_delta, describe_large_delta
 from tasks.releasing.ledger_records import find_record_set
 from tasks.releasing.plan import PlannedRelease, release_lock
@@ -184,14 +184,14 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:
             planned = PlannedRelease.load(file)
-            checked = CheckedPlan.of(planned, ledger)
+            case = ReleaseCase.read(context, planned, ledger, file=file)
         except (InputError, BudgetRefused):
             continue  # to be planned again before it can be released
-        if checked.released is not None:
+        if case.released is not None:
             continue
-        status = approval.approval_status(context, checked)
-        refusal, obstacle = ledger.refusal(planned.plan), gate.obstacle(checked)
-        unaudited, quoted = checked.measurement is None, shlex.quote(str(file))
+        status, obstacle = case.approvals, gate.obstacle(case)
+        refusal = ledger.refusal(planned.plan)
+        unaudited, quoted = case.measurement is None, shlex.quote(str(file))
         releasing = context.store.is_locked(release_lock(planned.plan))
         if refusal is not None or releasing:
             remedy = ""

@@ -17,7 +17,7 @@ from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import digest
-from storage.ledger import Evaluated, Ledger
+from storage.ledger import Evaluated
 from storage.ledger.models import Sample
 from storage.ledger.records import same_records
 
@@ -183,22 +183,22 @@ def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     return f"ε {upper_text(epsilon)}{other}"
 
 
-def audits_of(ledger: Ledger, fitted: str) -> Sequence[Evaluated]:
-    """Returns the audits of one fit or posterior, by its digest, oldest first."""
+def audits_of(measurements: Sequence[Evaluated], fitted: str) -> Sequence[Evaluated]:
+    """Returns the audits of one fit or posterior, by its digest, in the given order."""
     return [
         row
-        for row in _audits(ledger)
+        for row in _audits(measurements)
         if row.evaluation.artifact_digests.get(AUDITED_ARTIFACT) == fitted
     ]
 
 
-def _audits(ledger: Ledger) -> Iterator[Evaluated]:
-    return (row for row in ledger.measurements() if Evidence.found_in(row) is not None)
+def _audits(measurements: Sequence[Evaluated]) -> Iterator[Evaluated]:
+    return (row for row in measurements if Evidence.found_in(row) is not None)
 
 
-def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
+def _overlapping(measurements: Sequence[Evaluated], fingerprint: str) -> set[str]:
     samples: dict[str, list[Sample]] = {}
-    for row in ledger.measurements():
+    for row in measurements:
         measured = row.evaluation
         if measured.sample is not None:
             samples.setdefault(measured.data_fingerprint, []).append(measured.sample)
@@ -228,13 +228,13 @@ def method_identity(fingerprint: str | None, event: Mapping[str, Any] | None) ->
 
 
 def measurement_of(
-    ledger: Ledger,
+    measurements: Sequence[Evaluated],
     *,
     fitted: str,
     fingerprint: str,
     event: Event,
     claim: Claim,
-    minimum: float | None = None,
+    minimum: float,
 ) -> Measurement | None:
     """Returns the audit that speaks most against a claim, or the best one for it; None without any
     audit.
@@ -243,18 +243,18 @@ def measurement_of(
     smaller bound takes nothing back: each of them holds with its own confidence.
 
     Args:
+        measurements: that the ledger has, oldest first.
         fitted: digest of the fit or posterior.
         fingerprint: of its records.
-        minimum: the least share of the claim that perfect guesses must have been able to show; by
-            default the policy's.
+        minimum: the least share of the claim that perfect guesses must have been able to show
+            (the policy's `audit_reach`).
     """
-    minimum = ledger.policy().audit_reach if minimum is None else minimum
     stated = event.of_training.model_dump(mode="json")  # audits rerun the training alone
-    subjects = {method_identity(row, stated) for row in _overlapping(ledger, fingerprint)}
-    candidate_rows = audits_of(ledger, fitted)
+    subjects = {method_identity(row, stated) for row in _overlapping(measurements, fingerprint)}
+    candidate_rows = audits_of(measurements, fitted)
     others = [
         row
-        for row in _audits(ledger)
+        for row in _audits(measurements)
         if method_identity(row.evaluation.data_fingerprint, row.event) in subjects
     ]
     evidence = {

@@ -9,126 +9,51 @@ inconclusive one is refused and overridden in the same way.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 
-from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import of_one_record
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Ledger, Policy, ReleasePlan, ReleaseRow
-from storage.ledger.content import release_terms
-from storage.ledger.decisions import Matter, signer
+from storage.ledger import BudgetRefused, Decision, ReleaseRow
+from storage.ledger.decisions import signer
 from storage.ledger.entries import Blocked, ChainRow, Overridden, StatedAudit
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.evidence import (
     CONTRADICTED,
     INCONCLUSIVE,
     USUAL_CONFIDENCE,
     Evidence,
     Measurement,
-    audits_of,
     describe_reach,
     has_reruns,
-    measurement_of,
 )
-from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context
 
 
-@dataclass(frozen=True)
-class CheckedPlan:
-    """Holds a plan that could be released, the policy in force, its release if it has one, and what
-    is signed of it.
-    """
-
-    planned: PlannedRelease
-    ledger: Ledger
-    policy: Policy
-    released: ReleaseRow | None
-    """Its release as it is now."""
-    matter: Matter
-    """What a signature on it is about."""
-
-    @property
-    def plan(self) -> ReleasePlan:
-        return self.planned.plan
-
-    @property
-    def digest(self) -> str:
-        """Returns the SHA-256 of everything that an approval covers."""
-        return self.matter.digest
-
-    @cached_property
-    def measurement(self) -> Measurement | None:
-        """Returns the audit that speaks most against the claim, or the best one for it; None
-        without any audit.
-        """
-        return measurement_of(
-            self.ledger,
-            fitted=self.planned.candidate.fitted.sha256,
-            fingerprint=self.plan.data_fingerprint,
-            event=self.plan.event,
-            claim=self.plan.claim,
-            minimum=self.policy.audit_reach,
-        )
-
-    def require_current(self, context: Context) -> None:
-        """Requires, of a plan without a release, that it is this ledger's and states how its fit
-        was chosen.
-        """
-        if self.released is not None:
-            return
-        self.ledger.require_here(self.plan)
-        now = self.planned.selection_now(self.ledger, context)
-        # guard: test_the_number_left_out_or_another
-        if now != self.planned.selection:
-            raise MechanismError(
-                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are "
-                "told this, so the plan "
-                "must state it. Nothing was charged. State it again, which takes seconds and "
-                "needs approvals again: "
-                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then "
-                "release it"
-            )
-
-    @staticmethod
-    def of(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None) -> CheckedPlan:
-        """Returns a plan with what the ledger knows of it now; the policy is by default the one in
-        force.
-        """
-        plan = planned.plan
-        matter = Matter("release", planned.digest, release_terms(plan), plan.requester)
-        return CheckedPlan(
-            planned, ledger, policy or ledger.policy(), ledger.find(plan.idempotency_key), matter
-        )
-
-
-def check(plan: CheckedPlan) -> StatedAudit | None:
+def check(case: ReleaseCase) -> StatedAudit | None:
     """Accepts a plan or refuses it; returns the measurement for the release's row."""
-    measurement, problem = plan.measurement, obstacle(plan)
+    measurement, problem = case.measurement, obstacle(case)
     if problem is None:
-        return None if measurement is None else _stated(plan, measurement)
+        return None if measurement is None else _stated(case, measurement)
     if measurement is None or measurement.verdict != CONTRADICTED:
         raise BudgetRefused(problem)
-    row = plan.ledger.note(
+    row = case.ledger.note(
         Blocked(
-            plan_digest=plan.digest,
+            plan_digest=case.digest,
             audit_row=measurement.ledger_sequence,
             line=measurement.line,
-            requester=plan.plan.requester,
+            requester=case.plan.requester,
         )
     )
     raise BudgetRefused(
         f"the audit of row {measurement.ledger_sequence} contradicts the claim: "
         f"{measurement.line}. Blocked (ledger "
-        f"row {row.sequence}). Nothing was released or charged. {_remedy(plan)}"
+        f"row {row.sequence}). Nothing was released or charged. {_remedy(case)}"
     )
 
 
-def _stated(plan: CheckedPlan, measurement: Measurement) -> StatedAudit:
-    by = _overridden(plan, measurement)
+def _stated(case: ReleaseCase, measurement: Measurement) -> StatedAudit:
+    by = _overridden(case, measurement)
     figures = measurement.model_dump(mode="json")
     if by is None:
         return StatedAudit(line=measurement.line, **figures)
@@ -137,9 +62,9 @@ def _stated(plan: CheckedPlan, measurement: Measurement) -> StatedAudit:
     return StatedAudit(line=line, **figures, overridden_by=by)
 
 
-def _remedy(plan: CheckedPlan) -> str:
+def _remedy(case: ReleaseCase) -> str:
     signed = "`autocoder approve --despite-audit` with a reason and an approver's key"
-    if plan.plan.claim.guarantee_kind == "formal":
+    if case.plan.claim.guarantee_kind == "formal":
         return (
             "A formal claim that is contradicted is a fault of the program: report it. Only "
             f"{signed} lets it pass"
@@ -150,22 +75,19 @@ def _remedy(plan: CheckedPlan) -> str:
     )
 
 
-def obstacle(plan: CheckedPlan) -> str | None:
+def obstacle(case: ReleaseCase) -> str | None:
     """Returns in one sentence why the gate would refuse a plan now. Records nothing."""
-    measurement = plan.measurement
-    if measurement is not None and _overridden(plan, measurement) is not None:
+    measurement = case.measurement
+    if measurement is not None and _overridden(case, measurement) is not None:
         return None
     if measurement is not None and measurement.verdict == CONTRADICTED:
         return f"the audit of row {measurement.ledger_sequence} contradicts the claim"
-    return _lacks_audit(plan, measurement) if plan.policy.require_audit else None
+    return _lacks_audit(case, measurement) if case.policy.require_audit else None
 
 
-def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
-    policy, claim = plan.policy, plan.plan.claim
-    rows = [
-        Evidence.of(row.evaluation.details)
-        for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)
-    ]
+def _lacks_audit(case: ReleaseCase, measurement: Measurement | None) -> str | None:
+    policy, claim = case.policy, case.plan.claim
+    rows = [Evidence.of(row.evaluation.details) for row in case.audits]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
     reran = [bound for bound in rows if has_reruns(bound)]
     if any(bound.judge(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
@@ -193,7 +115,7 @@ def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | No
     )
 
 
-def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str]:
+def override_terms(case: ReleaseCase, measurement: Measurement) -> dict[str, str]:
     """Returns the terms that an override signs, with the plan's digest. A larger bound makes it
     stale.
     """
@@ -203,13 +125,13 @@ def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str
     }
     if measurement.verdict != CONTRADICTED:
         named["verdict"] = measurement.verdict
-    return {**plan.matter.terms, **named}
+    return {**case.matter.terms, **named}
 
 
-def override(plan: CheckedPlan, decision: Decision) -> ChainRow:
+def override(case: ReleaseCase, decision: Decision) -> ChainRow:
     """Records a signed override."""
-    measurement = plan.measurement
-    if measurement is None or not _blocks(plan, measurement):
+    measurement = case.measurement
+    if measurement is None or not _blocks(case, measurement):
         raise InputError(
             "override: no audit contradicts this plan's claim. There is nothing to override"
         )
@@ -220,42 +142,42 @@ def override(plan: CheckedPlan, decision: Decision) -> ChainRow:
             f"confidence above {USUAL_CONFIDENCE:g}. Run `autocoder audit` with --trials, then "
             "sign its result"
         )
-    return plan.ledger.note(
+    return case.ledger.note(
         Overridden(
-            plan_digest=plan.digest,
+            plan_digest=case.digest,
             audit_row=measurement.ledger_sequence,
             line=measurement.line,
             decision=decision,
-            by=_signer(plan, measurement, decision),
-            requester=plan.plan.requester,
+            by=_signer(case, measurement, decision),
+            requester=case.plan.requester,
         )
     )
 
 
-def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
+def _blocks(case: ReleaseCase, measurement: Measurement) -> bool:
     return measurement.verdict == CONTRADICTED or (
-        plan.policy.require_audit and measurement.verdict == INCONCLUSIVE
+        case.policy.require_audit and measurement.verdict == INCONCLUSIVE
     )
 
 
-def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
+def _overridden(case: ReleaseCase, measurement: Measurement) -> str | None:
     """Returns who overrode this measurement of this plan. Checks the signature again; a row alone
     is not enough.
     """
-    if not _blocks(plan, measurement):
+    if not _blocks(case, measurement):
         return None
-    for row in plan.ledger.rows():
+    for row in case.ledger.rows():
         entry = None if isinstance(row, ReleaseRow) else row.entry
-        if not isinstance(entry, Overridden) or entry.plan_digest != plan.digest:
+        if not isinstance(entry, Overridden) or entry.plan_digest != case.digest:
             continue
         moment = datetime.fromisoformat(row.recorded_at)
         with suppress(InputError):
-            return _signer(plan, measurement, entry.decision, moment=moment)
+            return _signer(case, measurement, entry.decision, moment=moment)
     return None
 
 
 def _signer(
-    plan: CheckedPlan,
+    case: ReleaseCase,
     measurement: Measurement,
     decision: Decision,
     *,
@@ -263,5 +185,5 @@ def _signer(
 ) -> str:
     if decision.decision != "approve" or not decision.reason.strip():
         raise InputError("override: the reason is missing. Give --reason")
-    matter = replace(plan.matter, subject="override", terms=override_terms(plan, measurement))
-    return signer(decision, plan.policy.approvals, matter, moment=moment)
+    matter = replace(case.matter, subject="override", terms=override_terms(case, measurement))
+    return signer(decision, case.policy.approvals, matter, moment=moment)

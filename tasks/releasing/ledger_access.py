@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError
+from storage.errors import InputError, StorageError
 from storage.figures import delta_text
 from storage.ledger import Ledger, Policy, database_exists
+from storage.ledger.database import parse_url
 from storage.ledger.journal import journals_of
 from storage.ledger.recovery import draws
 from tasks.parameters import LedgerParameters, RetrainParameters
@@ -90,6 +91,25 @@ def given_policy(settings: LedgerParameters) -> Policy:
 
 def existing_ledger(context: Context, settings: LedgerParameters) -> Ledger | None:
     return open_ledger(context, settings) if database_exists(ledger_url(context)) else None
+
+
+def require_ledger(context: Context, settings: LedgerParameters) -> Ledger:
+    """Opens the ledger under which the plans of a workspace were made; creates none."""
+    ledger = existing_ledger(context, settings)
+    if ledger is not None:
+        return ledger
+    place = parse_url(ledger_url(context)).database
+    for journal in journals_of(context.workspace):
+        mark = journal.last()
+        if mark is not None:
+            raise StorageError(
+                f"there is no ledger at {place}, and {journal.name} has used {mark}. Name or "
+                "restore the ledger that was used"
+            )
+    raise InputError(
+        f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
+        "or AUTOCODER_LEDGER_URL"
+    )
 
 
 def ledger_url(context: Context) -> str:

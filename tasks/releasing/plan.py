@@ -9,7 +9,7 @@ since it holds the references of private artifacts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -221,11 +221,17 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def of(
-        ledger: Ledger, context: Context, planned: Candidate, *, fingerprint: str, weighted: bool
+        measurements: Sequence[Evaluated],
+        context: Context,
+        planned: Candidate,
+        *,
+        fingerprint: str,
+        weighted: bool,
     ) -> Selection:
         """Returns how a candidate was chosen, by the ledger's rows on its records.
 
         Args:
+            measurements: that the ledger has.
             fingerprint: of the records.
             weighted: the candidate is a posterior with risk weights.
         """
@@ -233,7 +239,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             context.store.open(ref)
         sample = sample_of(context, planned.dataset)
         same: list[Evaluated] = []
-        for row in ledger.measurements():
+        for row in measurements:
             measured = row.evaluation
             if measured.kind != "evaluation":
                 continue
@@ -318,8 +324,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         """Checks whether a bundle can hold this model: not every mechanism has one."""
         return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
-    def bind(self, ledger: Ledger, context: Context) -> PlannedRelease:
-        """Binds the plan to this ledger at its newest row, and states how its fit was chosen by the
+    def attach_ledger(self, ledger: Ledger, context: Context) -> PlannedRelease:
+        """Attaches the plan to this ledger at its newest row, and states how its fit was chosen by the
         ledger's rows and what its policy says for a registry.
 
         An equal saved plan stays, with its approvals.
@@ -328,7 +334,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         if registry != output.registry:
             output = output.with_texts(context, self.candidate, self.plan, registry=registry)
         bound = self.model_copy(update={"output": output}).with_selection(
-            context, self.selection_now(ledger, context), ledger=None
+            context, self.selection_now(ledger.measurements(), context), ledger=None
         )
         try:
             saved = PlannedRelease.load(self.file(context))
@@ -343,10 +349,10 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             ledger=ledger.ensure_genesis_row(requester=self.plan.requester),
         )
 
-    def selection_now(self, ledger: Ledger, context: Context) -> Selection:
+    def selection_now(self, measurements: Sequence[Evaluated], context: Context) -> Selection:
         """Returns how the fit was chosen, by the ledger's rows as they are now."""
         return Selection.of(
-            ledger,
+            measurements,
             context,
             self.candidate,
             fingerprint=self.plan.data_fingerprint,
@@ -441,7 +447,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         write_atomically(file, content.encode() + b"\n")
         return file
 
-    def keep(self, context: Context) -> None:
+    def save_reserved(self, context: Context) -> None:
         """Keeps the plan by its digest, for the reservation that is about to be made of it."""
         file = _reserved_file(context, self.digest)
         if not file.is_file():

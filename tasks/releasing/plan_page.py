@@ -10,46 +10,37 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from mechanisms.errors import MechanismError
-from mechanisms.model.config import TARGETS
 from mechanisms.privacy.events import ParallelEvent, is_exact
-from storage.bundle.stated import accuracy_lines, read_stated
-from storage.errors import InputError, StorageError
+from storage.bundle.stated import accuracy_lines
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
-from storage.ingest import Units, units_of
+from storage.ingest import Units
 from storage.ledger import (
     BudgetRefused,
     Charge,
-    ComparisonFit,
-    Evaluated,
     Ledger,
     ReleaseRow,
-    Sensitivity,
 )
 from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
 from storage.ledger.report import revocation_text
 from storage.ledger.wording import describe_successors
-from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
 from tasks.pages.render import Table, render
-from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, code_lists, gate
-from tasks.releasing.approval import ApprovalStatus
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.code_lists import CodeListVerdict
+from tasks.releasing.decisions import ApprovalStatus
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
-from tasks.releasing.gate import CheckedPlan
-from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
-from tasks.releasing.ledger_records import save_record_set
+from tasks.releasing.ledger_access import describe_large_delta
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.promise import promise_of
+from tasks.releasing.scores import accuracy_by_epsilon, candidate_scores, reference_f1
+from tasks.releasing.surroundings import Surroundings, told_by_bundle
 from tasks.releasing.test_half import REASONS
 from tasks.running.stage import Context
 
@@ -91,19 +82,32 @@ class Answer:
 
 @dataclass(frozen=True)
 class PlanPage:
-    planned: PlannedRelease
-    status: ApprovalStatus
-    file: str
+    case: ReleaseCase
     answers: tuple[Answer, ...]
     assumed: tuple[Mapping[str, str], ...]
-    released: ReleaseRow | None = None
-    """The ledger's row of its release, where it has one."""
     revoked: str = ""
     """When and why that release was revoked, and who has it."""
     units: Units | None = None
     """Of its records; None where a record is the unit, or where the records are elsewhere."""
     told: Mapping[str, Any] | None = None
     """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
+
+    @property
+    def planned(self) -> PlannedRelease:
+        return self.case.planned
+
+    @property
+    def status(self) -> ApprovalStatus:
+        return self.case.approvals
+
+    @property
+    def file(self) -> str:
+        return str(self.case.file)
+
+    @property
+    def released(self) -> ReleaseRow | None:
+        """The ledger's row of its release, where it has one."""
+        return self.case.released
 
     @property
     def title(self) -> str:
@@ -146,17 +150,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def page_of(
-    plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None
-) -> PlanPage:
+def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
     """Answers what an officer would ask about a plan, the promise first.
 
     Args:
-        file: path that the officer gives to `autocoder approve`.
-        context: the plan's context in its workspace; None: the records are not available.
+        here: what the plan's workspace tells; None: the records are not available.
     """
-    context = context or PlanContext()
-    records, planned, ledger = context.records, plan.planned, plan.ledger
+    here = here or Surroundings()
+    records, planned, ledger = here.records, case.planned, case.ledger
     claim = planned.plan.claim
     statements = sentences_of(
         {
@@ -172,35 +173,22 @@ def page_of(
             "accuracy_stated": isinstance(planned.plan.event, ParallelEvent),
         }
     )
-    scores = candidate_scores(ledger, planned)
+    scores = candidate_scores(case.measurements, planned)
     answers = [
         _promise(planned),
-        _accuracy(scores, ledger, planned),
+        _accuracy(scores, case),
         _alone(scores),
-        _cost(plan, records),
-        _leakage(plan, file),
-        *([] if context.lists is None else [_lists(context.lists)]),
-        *(
-            []
-            if context.outdated is None
-            else [Answer("outdated", "warning", {"why": context.outdated})]
-        ),
-        _siblings(planned, ledger, records),
-        _decision(status, file),
+        _cost(case, records),
+        _leakage(case),
+        *([] if here.lists is None else [_lists(here.lists)]),
+        *([] if here.outdated is None else [Answer("outdated", "warning", {"why": here.outdated})]),
+        _related_releases(planned, ledger, records),
+        _decision(case),
     ]
     assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
-    revoked = "" if plan.released is None else revocation_text(ledger, plan.released.release_id)
-    return PlanPage(
-        planned,
-        status,
-        file,
-        tuple(answers),
-        assumed,
-        plan.released,
-        revoked,
-        context.units,
-        context.told,
-    )
+    released = case.released
+    revoked = "" if released is None else revocation_text(ledger, released.release_id)
+    return PlanPage(case, tuple(answers), assumed, revoked, here.units, here.told)
 
 
 def markdown(page: PlanPage) -> str:
@@ -272,14 +260,14 @@ def _values(page: PlanPage) -> dict[str, Any]:
     }
 
 
-def _leakage(plan: CheckedPlan, file: str) -> Answer:
-    measurement, formal = plan.measurement, plan.plan.claim.guarantee_kind == "formal"
+def _leakage(case: ReleaseCase) -> Answer:
+    measurement, formal = case.measurement, case.plan.claim.guarantee_kind == "formal"
     if measurement is None:
-        required = plan.policy.require_audit
+        required = case.policy.require_audit
         figures = {
             "audited": False,
             "formal": formal,
-            "file": shlex.quote(file),
+            "file": shlex.quote(str(case.file)),
             "required": required,
         }
         return Answer("leakage", "note" if formal and not required else "warning", figures)
@@ -303,23 +291,23 @@ def _promise(planned: PlannedRelease) -> Answer:
     return Answer("promise", proven if formal and not large_delta else "investigate", figures)
 
 
-def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
-    plan, released = checked.plan, checked.released
+def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
+    plan, released = case.plan, case.released
     if released is not None:
         charged = {
             "epsilon": None if released.epsilon is None else up(released.epsilon),
             "cohorts": plan.cohorts,
         }
-        revoked = checked.ledger.revocation(released.release_id)
+        revoked = case.ledger.revocation(released.release_id)
         state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
         figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
         return Answer("cost", "note" if revoked is None else "warning", figures)
-    same = release_of_fit(checked.ledger, checked.planned)
-    figures: dict[str, Any] = {"released": None, "policy": checked.policy.name, "refusal": None}
+    same = release_of_fit(case)
+    figures: dict[str, Any] = {"released": None, "policy": case.policy.name, "refusal": None}
     figures["same_fit"] = None if same is None else same.release_id
     figures["by_name_alone"] = records is None
     try:
-        charges = checked.ledger.quote(plan, records=records)
+        charges = case.ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
@@ -380,10 +368,11 @@ def _charges(charges: Sequence[Charge]) -> Table:
     return head, rows
 
 
-def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelease) -> Answer:
-    reference = reference_f1(ledger, planned)
+def _accuracy(scores: Mapping[str, float], case: ReleaseCase) -> Answer:
+    planned = case.planned
+    reference = reference_f1(case.measurements, planned)
     loss = None if reference is None or not scores else reference - scores["weighted_f1"]
-    curve = accuracy_by_epsilon(ledger, planned)
+    curve = accuracy_by_epsilon(case.measurements, planned)
     if scores and planned.plan.claim.epsilon is not None:
         curve |= {float(f"{planned.plan.claim.epsilon:.3g}"): scores["weighted_f1"]}
     figures = {
@@ -417,7 +406,7 @@ def _lists(words: Sequence[CodeListVerdict]) -> Answer:
     return Answer("lists", "investigate" if own else "fine" if words else "note", {"words": words})
 
 
-def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
+def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
     others = ledger.overlaps(Sought.of(planned.plan), records=records)
     names = other_population_names(planned.plan.population, others)
     figures = {
@@ -441,10 +430,11 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
         for row, shares in ((other.row, other.shares) for other in others)
     ]
     verdict: Verdict = "warning" if names else "investigate" if others else "fine"
-    return Answer("siblings", verdict, figures, table=(head, rows) if rows else None)
+    return Answer("related", verdict, figures, table=(head, rows) if rows else None)
 
 
-def _decision(status: ApprovalStatus, file: str) -> Answer:
+def _decision(case: ReleaseCase) -> Answer:
+    status = case.approvals
     rule = status.policy.approvals
     figures = {
         "policy": status.policy.name,
@@ -455,7 +445,7 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
         "missing": status.missing,
         "problems": status.problems,
         "refused": status.refusal is not None,
-        "file": shlex.quote(file),
+        "file": shlex.quote(str(case.file)),
     }
     open_ = status.missing or status.problems
     return Answer(
@@ -465,180 +455,21 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
     )
 
 
-def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> ReleaseRow | None:
+def release_of_fit(case: ReleaseCase) -> ReleaseRow | None:
     """Returns the newest release of the plan's very fit under whatever plan, None where it has
     none.
 
     A posterior has none: each draw of it is another model.
     """
-    if planned.candidate.is_sampled:
+    if case.planned.candidate.is_sampled:
         return None
-    fit = planned.candidate.fitted.sha256
-    rows = [row for row in ledger.releases() if row.state != "burned"]
+    fit = case.planned.candidate.fitted.sha256
+    rows = [row for row in case.ledger.releases() if row.state != "burned"]
     same = (row for row in reversed(rows) if row.plan.artifact_digests.get("fit") == fit)
     return next(same, None)
 
 
-def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
-    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that
-    it codes alone (`calibration.coded_alone`) where measured; empty without scores.
-    """
-    fitted = planned.candidate.fitted.sha256
-    for row in reversed(_scored(ledger)):
-        measured = row.evaluation
-        if (
-            isinstance(measured.subject, ComparisonFit)
-            and measured.artifact_digests.get("fit") == fitted
-        ):
-            return _scores(measured.details)
-    return {}
-
-
-def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
-    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk
-    weights, or a comparison's; None where neither was scored.
-    """
-    unprotected = [
-        row
-        for row in _scored(ledger)
-        if isinstance(subject := row.evaluation.subject, Sensitivity)
-        and subject.round == _UNWEIGHTED
-        and row.evaluation.data_fingerprint == planned.plan.data_fingerprint
-    ]
-    unprotected += [row for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
-    return max(map(_weighted_f1, unprotected), default=None)
-
-
-def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
-    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a
-    comparison's seeds.
-    """
-    scores: dict[float, list[float]] = {}
-    for row in _compared(ledger, planned):
-        event, planned_event = row.evaluation.event, planned.plan.event
-        same = event and event.of_training.mechanism == planned_event.of_training.mechanism
-        if same and row.epsilon is not None:
-            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(_weighted_f1(row))
-    return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
-
-
-def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Evaluated]:
-    rows = [row for row in _scored(ledger) if isinstance(row.evaluation.subject, ComparisonFit)]
-    fingerprint = planned.plan.data_fingerprint
-    return [row for row in rows if row.evaluation.data_fingerprint == fingerprint]
-
-
-def _scored(ledger: Ledger) -> list[Evaluated]:
-    return [row for row in ledger.measurements() if _F1 in row.evaluation.details]
-
-
-def _weighted_f1(row: Evaluated) -> float:
-    return row.evaluation.details[_F1]
-
-
-def _scores(details: Mapping[str, Any]) -> dict[str, float]:
-    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
-    named = (_F1, "macro_f1", *alone, "surest_accuracy", "surest_share")
-    return {name: details[name] for name in named if name in details}
-
-
-_F1 = "weighted_f1"
-_UNWEIGHTED = "base"
-"""The round of a pseudo posterior whose fit has no risk weights, and no privacy."""
-
-
-@dataclass(frozen=True)
-class PlanContext:
-    records: RecordSet | None = None
-    """Marks of its records: earlier releases of them, by whatever name, are charged and named with
-    it.
-    """
-    lists: Sequence[CodeListVerdict] | None = ()
-    """The gate's verdicts on its code lists; empty without the records, None where no bundle can
-    hold the model.
-    """
-    outdated: str | None = None
-    """Why it would be refused as it is: other fits of its records were recorded since, or its fit
-    is gone.
-    """
-    units: Units | None = None
-    """Of its records; None where a record is the unit, or without them."""
-    told: Mapping[str, Any] | None = None
-    """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
-
-    @staticmethod
-    def of(context: Context, plan: CheckedPlan) -> PlanContext:
-        """Reads the context; returns defaults where the records are elsewhere, as on an officer's
-        machine.
-        """
-        planned = plan.planned
-        folder, private = (
-            Path(planned.candidate.dataset.path),
-            Workspace(Path(context.home)).private,
-        )
-        if not folder.is_dir() or not folder.resolve().is_relative_to(private.resolve()):
-            return PlanContext()
-        try:
-            records = save_record_set(context, planned.candidate.dataset)
-        except StorageError:
-            return PlanContext()
-        bundled = planned.has_bundle(context.store)
-        lists = (
-            (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
-        )
-        return PlanContext(records, lists, _outdated(context, plan), units_of(folder))
-
-
-def _outdated(context: Context, plan: CheckedPlan) -> str | None:
-    if plan.released is not None:
-        return None  # the choice no longer matters
-    try:
-        plan.require_current(context)
-    except (MechanismError, StorageError, BudgetRefused) as error:
-        return str(error)
-    return None
-
-
-def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> PlanPage:
-    """Loads the page of a plan from its workspace and ledger, by default the workspace's own.
-    Changes nothing.
-    """
-    ledger = existing_ledger(context, LedgerParameters())
-    if ledger is None:
-        raise InputError(
-            f"{context.home} has no ledger with budget and audits. Give the plan's workspace "
-            "(--home), "
-            "or AUTOCODER_LEDGER_URL"
-        )
-    plan = CheckedPlan.of(planned, ledger)
-    status = approval.approval_status(context, plan)
-    here = replace(PlanContext.of(context, plan), told=_told(context, plan))
-    return page_of(plan, status, file=str(file), context=here)
-
-
-def _told(context: Context, plan: CheckedPlan) -> Mapping[str, Any] | None:
-    if plan.released is None:
-        return None
-    return read_stated(context.workspace.bundles / str(plan.released.release_id))
-
-
-def require_releasable(context: Context, checked: CheckedPlan) -> None:
-    """Refuses to sign what a release would refuse now."""
-    plan, ledger = checked.plan, checked.ledger
-    if checked.released is not None:
-        raise InputError(
-            f"plan {plan.release_label}: it is release {checked.released.release_id} already"
-        )
-    refusal = ledger.refusal(plan)
-    if refusal is not None:
-        raise InputError(
-            f"plan {plan.release_label}: {refusal.entry.reason} (ledger row {refusal.sequence})"
-        )
-    ledger.require_here(plan)
-    here = PlanContext.of(context, checked)
-    if here.outdated is not None:
-        raise InputError(here.outdated)
-    ledger.quote(plan, records=here.records)
-    obstacle = gate.obstacle(checked)
-    if obstacle is not None:
-        raise InputError(f"plan {plan.release_label}: {obstacle}")
+def load_plan_page(context: Context, case: ReleaseCase) -> PlanPage:
+    """Loads the page of a plan from its workspace and ledger. Changes nothing."""
+    told = told_by_bundle(context, case)
+    return page_of(case, replace(Surroundings.of(context, case), told=told))

@@ -1,51 +1,40 @@
 """Releases a plan: reserves, draws once, builds the bundle, commits, seals.
 
 A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file,
-the bundle by its folder. A draw exists once its file is in place, and nothing depends on it
-earlier. A link puts the file there and fails if one exists, so that there is never a second.
+the bundle by its folder.
 
 Whoever writes the private workspace may change a file at any moment. So each input is read once,
 into a folder of this process (`Context.copying`): what is digested there is what is parsed and
-released. The sample stays in memory, and one from before a crash counts by the digest in the
-ledger's row, or by this machine's signature.
+released. The sample stays in memory.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rfc8785
 from pydantic import BaseModel
 
-from mechanisms.model import checkpoint
-from mechanisms.privacy.events import ParallelEvent
 from storage.artifacts import ArtifactRef
 from storage.bundle import folder as bundle
 from storage.bundle.seal import release_key, seal
-from storage.codelist import groups
-from storage.datasets import load_codes
-from storage.durable import read_regular, write_atomically
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, ReleasePlan, ReleaseRow, heads
+from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.content import anticipated
 from storage.ledger.fold import Sought
 from storage.ledger.ledger import require_plan
+from storage.ledger.records import RecordSet
 from storage.ledger.recovery import (
-    BEGUN_DRAW,
-    FRESH_DRAW,
     announce_bundle,
     announced_bundle,
     draw_path,
-    draws,
 )
 from storage.ledger.registry import (
     other_population_names,
@@ -55,23 +44,18 @@ from tasks.bundle import fill, licence, thresholds
 from tasks.bundle.deployment import Deployment
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
-from tasks.releasing import approval, gate
+from tasks.releasing import approval, drawing, gate
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.claims import claim_at, key_of
-from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease, own_candidate, release_lock
-from tasks.releasing.samples import Sample
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-
-_MOST_OF_A_DRAW = 16 << 30
-"""Bytes of a sample's file."""
 
 
 class Released(BaseModel, frozen=True):
@@ -90,11 +74,8 @@ class Released(BaseModel, frozen=True):
     """
 
 
-def save_plan(
-    context: Context, planned: PlannedRelease, settings: LedgerParameters
-) -> tuple[PlannedRelease, Path]:
-    """Binds a plan to the ledger of this run, adds its selection disclosures and saves it; returns
-    plan and file.
+def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> ReleaseCase:
+    """Attaches a plan to the ledger of this run, adds its selection disclosures and saves it.
 
     A policy given to this run is put in force, for audit, approval and release too.
     """
@@ -103,42 +84,34 @@ def save_plan(
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
     row = ledger.find(planned.plan.idempotency_key)
-    if (
-        row is not None
-    ):  # the reservation has its plan, whatever another run of the same method would plan now
-        reserved = PlannedRelease.reserved(context, row)
-        return reserved, reserved.save(context)
-    planned = planned.bind(ledger, context)
-    return planned, planned.save(context)
+    # the reservation has its plan, whatever another run of the same method would plan now
+    reserved = None if row is None else PlannedRelease.reserved(context, row)
+    planned = reserved or planned.attach_ledger(ledger, context)
+    return ReleaseCase.read(context, planned, ledger, file=planned.save(context))
 
 
-def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
-    """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no
-    ledger.
+def open_case(context: Context, file: Path, settings: BundleParameters) -> ReleaseCase:
+    """Opens the case of a plan, and refuses a plan that is out of date, before a server starts and
+    anyone is asked. Creates nothing.
     """
-    ledger = existing_ledger(context, settings)
-    if ledger is not None:
-        checked = CheckedPlan.of(planned, ledger)
-        checked.require_current(context)
-        if checked.released is None:
-            approval.require_read(checked, getattr(settings, "accept_texts", None))
+    planned = PlannedRelease.load(file.expanduser())
+    case = ReleaseCase.open(context, planned, settings, file=file)
+    case.require_current(context)
+    if case.released is None:
+        approval.require_read(case, settings.accept_texts)
+    return case
 
 
-def renew_plan(
-    context: Context, file: Path, settings: LedgerParameters
-) -> tuple[PlannedRelease, Path]:
-    """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and
-    file.
-    """
-    planned = PlannedRelease.load(file)
-    ledger = open_ledger(context, settings)
-    released = ledger.find(planned.plan.idempotency_key)
-    if released is not None:
+def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> ReleaseCase:
+    """States a plan's selection again, from the ledger's rows; fit and claim stay."""
+    case = ReleaseCase.open(context, PlannedRelease.load(file), settings, file=file)
+    if case.released is not None:
         raise InputError(
-            f"plan {file}: it is release {released.release_id} already. There is nothing to renew"
+            f"plan {file}: it is release {case.released.release_id} already. There is nothing to "
+            "renew"
         )
-    planned.check(context)
-    return save_plan(context, planned, settings)
+    case.planned.check(context)
+    return save_plan(context, case.planned, settings)
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:
@@ -169,120 +142,149 @@ def existing_release(
     return ledger.find(key_of(method, fingerprint, parameters.release.label))
 
 
-def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
+def release(context: Context, case: ReleaseCase, settings: BundleParameters) -> Released:
     """Releases a plan, or resumes or returns the release that the plan already has."""
     with (
         private_errors("release"),
         progress.report_failures("release"),
-        context.store.lock(release_lock(planned.plan)),
+        context.store.lock(release_lock(case.plan)),
         ExitStack() as files,
     ):
         progress.started("release")
         started = time.monotonic()
         key = _release_key(context, settings)
-        ledger = open_ledger(context, settings, key=key)
-        ledger.require_signer()
-        checked = CheckedPlan.of(planned, ledger)
-        row = checked.released
+        case = case.with_ledger(case.ledger.with_key(key))
+        case.ledger.require_signer()
+        row = case.ledger.find(case.plan.idempotency_key)
         if row is None:
-            ledger.require_here(planned.plan)
+            case.ledger.require_here(case.plan)
         else:
             # guard: test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1
-            require_plan(row, planned.digest)
-            planned = PlannedRelease.reserved(context, row)
-        plan = planned.plan
-        own = files.enter_context(context.copying(planned.output.public))
-        planned.check(own)
-        candidate = own_candidate(own, planned)
-        settings = planned.output.apply_to(settings)
-        if row is None:
-            checked.require_current(own)
-            approval.require_read(checked, settings.accept_texts)
-            _require_undrawn(context, plan)
-            status = approval.approval_status(context, checked)
-            records = save_record_set(own, candidate.dataset)
-            audit = gate.check(checked)
-            charges = ledger.quote(
-                plan, records=records
-            )  # what the budget refuses need not be rehearsed
-            expected, stated = anticipated(plan, audit=audit), checked.policy.registry
-            deployment = Deployment(expected, charges, stated, repeated=False)
-            # guard: test_a_title_that_nobody_signed
-            fill.rehearse(own, expected, candidate, settings, planned.output.texts, deployment)
-            planned.keep(context)
-            row = ledger.reserve(
-                plan,
-                plan_digest=planned.digest,
-                decisions=status.decisions,
-                audit=audit,
-                records=records,
-            )
-        release_id = row.release_id
-        if row.state == "burned":
-            raise StorageError(
-                f"release {release_id} of this plan was burned ({row.reason}). Choose another "
-                "release.label"
-            )
-        reused = row.state == "committed"
-        if row.state == "reserved":
-            # guard: test_an_audit_between_reservation_and_draw
-            gate.check(checked)
-        drawn: Draw | None = None
-        if row.state != "committed":
-            ledger.require_drawable(release_id)
-            progress.report("release", 1, 4)
-            drawn = _draw_once(own, row, planned, key)
-            progress.report("release", 2, 4)
-            row = _mark_drawn(own, ledger, row, drawn, planned, candidate)
-            progress.report("release", 3, 4)
-        deployment = Deployment.of(ledger, release_id)
-
-        saved = partial(
-            _saved_draw, own, draw_path(context.workspace, release_id), row, planned, key
-        )
-        draw = saved if drawn is None else lambda: drawn
-        recorded = ledger.state().release(release_id).drawn or row
-        drawn_on = recorded.recorded_at[:10]
-        folder, digest = _bundle(
-            own, row, planned, candidate, draw, settings, deployment, drawn_on=drawn_on
-        )
-        if row.state != "committed":
-            row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
-        elif row.bundle_digest != digest:
-            raise StorageError(
-                f"bundle {folder} is not the committed one: ledger row {row.sequence} has "
-                "another digest"
-            )
-        seal(folder, row, None if settings.unsigned else key)
-        figures = {
-            "release": release_id,
-            "state": row.state,
-            "guarantee": row.guarantee_kind,
-            "epsilon": str(row.epsilon.normalize()) if row.epsilon is not None else "none",
-            "sensitivity": str(row.sensitivity.normalize())
-            if row.sensitivity is not None
-            else "none",
-            "bundle": str(folder),
-        }
+            require_plan(row, case.digest)
+            case = case.with_plan(PlannedRelease.reserved(context, row))
+        own = files.enter_context(context.copying(case.planned.output.public))
+        case.planned.check(own)
+        candidate = own_candidate(own, case.planned)
+        settings = case.planned.output.apply_to(settings)
         records = save_record_set(own, candidate.dataset)
-        named = other_population_names(
-            plan.population, ledger.overlaps(Sought.of(plan), records=records)
-        )
-        warnings = [
-            *([population_name_warning(named, plan.population)] if named else []),
-            *_threshold_warnings(folder),
-        ]
+        if row is None:
+            row = _reserve(own, case, candidate, settings, records)
+        row, folder, reused = _finish(own, case, row, candidate, settings, key)
+        figures = _figures_of(row, folder)
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
-            release_id=release_id,
+            release_id=row.release_id,
             bundle=str(folder),
-            bundle_digest=digest,
+            bundle_digest=str(row.bundle_digest),
             ledger_sequence=row.sequence,
             epsilon=figures["epsilon"],
             sensitivity=figures["sensitivity"],
             guarantee_kind=row.guarantee_kind,
-            warnings=tuple(warnings),
+            warnings=(*_name_warnings(case, records), *_threshold_warnings(folder)),
         )
+
+
+def _reserve(
+    own: Context,
+    case: ReleaseCase,
+    candidate: Candidate,
+    settings: BundleParameters,
+    records: RecordSet,
+) -> ReleaseRow:
+    """Charges a plan that nothing stands against, once its bundle was rehearsed."""
+    plan, ledger = case.plan, case.ledger
+    case.require_current(own)
+    approval.require_read(case, settings.accept_texts)
+    drawing.require_undrawn(own, plan)
+    audit = gate.check(case)
+    # what the budget refuses need not be rehearsed
+    charges = ledger.quote(plan, records=records)
+    expected = anticipated(plan, audit=audit)
+    deployment = Deployment(expected, charges, case.policy.registry, repeated=False)
+    # guard: test_a_title_that_nobody_signed
+    fill.rehearse(own, expected, candidate, settings, case.planned.output.texts, deployment)
+    case.planned.save_reserved(own)
+    return ledger.reserve(
+        plan,
+        plan_digest=case.digest,
+        policy_digest=case.policy.digest,
+        decisions=case.approvals.decisions,
+        audit=audit,
+        records=records,
+    )
+
+
+def _finish(
+    own: Context,
+    case: ReleaseCase,
+    row: ReleaseRow,
+    candidate: Candidate,
+    settings: BundleParameters,
+    key: EllipticCurvePrivateKey,
+) -> tuple[ReleaseRow, Path, bool]:
+    """Draws what was not drawn, and bundles, commits and seals it; returns the row, the bundle's
+    folder, and whether it was committed before.
+    """
+    ledger, planned, release_id = case.ledger, case.planned, row.release_id
+    if row.state == "burned":
+        raise StorageError(
+            f"release {release_id} of this plan was burned ({row.reason}). Choose another "
+            "release.label"
+        )
+    if row.state == "reserved":
+        # guard: test_an_audit_between_reservation_and_draw
+        gate.check(case.reread(own))
+    reused, drawn = row.state == "committed", None
+    if not reused:
+        ledger.require_drawable(release_id)
+        progress.report("release", 1, 4)
+        drawn = drawing.draw_once(own, row, planned, key)
+        progress.report("release", 2, 4)
+        row = _mark_drawn(own, ledger, row, drawn, planned, candidate)
+        progress.report("release", 3, 4)
+    file = draw_path(own.workspace, release_id)
+    saved = partial(drawing.saved_draw, own, file, row, planned, key)
+    recorded = ledger.state().release(release_id).drawn or row
+    folder, digest = _bundle(
+        own,
+        row,
+        planned,
+        candidate,
+        saved if drawn is None else lambda: drawn,
+        settings,
+        Deployment.of(ledger, release_id),
+        drawn_on=recorded.recorded_at[:10],
+    )
+    if not reused:
+        row = ledger.commit(release_id, bundle_digest=digest, plan_digest=case.digest)
+    elif row.bundle_digest != digest:
+        raise StorageError(
+            f"bundle {folder} is not the committed one: ledger row {row.sequence} has another "
+            "digest"
+        )
+    seal(folder, row, None if settings.unsigned else key)
+    return row, folder, reused
+
+
+def _figures_of(row: ReleaseRow, folder: Path) -> dict[str, str]:
+    return {
+        "release": row.release_id,
+        "state": row.state,
+        "guarantee": row.guarantee_kind,
+        "epsilon": _number(row.epsilon),
+        "sensitivity": _number(row.sensitivity),
+        "bundle": str(folder),
+    }
+
+
+def _number(value: Decimal | None) -> str:
+    return "none" if value is None else str(value.normalize())
+
+
+def _name_warnings(case: ReleaseCase, records: RecordSet) -> list[str]:
+    overlapping = case.ledger.overlaps(Sought.of(case.plan), records=records)
+    names = other_population_names(case.plan.population, overlapping)
+    return [population_name_warning(names, case.plan.population)] if names else []
 
 
 def _threshold_warnings(folder: Path) -> list[str]:
@@ -290,175 +292,11 @@ def _threshold_warnings(folder: Path) -> list[str]:
     return thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
 
 
-def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
-    for draw in draws(context.workspace):
-        if checkpoint.description(draw).get("plan") == plan.idempotency_key:
-            raise StorageError(
-                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this "
-                "ledger has no release of "
-                "it. Give the ledger that charged it, or choose another release.label"
-            )
-
-
-@dataclass(frozen=True)
-class Draw:
-    """A release's sample, in memory, and the digest of its file."""
-
-    sample: Sample
-    digest: str
-
-
-def _draw_once(
-    context: Context,
-    row: ReleaseRow,
-    planned: PlannedRelease,
-    key: EllipticCurvePrivateKey,
-) -> Draw:
-    """Returns the sample of a release: the one on the disk, or the first one.
-
-    A note is on the disk before a sample is taken or the noise of a table. Whoever finds the note
-    without the sample takes no second one: the first may have been read in the unfinished file. A
-    fit that is released as it is, without a table, needs no note, since taking its parameters again
-    gives the same.
-    """
-    release_id = row.release_id
-    file = draw_path(context.workspace, release_id)
-    fresh, begun = file.with_name(FRESH_DRAW), file.with_name(BEGUN_DRAW)
-    if file.is_file() or row.state != "reserved":
-        draw = _saved_draw(context, file, row, planned, key)
-    else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draw = _unlinked_draw(context, fresh, row, planned, key)
-        if draw is None:
-            sample = Sample.draw(context, planned, note=partial(_note, begun, release_id))
-            content = _signed_draw(sample, row, planned, key)
-            write_atomically(fresh, content)
-            draw = Draw(sample, hashlib.sha256(content).hexdigest())
-        try:
-            os.link(fresh, file)
-        except FileExistsError:
-            raise StorageError(
-                f"release {release_id}: another program wrote {file}. Run `autocoder ledger recover`"
-            ) from None
-        checkpoint.sync(file.parent)
-    fresh.unlink(missing_ok=True)
-    begun.unlink(missing_ok=True)
-    return draw
-
-
-def _note(begun: Path, release_id: str) -> None:
-    try:
-        # guard: test_a_sample_that_was_lost_is_not_taken_again
-        begun.open("x").close()
-    except FileExistsError:
-        raise StorageError(
-            f"release {release_id}: the run that sampled it was killed before the sample was on "
-            "the disk, and nothing is sampled twice. Run `autocoder ledger recover`, which burns "
-            "it, and plan again under another release.label"
-        ) from None
-    checkpoint.sync(begun)
-    checkpoint.sync(begun.parent)
-
-
-def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
-    return {
-        "release_id": row.release_id,
-        "plan": planned.plan.idempotency_key,
-        "plan_digest": planned.digest,
-    }
-
-
-def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
-    """Returns the bytes that a releasing worker signs of a sample."""
-    values = {
-        name: hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-        for name, tensor in sample.tensors.items()
-    }
-    return rfc8785.dumps({"statement": "autocoder draw", **values, **described})
-
-
-def _signed_draw(
-    sample: Sample, row: ReleaseRow, planned: PlannedRelease, key: EllipticCurvePrivateKey
-) -> bytes:
-    described = _described(row, planned)
-    signature = heads.sign_bytes(_vouched(sample, described), key)
-    return checkpoint.to_bytes(sample.tensors, described | {"signature": signature})
-
-
-def _unlinked_draw(
-    context: Context,
-    fresh: Path,
-    row: ReleaseRow,
-    planned: PlannedRelease,
-    key: EllipticCurvePrivateKey,
-) -> Draw | None:
-    if not fresh.is_file():
-        return None
-    return _saved_draw(context, fresh, row, planned, key)
-
-
-def _saved_draw(
-    context: Context,
-    file: Path,
-    row: ReleaseRow,
-    planned: PlannedRelease,
-    key: EllipticCurvePrivateKey,
-) -> Draw:
-    """Reads a sample once. It counts by its digest in the ledger's row; before there is one, a
-    sample counts by the signature of this machine's key, and a fit without a table by its
-    parameters.
-    """
-    release_id = row.release_id
-    if not file.is_file():
-        raise StorageError(
-            f"release {release_id}: its sample is gone from {file}. Restore it, or run "
-            "`autocoder ledger recover`"
-        )
-    content = read_regular(file, _MOST_OF_A_DRAW)
-    digest = hashlib.sha256(content).hexdigest()
-    # guard: test_a_sample_that_is_changed_after_it_was_recorded
-    if row.draw_digest is not None and digest != row.draw_digest:
-        raise StorageError(
-            f"release {release_id}: the sample on the disk is not the recorded one. Run "
-            "`autocoder ledger recover`"
-        )
-    try:
-        tensors, described = checkpoint.from_bytes(content)
-        sample = Sample.of(tensors, groups=_groups(context, planned))
-    except (ValueError, KeyError):
-        sample, described = None, {}
-    expected = _described(row, planned)
-    if sample is None or {name: described.get(name) for name in expected} != expected:
-        raise StorageError(
-            f"release {release_id}: {file} is not a sample of the reserved plan. Run "
-            "`autocoder ledger recover`"
-        )
-    # guard: test_weights_of_another_fit_where_the_draw_lies
-    planned.candidate.require_draw(context, sample.theta)
-    signature, public = str(described.get("signature")), key.public_key()
-    random = planned.candidate.is_sampled or sample.table is not None
-    recorded = row.draw_digest is not None or not random
-    # guard: test_a_sample_that_another_program_put_there
-    if not recorded and not heads.verify_bytes(_vouched(sample, expected), signature, public):
-        raise StorageError(
-            f"release {release_id}: this machine's key did not sign the sample {file}. Run "
-            "`autocoder ledger recover`"
-        )
-    return Draw(sample, digest)
-
-
-def _groups(context: Context, planned: PlannedRelease) -> int | None:
-    if not isinstance(planned.plan.event, ParallelEvent):
-        return None
-    codes = load_codes(context.store.open(planned.candidate.dataset))
-    return len(groups(codes)[0])
-
-
 def _mark_drawn(
     context: Context,
     ledger: Ledger,
     row: ReleaseRow,
-    draw: Draw,
+    draw: drawing.Draw,
     planned: PlannedRelease,
     candidate: Candidate,
 ) -> ReleaseRow:
@@ -493,7 +331,7 @@ def _bundle(
     row: ReleaseRow,
     planned: PlannedRelease,
     candidate: Candidate,
-    draw: Callable[[], Draw],
+    draw: Callable[[], drawing.Draw],
     settings: BundleParameters,
     deployment: Deployment | None,
     *,

@@ -84,7 +84,7 @@ def built(
             }
         )
         planned = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
-        planned, _ = publish.save_plan(context, planned, parameters.release)
+        planned = publish.save_plan(context, planned, parameters.release).planned
         theta = checkpoint.load(context.store.open(planned.candidate.fitted) / "theta.safetensors")[
             0
         ]["theta"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import page_of_plan, release_plan
 from planned_chain import nothing_charged, planned_chain
 
 from mechanisms.errors import MechanismError
@@ -16,7 +17,7 @@ from storage.bundle.seal import release_key
 from storage.ledger import ComparisonFit, Evaluation, SearchFit, Sensitivity, Subject
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import ledger_access, ledger_records, plan_page, publish
+from tasks.releasing import ledger_access, ledger_records, publish
 from tasks.releasing.claims import CHOSEN
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
@@ -55,7 +56,7 @@ def look(
 
 def replanned(context: Context, planned: PlannedRelease) -> PlannedRelease:
     unmarked = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
-    return publish.save_plan(context, unmarked, BundleParameters())[0]
+    return publish.save_plan(context, unmarked, BundleParameters()).planned
 
 
 def lines(planned: PlannedRelease) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ def released_without(
     claim = planned.plan.claim.model_copy(update={"unprotected_inputs": kept})
     edited = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": claim})})
     with pytest.raises(MechanismError, match=REFUSED):
-        publish.release(context, edited, BundleParameters())
+        release_plan(context, edited, BundleParameters())
     assert nothing_charged(context)
 
 
@@ -90,12 +91,12 @@ def test_the_number_left_out_or_another(made: Made) -> None:
     stated, content = fits(first), first.model_dump(mode="json")
     content["plan"]["claim"]["unprotected_inputs"].append(CHOSEN)
     with pytest.raises(MechanismError, match="unprotected_inputs"):
-        publish.release(context, PlannedRelease.model_validate(content), BundleParameters())
+        release_plan(context, PlannedRelease.model_validate(content), BundleParameters())
     for other in {stated - 1, stated + 1, 0}:
         selection = first.selection.model_copy(update={"fits": other})
         edited = first.model_copy(update={"selection": selection})
         with pytest.raises(MechanismError, match="this plan is out of date"):
-            publish.release(context, edited, BundleParameters())
+            release_plan(context, edited, BundleParameters())
     assert nothing_charged(context)
 
 
@@ -110,7 +111,7 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     for seed in [*range(10), 3]:
         look(context, planned, 100 + seed, Sensitivity(round="weighted"))
     with pytest.raises(MechanismError, match=REFUSED):
-        publish.release(context, first, BundleParameters())
+        release_plan(context, first, BundleParameters())
     assert nothing_charged(context)
     again = replanned(context, planned)
     assert fits(again) == before + 10
@@ -126,13 +127,11 @@ def test_the_page_says_that_it_is_outdated(
     """
     context, planned = made
     first, file = replanned(context, planned), tmp_path / "plan.json"
-    fresh = plan_page.load_plan_page(context, first, file=file)
+    fresh = page_of_plan(context, first, file=file)
     assert "outdated" not in {one.key for one in fresh.answers}
     look(context, planned, 600, Sensitivity(round="weighted"))
     (told,) = (
-        one
-        for one in plan_page.load_plan_page(context, first, file=file).answers
-        if one.key == "outdated"
+        one for one in page_of_plan(context, first, file=file).answers if one.key == "outdated"
     )
     assert told.verdict == "warning"
     before, now = fits(first), fits(first) + 1
@@ -142,11 +141,10 @@ def test_the_page_says_that_it_is_outdated(
     )
     assert f"the plan {before})" in told.text
     assert "outdated" not in {
-        one.key
-        for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
+        one.key for one in page_of_plan(context, replanned(context, planned), file=file).answers
     }
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", context.workspace.ledger_url)
-    away = plan_page.load_plan_page(Context(home=str(tmp_path / "officer")), first, file=file)
+    away = page_of_plan(Context(home=str(tmp_path / "officer")), first, file=file)
     assert "outdated" not in {one.key for one in away.answers}
 
 
@@ -156,7 +154,8 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
     """
     context, planned = made
     first = replanned(context, planned)
-    publish.require_current(context, first, BundleParameters())
+    file = first.file(context)
+    publish.open_case(context, file, BundleParameters())
     look(
         context,
         planned,
@@ -167,17 +166,18 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
     )
     look(context, planned, 701, SearchFit(target_epsilon=4, round="weighted"))
     with pytest.raises(MechanismError, match="out of date") as refused:
-        publish.require_current(context, first, BundleParameters())
-    text, file = str(refused.value), first.file(context)
+        publish.open_case(context, file, BundleParameters())
+    text = str(refused.value)
     assert f"the ledger has {fits(first) + 2} training runs on them, the plan {fits(first)}" in text
     assert f"`autocoder plan {file} --renew`" in text
     assert "Nothing was charged" in text
     assert "unprotected" not in text
-    renewed, written = publish.renew_plan(context, file, BundleParameters())
-    assert (written, fits(renewed)) == (file, fits(first) + 2)
+    case = publish.renew_plan(context, file, BundleParameters())
+    renewed = case.planned
+    assert (case.file, fits(renewed)) == (file, fits(first) + 2)
     assert PlannedRelease.load(file) == renewed
-    publish.require_current(context, renewed, BundleParameters())
-    assert publish.renew_plan(context, file, BundleParameters())[0].digest == renewed.digest
+    publish.open_case(context, file, BundleParameters())
+    assert publish.renew_plan(context, file, BundleParameters()).digest == renewed.digest
 
 
 def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Chosen) -> None:
@@ -317,12 +317,12 @@ def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path)
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
     planned = planned_chain(context, parameters)
-    kept, _ = publish.save_plan(context, planned, parameters.release)
+    kept = publish.save_plan(context, planned, parameters.release).planned
     ledger = ledger_access.open_ledger(
         context, BundleParameters(), key=release_key(context.workspace)
     )
-    kept.keep(context)
+    kept.save_reserved(context)
     ledger.reserve(kept.plan, plan_digest=kept.digest)
     look(context, kept, 1, ComparisonFit(branch="dp-sgd", seed=1))
-    released = publish.release(context, kept, BundleParameters())
-    assert publish.release(context, kept, BundleParameters()) == released
+    released = release_plan(context, kept, BundleParameters())
+    assert release_plan(context, kept, BundleParameters()) == released

@@ -95,12 +95,12 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
     pinned = approval.pinned_key(own)
     assert pinned is not None
     assert approval.pinned_key(None) == pinned
-    approval.require_agencys(ledger, pinned)
+    approval.require_agency_ledger(ledger, pinned)
     with pytest.raises(InputError, match="another key is pinned"):
         approval.pinned_key(stranger)
     pinned.write_bytes(stranger.read_bytes())
     with pytest.raises(StorageError, match="another key than the agency's"):
-        approval.require_agencys(ledger, pinned)
+        approval.require_agency_ledger(ledger, pinned)
 
 
 def test_a_ledger_in_which_no_release_counts(
@@ -118,14 +118,14 @@ def test_a_ledger_in_which_no_release_counts(
 
     def refused() -> None:
         with pytest.raises(StorageError, match="--first-release"):
-            approval.require_agencys(ledger, pinned)
-        approval.require_agencys(ledger, pinned, first=True)
+            approval.require_agency_ledger(ledger, pinned)
+        approval.require_agency_ledger(ledger, pinned, first=True)
 
     refused()
     ledger.put_in_force(requester="operator")
     refused()
     ledger.reserve(make_plan("k"))
-    approval.require_agencys(ledger, pinned)
+    approval.require_agency_ledger(ledger, pinned)
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         changed = database.execute(
             "UPDATE ledger_row SET body = replace(body, '\"injuries\"', '\"i\"') "
@@ -134,7 +134,7 @@ def test_a_ledger_in_which_no_release_counts(
         assert changed.rowcount == 1
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     with pytest.raises(StorageError):
-        approval.require_agencys(ledger, pinned)
+        approval.require_agency_ledger(ledger, pinned)
 
 
 @pytest.mark.timeout(60)

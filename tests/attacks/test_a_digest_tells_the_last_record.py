@@ -24,10 +24,9 @@ from tasks.bundle.statement import statement, statement_page
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, DataParameters
-from tasks.releasing import approval, ledger_access, plan_page
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing import ledger_access, plan_page
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.plan_page import PlanContext
 from tasks.running.parts import Part, PartRequest
 from tasks.running.stage import Context, Step, run_step
 
@@ -77,10 +76,9 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
         plan=released.model_copy(update={"idempotency_key": key}), candidate=candidate
     )
     ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key())
-    planned = planned.bind(ledger, context)
-    checked = CheckedPlan.of(planned, ledger)
-    status, file = approval.approval_status(context, checked), str(planned.file(context).name)
-    page = plan_page.page_of(checked, status, file=file, context=PlanContext())
+    planned = planned.attach_ledger(ledger, context)
+    file = Path(planned.file(context).name)
+    page = plan_page.page_of(ReleaseCase.read(context, planned, ledger, file=file))
     row = ledger.reserve(planned.plan, plan_digest=planned.digest)
     release_id = str(row.release_id)
     ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=planned.digest)

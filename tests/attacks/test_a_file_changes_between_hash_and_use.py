@@ -16,6 +16,7 @@ import pytest
 import rfc8785
 import tiny_jobs
 import torch
+from cases import release_plan
 from cryptography.hazmat.primitives.asymmetric import ec
 from in_process import invoke
 from kills import killed_at
@@ -39,7 +40,7 @@ from storage.paths import Workspace
 from tasks.bundle import golden, public_features
 from tasks.fitting.prior import lexicon_of
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import publish
+from tasks.releasing import drawing, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.samples import Sample
 from tasks.running.stage import Context
@@ -91,7 +92,7 @@ def plan_at(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
             }
         )
         made = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
-        return context, publish.save_plan(context, made, parameters.release)[0]
+        return context, publish.save_plan(context, made, parameters.release).planned
 
     return planned
 
@@ -153,11 +154,11 @@ def test_weights_that_carry_a_narrative(
     hostile = with_narrative(tmp_path / "hostile.safetensors", file)
     file.write_bytes(hostile)
     with pytest.raises(StorageError):
-        publish.release(context, planned, BundleParameters())
+        release_plan(context, planned, BundleParameters())
     assert nothing_charged(context)
     file.write_bytes(honest)
     with swapped_behind_every_digest(monkeypatch, file, hostile):
-        done = publish.release(context, planned, BundleParameters())
+        done = release_plan(context, planned, BundleParameters())
     check(Path(done.bundle), Trust(context.workspace.home / "signing-key.pub.pem"))
     released = released_head(Path(done.bundle)).double()
     temperature = round(float(signed.double() @ released / (released @ released)), 4)
@@ -205,7 +206,7 @@ def test_a_cached_stage_that_nobody_signed(plan_at: Planner, tmp_path: Path) -> 
         (stage / "manifest.json").write_bytes(rfc8785.dumps(manifest))
         forged += 1
     assert forged
-    done = publish.release(context, planned, BundleParameters())
+    done = release_plan(context, planned, BundleParameters())
     assert before is not None
     before.save(tmp_path)
     assert (Path(done.bundle) / "lexicon.json").read_bytes() == (
@@ -261,7 +262,7 @@ def test_an_encoder_that_carries_a_narrative(
         patch.setattr(PlannedRelease, "check", checked)
         try:
             with pytest.raises(StorageError):
-                publish.release(context, planned, BundleParameters())
+                release_plan(context, planned, BundleParameters())
         finally:
             file.write_bytes(honest)
     assert nothing_charged(context, planned)
@@ -296,7 +297,7 @@ def sampling(home: Path) -> tuple[Context, Any, Any, Path]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [("candidate", "take"), ("publish", "write_atomically")]
+    ("owner", "name"), [("candidate", "take"), ("drawing", "write_atomically")]
 )
 def test_a_sample_that_was_lost_is_not_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
@@ -305,12 +306,12 @@ def test_a_sample_that_was_lost_is_not_taken_again(
     release is burned.
     """
     context, row, planned, file = sampling(tmp_path / "home")
-    with killed_at(monkeypatch, publish if owner == "publish" else planned.candidate, name):
-        publish._draw_once(context, row, planned, release_key())
+    with killed_at(monkeypatch, drawing if owner == "drawing" else planned.candidate, name):
+        drawing.draw_once(context, row, planned, release_key())
     taken = len(planned.candidate.taken)
-    assert taken == (owner == "publish")
+    assert taken == (owner == "drawing")
     with pytest.raises(StorageError):
-        publish._draw_once(context, row, planned, release_key())
+        drawing.draw_once(context, row, planned, release_key())
     assert len(planned.candidate.taken) == taken
     assert not file.exists()
 
@@ -318,13 +319,13 @@ def test_a_sample_that_was_lost_is_not_taken_again(
 def test_a_sample_that_is_changed_after_it_was_recorded(tmp_path: Path) -> None:
     """Another sample of the same posterior, well formed and signed for this release."""
     context, row, planned, file = sampling(tmp_path / "home")
-    draw = publish._draw_once(context, row, planned, release_key())
+    draw = drawing.draw_once(context, row, planned, release_key())
     row.state, row.draw_digest = "drawn", draw.digest
-    again = publish._draw_once(context, row, planned, release_key())
+    again = drawing.draw_once(context, row, planned, release_key())
     assert torch.equal(again.sample.theta, draw.sample.theta)
-    file.write_bytes(publish._signed_draw(Sample(torch.randn(4)), row, planned, release_key()))
+    file.write_bytes(drawing._signed_draw(Sample(torch.randn(4)), row, planned, release_key()))
     with pytest.raises(StorageError):
-        publish._draw_once(context, row, planned, release_key())
+        drawing.draw_once(context, row, planned, release_key())
 
 
 @pytest.mark.parametrize("when", ["before", "while", "after"])
@@ -334,7 +335,7 @@ def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> N
     """
     context, row, planned, file = sampling(tmp_path / "home")
     stranger = ec.generate_private_key(ec.SECP256R1())
-    hostile = publish._signed_draw(Sample(torch.full((4,), 0.25)), row, planned, stranger)
+    hostile = drawing._signed_draw(Sample(torch.full((4,), 0.25)), row, planned, stranger)
 
     def put() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -351,12 +352,12 @@ def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> N
     elif when == "before":
         put()
     else:
-        publish._draw_once(context, row, planned, release_key())
+        drawing.draw_once(context, row, planned, release_key())
         put()
     with pytest.raises(StorageError):
-        publish._draw_once(context, row, planned, release_key())
+        drawing.draw_once(context, row, planned, release_key())
     with pytest.raises(StorageError):
-        publish._draw_once(context, row, planned, release_key())
+        drawing.draw_once(context, row, planned, release_key())
 
 
 @pytest.mark.parametrize("name", ["2_Dense/model.safetensors", "0_Transformer/config.json"])

@@ -6,24 +6,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cases import release_plan
 from planned_chain import nothing_charged, planned_chain
 
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy
 from storage.ledger.heads import new_keys
+from tasks.bundle import fill
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import approval, ledger_access, publish
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing import ledger_access, publish
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 DECLARES = """
 what was planned under a policy is released under it
-| the release's command without the policy; a laxer file; two first policies at one moment
+| the release's command without the policy; a laxer file; two first policies at one moment; a
+  stricter policy while the bundle is rehearsed
 | a retrain that names no policy, where none is in force, has the default's
 """
 
 CAPS = "asymptotic-local: {epsilon: 1000}"
+POLICY_CAPS = {"asymptotic-local": {"epsilon": 1000}}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def made(
     )
     policy.write_text(f"name: officers\n{asked}default: {{{CAPS}}}\n", encoding="utf-8")
     settings = parameters.release.model_copy(update={"policy": str(policy)})
-    return context, publish.save_plan(context, planned_chain(context, parameters), settings)[0]
+    return context, publish.save_plan(context, planned_chain(context, parameters), settings).planned
 
 
 def test_a_release_without_the_policy_is_held_against_it(
@@ -50,9 +54,9 @@ def test_a_release_without_the_policy_is_held_against_it(
     context, planned = made
     ledger = ledger_access.open_ledger(context, BundleParameters())
     assert ledger.policy().name == "officers"
-    assert approval.approval_status(context, CheckedPlan.of(planned, ledger)).missing == 1
+    assert ReleaseCase.read(context, planned, ledger).approvals.missing == 1
     with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|requires)"):
-        publish.release(context, planned, BundleParameters())
+        release_plan(context, planned, BundleParameters())
     assert nothing_charged(context)
 
 
@@ -64,8 +68,35 @@ def test_a_release_under_a_laxer_policy_is_refused(
     (tmp_path / "lax.yaml").write_text(f"name: lax\ndefault: {{{CAPS}}}\n", encoding="utf-8")
     settings = BundleParameters(policy=str(tmp_path / "lax.yaml"))
     with pytest.raises((BudgetRefused, InputError), match="officers"):
-        publish.release(context, planned, settings)
+        release_plan(context, planned, settings)
     assert nothing_charged(context)
+
+
+def test_a_policy_that_changes_after_the_gate(
+    chosen: tuple[Context, RetrainParameters], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate let an unaudited plan pass; while its bundle is rehearsed, a policy that requires an
+    audit is put in force. What the gate said counts no more.
+    """
+    context, parameters = chosen
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", f"sqlite:///{tmp_path / 'ledger.db'}")
+    monkeypatch.setattr(ledger_access, "journals_of", lambda workspace: ())
+    lax = parameters.release.model_copy(update={"label": "raced"})
+    ledger = ledger_access.open_ledger(context, lax)
+    ledger.put_in_force(requester="operator")
+    made = planned_chain(context, parameters.model_copy(update={"release": lax}))
+    case = publish.save_plan(context, made, lax)
+
+    def change(*_: object, **__: object) -> None:
+        strict = {"name": "strict", "require_audit": True, "default": POLICY_CAPS}
+        case.ledger.change_policy(Policy.parse(strict), requester="lead", reason="decided")
+
+    monkeypatch.setattr(fill, "rehearse", change)
+    with pytest.raises(BudgetRefused, match="the policy changed to strict"):
+        publish.release(
+            context, case, lax.model_copy(update={"accept_texts": case.planned.output.texts_digest})
+        )
+    assert not case.ledger.releases()
 
 
 def test_two_first_policies_at_one_moment(tmp_path: Path) -> None:

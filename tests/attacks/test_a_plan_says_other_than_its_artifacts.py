@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import release_plan
 from planned_chain import nothing_charged
 from releases import release_key
 
@@ -23,8 +24,8 @@ from storage.ledger.policy import DEFAULT_POLICY
 from storage.paths import Workspace
 from tasks.bundle import fill, licence
 from tasks.parameters import BundleParameters
-from tasks.releasing import approval, ledger_access, publish
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing import approval, ledger_access
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context
 
@@ -114,7 +115,7 @@ def test_a_word_written_by_hand(
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(content))
     with pytest.raises((StorageError, MechanismError)):
-        publish.release(context, PlannedRelease.load(file), BundleParameters())
+        release_plan(context, PlannedRelease.load(file), BundleParameters())
     assert nothing_charged(context)
 
 
@@ -129,17 +130,17 @@ def test_a_plan_carried_into_another_workspace(
     ledger = ledger_access.open_ledger(other, BundleParameters(), key=release_key())
     mark = ledger.ensure_genesis_row(requester="operator")
     with pytest.raises(StorageError, match="was made under"):
-        publish.release(other, planned, BundleParameters())
+        release_plan(other, planned, BundleParameters())
     moved = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": mark})})
     with pytest.raises(StorageError, match="is in another workspace"):
-        publish.release(other, moved, BundleParameters())
+        release_plan(other, moved, BundleParameters())
     stages = Path(context.home) / "private" / "stages"
     shutil.copytree(stages, Path(other.home) / "private" / "stages", copy_function=os.link)
     with pytest.raises(StorageError, match="is in another workspace"):
-        publish.release(other, moved, BundleParameters())
+        release_plan(other, moved, BundleParameters())
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="has used ledger"):
         patch.setenv("AUTOCODER_LEDGER_URL", other.workspace.ledger_url)
-        publish.release(context, planned, BundleParameters())
+        release_plan(context, planned, BundleParameters())
     assert nothing_charged(context)
     assert nothing_charged(other)
 
@@ -157,7 +158,7 @@ def test_a_licence_that_is_none(made: tuple[Context, PlannedRelease], tmp_path: 
             with pytest.raises(InputError, match=r"release\.licence"):
                 Output.from_settings(BundleParameters(licence=name))
             with pytest.raises(InputError, match=r"licence"):
-                publish.release(context, planned, BundleParameters(licence=name))
+                release_plan(context, planned, BundleParameters(licence=name))
     assert nothing_charged(context)
 
 
@@ -168,7 +169,7 @@ def test_a_licence_other_than_the_one_signed(made: tuple[Context, PlannedRelease
     assert planned.model_copy(update={"output": other}).digest != planned.digest
     for settings in (BundleParameters(licence="MIT"), BundleParameters(precision="bfloat16")):
         with pytest.raises(InputError, match="the approved plan has"):
-            publish.release(context, planned, settings)
+            release_plan(context, planned, settings)
     assert "spdx.org/licenses/MIT" in licence.text_of("MIT")
     assert nothing_charged(context)
 
@@ -188,7 +189,7 @@ def test_a_title_that_nobody_signed(
 
     monkeypatch.setattr(fill, "load_codes", codes)
     with pytest.raises(StorageError, match=r"texts that neither the plan lists"):
-        publish.release(context, planned, BundleParameters())
+        release_plan(context, planned, BundleParameters())
     monkeypatch.undo()
     fewer = planned.model_copy(
         update={"output": planned.output.model_copy(update={"texts": ("code list: 1 x",)})}
@@ -198,7 +199,7 @@ def test_a_title_that_nobody_signed(
     )
     for changed in (fewer, other):
         with pytest.raises(MechanismError, match=r"output\.(texts|encoder)"):
-            publish.release(
+            release_plan(
                 context, changed, BundleParameters(accept_texts=changed.output.texts_digest)
             )
     assert nothing_charged(context)
@@ -211,13 +212,13 @@ def test_texts_that_nobody_read(made: tuple[Context, PlannedRelease]) -> None:
     context, planned = made
     ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     output = planned.output.model_copy(update={"texts": ("code list: 1 A matter of our own",)})
-    listed = CheckedPlan.of(planned.model_copy(update={"output": output}), ledger, DEFAULT_POLICY)
+    listed = ReleaseCase.of(planned.model_copy(update={"output": output}), ledger)
     for accepted in (None, "0" * 16):
         with pytest.raises(StorageError, match="1 texts of no published list") as refused:
             approval.require_read(listed, accepted)
         assert "matter" not in str(refused.value)
     approval.require_read(listed, output.texts_digest)
-    approval.require_read(CheckedPlan.of(planned, ledger, DEFAULT_POLICY), None)
+    approval.require_read(ReleaseCase.of(planned, ledger), None)
     signed = DEFAULT_POLICY.model_copy(
         update={"approvals": DEFAULT_POLICY.approvals.model_copy(update={"minimum": 1})}
     )

@@ -20,8 +20,8 @@ from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, Scores
 from storage.ledger.models import Sample
 from storage.ledger.records import RecordSet
 from tasks.releasing import gate
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.evidence import AUDITED_ARTIFACT
-from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
@@ -108,7 +108,7 @@ def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[
         with pytest.raises(
             BudgetRefused, match=r"contradicts the claim: claimed ε 4 \(ε 2 for one record more"
         ):
-            gate.check(CheckedPlan.of(other, ledger))
+            gate.check(ReleaseCase.of(other, ledger))
         audit(ledger, other, 0.3)
     assert ledger.verify().ok
 
@@ -121,7 +121,7 @@ def test_a_table_of_the_test_half_hides_no_refutation(ledger: Ledger) -> None:
     audit(ledger, plan(event=training, claim=formal), 2.4)
     told = ParallelEvent(training=training, evaluation=events_of(0.5), split="record")
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(CheckedPlan.of(plan("9", event=told, claim=formal), ledger))
+        gate.check(ReleaseCase.of(plan("9", event=told, claim=formal), ledger))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
     audit(ledger, other, 0.3)
-    told = gate.check(CheckedPlan.of(other, ledger))
+    told = gate.check(ReleaseCase.of(other, ledger))
     assert told is not None
     assert told.model_dump()["verdict"] == "not contradicted"
 
@@ -155,14 +155,14 @@ def test_an_audit_that_could_not_have_failed_opens_nothing(
 ) -> None:
     """The policy asks for an audit; one that had no chance is none."""
     with pytest.raises(BudgetRefused, match="was not audited"):
-        gate.check(CheckedPlan.of(plan(), ledger))
+        gate.check(ReleaseCase.of(plan(), ledger))
     audit(ledger, plan(), 0.0, **weak)
     with pytest.raises(
         BudgetRefused, match="requires an audit that could have contradicted the claim"
     ):
-        gate.check(CheckedPlan.of(plan(), ledger))
+        gate.check(ReleaseCase.of(plan(), ledger))
     audit(ledger, plan(), 0.3)
-    assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
+    assert gate.check(ReleaseCase.of(plan(), ledger)) is not None
 
 
 def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) -> Sample:
@@ -219,7 +219,7 @@ def test_records_that_are_the_same_under_another_fingerprint(
     known(ledger, "g", sample)
     audit(ledger, other, 0.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(CheckedPlan.of(other, ledger))
+        gate.check(ReleaseCase.of(other, ledger))
 
 
 def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
@@ -228,4 +228,4 @@ def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", marks(1800, 3800))
     audit(ledger, other, 0.3)
-    assert gate.check(CheckedPlan.of(other, ledger)) is not None
+    assert gate.check(ReleaseCase.of(other, ledger)) is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from cases import release_plan
 from cryptography.hazmat.primitives.asymmetric import ec
 from ledger_sites import append_past
 from releases import make_audit
@@ -24,8 +25,8 @@ from storage.ledger.entries import Reserved
 from storage.ledger.heads import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import approval, publish
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing import approval, drawing, publish
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context
@@ -95,7 +96,7 @@ def site(
             }
         )
         plan = tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
-        return publish.save_plan(context, plan, parameters.release)[0]
+        return publish.save_plan(context, plan, parameters.release).planned
 
     return context, planned
 
@@ -105,7 +106,7 @@ def signed(context: Context, planned: PlannedRelease) -> PlannedRelease:
     decision = sign(
         OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms
     )
-    approval.accept_decision(context, CheckedPlan.of(planned, ledger_at(context)), decision)
+    approval.accept_decision(context, ReleaseCase.of(planned, ledger_at(context)), decision)
     return planned
 
 
@@ -118,9 +119,10 @@ def killed(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "_draw_once" if state == "reserved" else "_bundle", die)
+        owner, step = (drawing, "draw_once") if state == "reserved" else (publish, "_bundle")
+        patch.setattr(owner, step, die)
         with pytest.raises(Killed):
-            publish.release(context, planned, SETTINGS)
+            release_plan(context, planned, SETTINGS)
     row = ledger_at(context).find(planned.plan.idempotency_key)
     assert row is not None
     assert row.state == state
@@ -140,7 +142,7 @@ def refused(context: Context, planned: PlannedRelease, release_id: str, *, match
     ledger = ledger_at(context)
     before = ledger.release(release_id)
     with pytest.raises(StorageError, match=match):
-        publish.release(context, planned, SETTINGS)
+        release_plan(context, planned, SETTINGS)
     assert ledger.release(release_id) == before
     assert not (context.workspace.bundles / release_id).exists()
 
@@ -171,7 +173,7 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
         ledger.commit(release_id, bundle_digest="b" * 64, plan_digest=mixed.digest)
     with pytest.raises(StorageError, match="was reserved for plan"):
         ledger.reserve(quiet.plan, plan_digest=loud.digest)
-    done = publish.release(context, quiet, SETTINGS)
+    done = release_plan(context, quiet, SETTINGS)
     theta = checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"]
     fitted = checkpoint.load(quiet.candidate.fitted.path / "theta.safetensors")[0]["theta"]
     assert bool((theta == fitted).all())
@@ -256,9 +258,9 @@ def test_a_reserved_plan_that_was_written_over(
     refused(context, quiet, release_id, match="is not the one that release")
     kept.unlink()
     with pytest.raises(InputError, match="No such file"):
-        publish.release(context, quiet, SETTINGS)
+        release_plan(context, quiet, SETTINGS)
     kept.write_bytes(content)
-    assert publish.release(context, quiet, SETTINGS).release_id == release_id
+    assert release_plan(context, quiet, SETTINGS).release_id == release_id
 
 
 def test_a_reservation_that_nobody_signed(
@@ -272,8 +274,8 @@ def test_a_reservation_that_nobody_signed(
     loud, ledger = planned(900, "nobodys"), ledger_at(context)
     quiet = signed(context, planned(1, "after-nobodys"))
     with pytest.raises(StorageError, match="over the cap"):
-        publish.release(context, loud, SETTINGS)
-    loud.keep(context)
+        release_plan(context, loud, SETTINGS)
+    loud.save_reserved(context)
     stranger = ec.generate_private_key(ec.SECP256R1())
     decision = sign(
         stranger,
@@ -292,9 +294,9 @@ def test_a_reservation_that_nobody_signed(
     )
     append_past(ledger, forged)
     with pytest.raises(StorageError, match="over the cap"):
-        publish.release(context, loud, SETTINGS)
+        release_plan(context, loud, SETTINGS)
     assert not list((context.workspace.private / "releases").glob(f"{'f' * 16}/*"))
     assert len(ledger.verify().bad) == 1
     with pytest.raises(StorageError, match="without the signature of a releasing worker"):
-        publish.release(context, quiet, SETTINGS)
+        release_plan(context, quiet, SETTINGS)
     assert ledger_at(context).find(quiet.plan.idempotency_key) is None

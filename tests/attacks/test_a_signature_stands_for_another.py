@@ -20,7 +20,7 @@ from storage.ledger.decisions import Decision, sign
 from storage.ledger.entries import Overridden
 from storage.ledger.heads import public_pem
 from tasks.releasing import gate
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
@@ -95,9 +95,9 @@ def test_one_signature_for_two(site: Site) -> None:
 
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
-    found = CheckedPlan.of(of, ledger).measurement
+    found = ReleaseCase.of(of, ledger).measurement
     assert found is not None
-    terms = gate.override_terms(CheckedPlan.of(of, ledger), found)
+    terms = gate.override_terms(ReleaseCase.of(of, ledger), found)
     return sign(
         key, subject="override", decision="approve", digest=of.digest, terms=terms, reason="memo 12"
     )
@@ -109,12 +109,12 @@ def test_an_override_of_somebody_who_no_longer_may(site: Site) -> None:
     """
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}, 0))
     audit(ledger, plan(), 4.3)
-    gate.override(CheckedPlan.of(plan(), ledger), overridden(ledger, plan(), ANNA))
-    assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
+    gate.override(ReleaseCase.of(plan(), ledger), overridden(ledger, plan(), ANNA))
+    assert gate.check(ReleaseCase.of(plan(), ledger)) is not None
     without = policy({"Ben": pem(BEN)}, 0)
     site.open().change_policy(without, requester="lead", reason="Anna left")
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(CheckedPlan.of(plan(), site.open()))
+        gate.check(ReleaseCase.of(plan(), site.open()))
 
 
 def test_an_override_for_another_plan_or_none(site: Site) -> None:
@@ -126,17 +126,17 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
         audit(ledger, plan(fitted), 4.3)
     for other in (plan("9"), plan(release_label="second")):
         with pytest.raises(InputError, match="stale, or for something else"):
-            gate.override(CheckedPlan.of(plan(), ledger), overridden(ledger, other, ANNA))
+            gate.override(ReleaseCase.of(plan(), ledger), overridden(ledger, other, ANNA))
     good = overridden(ledger, plan(), ANNA)
     for changed in ({"decision": "refuse"}, {"subject": "release"}, {"signature": ""}):
         with pytest.raises(InputError):
-            gate.override(CheckedPlan.of(plan(), ledger), good.model_copy(update=changed))
+            gate.override(ReleaseCase.of(plan(), ledger), good.model_copy(update=changed))
     for changed in ({"signature": ""}, {"key_id": "0" * 64}):
         forged = good.model_copy(update=changed)
         row = {"audit_row": 1, "line": "l", "by": "Anna", "requester": "operator"}
         ledger.note(Overridden(plan_digest=plan().digest, decision=forged, **row))
         with pytest.raises(BudgetRefused, match="contradicts the claim"):
-            gate.check(CheckedPlan.of(plan(), ledger))
+            gate.check(ReleaseCase.of(plan(), ledger))
 
 
 def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:

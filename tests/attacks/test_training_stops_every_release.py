@@ -78,17 +78,19 @@ def test_a_measurement_that_is_none_is_skipped(site: Site, training: Site, tmp_p
         insert(training, json.dumps(plain | {"kind": kind}), kind=kind)
     ledger = site.open(journals=journals_of(house))
     assert {row.evaluation.kind for row in ledger.measurements()} <= {"audit", "evaluation"}
-    audits_of(ledger, planned.candidate.fitted.sha256)
+    measurements = ledger.measurements()
+    audits_of(measurements, planned.candidate.fitted.sha256)
     for question in (candidate_scores, reference_f1, accuracy_by_epsilon):
-        question(ledger, planned)
+        question(measurements, planned)
     for answer in (ledger.budget, ledger.rows, ledger.verify):
         answer()
     measured = measurement_of(
-        ledger,
+        ledger.measurements(),
         fitted=planned.candidate.fitted.sha256,
         fingerprint=planned.plan.data_fingerprint,
         event=planned.plan.event,
         claim=planned.plan.claim,
+        minimum=ledger.policy().audit_reach,
     )
     assert measured is None or measured.line
     row = ledger.reserve(make_plan("k"))
@@ -153,11 +155,12 @@ def test_figures_carry_no_more_than_is_shown(sqlite_site: Site) -> None:
     ledger.record(make_audit(planned, 1.23456789012345, **figures, **bounds))
     ledger.record(make_audit(planned, 99.0, faults=["narrative"]))
     measured = measurement_of(
-        ledger,
+        ledger.measurements(),
         fitted=planned.candidate.fitted.sha256,
         fingerprint=planned.plan.data_fingerprint,
         event=planned.plan.event,
         claim=planned.plan.claim,
+        minimum=ledger.policy().audit_reach,
     )
     assert measured is not None
     stated = measured.model_dump(mode="json")

@@ -182,7 +182,7 @@ class Job:
         ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
         return (
             PlannedRelease.model_validate_json(json.dumps(content))
-            .bind(ledger, context)
+            .attach_ledger(ledger, context)
             .save(context)
         )
 

@@ -176,7 +176,7 @@ def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path:
     """Synthetic records neither; no one is asked at the command."""
     from flows.server import approvals
     from tasks.releasing import approval
-    from tasks.releasing.gate import CheckedPlan
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -187,11 +187,11 @@ def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path:
     real = demo.model_copy(update={"plan": demo.plan.model_copy(update={"population": "injuries"})})
 
     def wait(planned: PlannedRelease) -> None:
-        approvals.wait(context, CheckedPlan.of(planned, ledger), file="PLAN", days=1)
+        approvals.wait(context, ReleaseCase.read(context, planned, ledger), days=1)
 
-    checked = CheckedPlan.of(real, ledger)
-    status = approval.require_unrefused(context, checked)
-    assert approval.may_release(checked, status, file="PLAN", deployed=False)
+    case = ReleaseCase.read(context, real, ledger)
+    approval.require_unrefused(case)
+    assert approval.may_release(case, deployed=False)
     for planned in (demo, real):
         with pytest.raises(StorageError, match="there is no budget policy"):
             wait(planned)

@@ -6,7 +6,7 @@ what an audit is there to find.
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Ledger
 from storage.paths import Workspace
 from tasks.releasing import approval, plan_page
-from tasks.releasing.gate import CheckedPlan
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -98,30 +98,26 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
     """
     planned = PlannedRelease.load(Path(site.plan))
     rule = SimpleNamespace(minimum=1)
-    stands: Any = SimpleNamespace(
-        missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule)
+    asking: Any = SimpleNamespace(
+        require_audit=True, audit_reach=1.0, name="strict", digest="own", approvals=rule
     )
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
         approval.may_release(
-            CheckedPlan.of(planned, site.ledger), stands, file=site.plan, deployed=True
+            replace(ReleaseCase.of(planned, site.ledger), policy=asking), deployed=True
         )
     other = planned.model_copy(
         update={"candidate": planned.candidate.model_copy(update={"seed": 1})}
     )
     unaudited: Any = SimpleNamespace(
         find=lambda key: None,
-        policy=lambda: SimpleNamespace(
-            require_audit=True, audit_reach=1.0, name="strict", digest="own"
-        ),
+        policy=lambda: asking,
         rows=tuple,
         measurements=tuple,
     )
     with pytest.raises(
         BudgetRefused, match="requires an audit that could have contradicted the claim"
     ):
-        approval.may_release(
-            CheckedPlan.of(other, unaudited), stands, file=site.plan, deployed=True
-        )
+        approval.may_release(ReleaseCase.of(other, unaudited), deployed=True)
 
 
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
@@ -172,11 +168,8 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate.md"))
     command("ledger", "export", "page", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
-    checked = CheckedPlan.of(planned, site.ledger)
-    stands = approval.approval_status(Context(home=str(site.job.home)), checked)
-    plan = plan_page.markdown(
-        plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext())
-    )
+    context = Context(home=str(site.job.home))
+    plan = plan_page.markdown(plan_page.page_of(ReleaseCase.read(context, planned, site.ledger)))
     certificate = (tmp_path / "certificate.md").read_text()
     measured = (
         said["line"].split("; overridden")[0].removeprefix("c")

@@ -111,8 +111,8 @@ def release():
     branch, terms = released_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], partial(run_step, context))
     planned = plan_release(study, study.experiment(branch).run())
-    planned, _ = publish.save_plan(context, planned, parameters.release)
-    publish.release(context, planned, parameters.release)
+    planned = publish.save_plan(context, planned, parameters.release).planned
+    release_plan(context, planned, parameters.release)
 
 def armed(point, when):
     module, _, name = point.rpartition(".")

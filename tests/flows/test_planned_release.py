@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import release_plan
 from jobs import Job
 from releases import release_key
 
@@ -20,7 +21,7 @@ from storage.ledger import heads
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.parameters import BundleParameters
-from tasks.releasing import publish
+from tasks.releasing import drawing, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -80,7 +81,7 @@ def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
     """The workspace knows which ledger it used: refused before another is made."""
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", f"sqlite:///{tmp_path / 'empty.db'}")
     with pytest.raises(StorageError, match="has used ledger"):
-        publish.release(context, planned, BundleParameters())
+        release_plan(context, planned, BundleParameters())
     assert not (tmp_path / "empty.db").exists()
 
 
@@ -130,7 +131,7 @@ def test_who_died_after_drawing_has_drawn(
     )
     with monkeypatch.context() as patched:
         if dies == "os.link":
-            patched.setattr(publish.os, "link", killed)
+            patched.setattr(drawing.os, "link", killed)
         else:
             real = checkpoint.sync
 
@@ -139,10 +140,10 @@ def test_who_died_after_drawing_has_drawn(
                 if (path / "draw.safetensors").exists():
                     raise KeyboardInterrupt
 
-            patched.setattr(publish.checkpoint, "sync", sync)
+            patched.setattr(drawing.checkpoint, "sync", sync)
         with pytest.raises(KeyboardInterrupt):
-            publish._draw_once(context, row, planned, release_key())
-    draw = publish._draw_once(context, row, planned, release_key())
+            drawing.draw_once(context, row, planned, release_key())
+    draw = drawing.draw_once(context, row, planned, release_key())
     file = draw_path(context.workspace, row.release_id)
     assert len(taken) == 1
     assert torch.equal(draw.sample.theta, taken[0])

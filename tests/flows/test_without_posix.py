@@ -57,7 +57,7 @@ OF_SIGNAL = ("SIGALRM", "alarm", "setitimer", "SIGHUP", "SIGKILL", "SIGUSR1", "S
 
 
 def run(folder: Path, *commands: tuple[Any, ...], stdin: bytes = b"") -> str:
-    names = {"MODULES": MODULES, "OF_OS": OF_OS, "OF_SIGNAL": OF_SIGNAL}
+    names: dict[str, Any] = {"MODULES": MODULES, "OF_OS": OF_OS, "OF_SIGNAL": OF_SIGNAL}
     names["COMMANDS"] = tuple(tuple(map(str, words)) for words in commands)
     setting = "\n".join(f"{name} = {value!r}" for name, value in names.items())
     done = subprocess.run(

@@ -54,8 +54,9 @@ def made(chosen: tuple[Context, RetrainParameters]) -> tuple[Context, PlannedRel
     """The plan of a finished chain, and its workspace."""
     context, parameters = chosen
     planned = planned_chain(context, parameters)
-    kept, file = publish.save_plan(context, planned, parameters.release)
-    assert PlannedRelease.load(file) == kept
+    case = publish.save_plan(context, planned, parameters.release)
+    kept = case.planned
+    assert PlannedRelease.load(case.file) == kept
     kept.check(context)
     return context, kept
 

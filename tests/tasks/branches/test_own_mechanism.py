@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import tiny_jobs
 import torch
+from cases import release_plan
 from torch import Tensor
 
 from mechanisms import mechanism as registry
@@ -149,11 +150,11 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
 
     assert run.write_plans(groups) == {}
     planned = plan_release(study, votes)
-    file = publish.save_plan(context, planned, chosen.release)[1]
+    file = publish.save_plan(context, planned, chosen.release).file
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
     with pytest.raises(MechanismError, match=r"event `noisy-votes`\) has no bundle, so it cannot"):
-        publish.release(context, planned, chosen.release)
+        release_plan(context, planned, chosen.release)
     assert not list(context.workspace.bundles.glob("*"))
 
 

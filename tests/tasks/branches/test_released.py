@@ -74,9 +74,9 @@ def test_from_a_file_to_one_release(
 
     def released() -> tuple[publish.Released, PlannedRelease]:
         planned = tiny_jobs.planned(context, chosen, tiny_jobs.fitted(context, chosen))
-        planned, file = publish.save_plan(context, planned, chosen.release)
-        assert PlannedRelease.load(file) == planned
-        return publish.release(context, planned, chosen.release), planned
+        case = publish.save_plan(context, planned, chosen.release)
+        assert PlannedRelease.load(case.file) == case.planned
+        return publish.release(context, case, chosen.release), case.planned
 
     done, planned = released()
     statement = json.loads((Path(done.bundle) / "privacy_statement.json").read_text())

@@ -58,7 +58,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
         pytest.approx(trial.settings["c"]) for trial in found.trials
     ]
     assert all(row.evaluation.kind == "evaluation" and row.epsilon for row in rows())
-    planned, _ = publish.save_plan(context, done.planned, parameters.release)
+    planned = publish.save_plan(context, done.planned, parameters.release).planned
     assert planned.selection.searched
     assert planned.selection.fits == 1 + len(found.trials), "the base round, and each trial once"
     assert SEARCHED in planned.plan.claim.unprotected_inputs

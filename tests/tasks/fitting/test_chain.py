@@ -37,11 +37,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def release(context: Context, chosen: RetrainParameters, made: Made) -> Released:
-    planned, file = publish.save_plan(
-        context, tiny_jobs.planned(context, chosen, made), chosen.release
-    )
-    assert PlannedRelease.load(file) == planned
-    return publish.release(context, planned, chosen.release)
+    case = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    assert PlannedRelease.load(case.file) == case.planned
+    return publish.release(context, case, chosen.release)
 
 
 @pytest.fixture(scope="module")

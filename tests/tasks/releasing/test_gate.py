@@ -16,8 +16,8 @@ from storage.ledger.decisions import sign
 from storage.ledger.entries import Overridden
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.releasing import gate
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.evidence import Evidence, Measurement
-from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 
 CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), not quantified")
@@ -58,7 +58,7 @@ def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, **details: Any
 
 
 def _measured(ledger: Ledger, planned: PlannedRelease) -> Measurement:
-    found = CheckedPlan.of(planned, ledger).measurement
+    found = ReleaseCase.of(planned, ledger).measurement
     assert found is not None
     return found
 
@@ -71,7 +71,7 @@ def _signed(
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(CheckedPlan.of(planned, ledger), _measured(ledger, planned)),
+        terms=gate.override_terms(ReleaseCase.of(planned, ledger), _measured(ledger, planned)),
         reason=reason,
     )
 
@@ -80,9 +80,9 @@ def test_a_bound_below_the_claim_passes_and_is_told(
     ledger: Ledger, planned: PlannedRelease
 ) -> None:
     """Nothing measured is nothing told; a smaller bound passes and is in the release's own row."""
-    assert gate.check(CheckedPlan.of(planned, ledger)) is None
+    assert gate.check(ReleaseCase.of(planned, ledger)) is None
     _audit(ledger, planned, 3.9)
-    told = gate.check(CheckedPlan.of(planned, ledger))
+    told = gate.check(ReleaseCase.of(planned, ledger))
     assert told is not None
     assert told.model_dump()["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
@@ -168,7 +168,7 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(
         with pytest.raises(
             BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"
         ):
-            gate.check(CheckedPlan.of(planned, ledger))
+            gate.check(ReleaseCase.of(planned, ledger))
     titles = [row.title for row in ledger.rows()]
     assert titles == ["release blocked: contradicted by an audit"]
     assert ledger.find(planned.plan.idempotency_key) is None
@@ -182,7 +182,7 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     measurement; an officer's.
     """
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(CheckedPlan.of(planned, ledger), sign_anything(planned, tmp_path / "officer"))
+        gate.override(ReleaseCase.of(planned, ledger), sign_anything(planned, tmp_path / "officer"))
     _audit(ledger, planned, 4.3)
     new_keys(tmp_path / "stranger")
     for who, reason, problem in (
@@ -192,23 +192,23 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     ):
         with pytest.raises(InputError, match=problem):
             gate.override(
-                CheckedPlan.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason)
+                ReleaseCase.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason)
             )
     good = _signed(ledger, planned, tmp_path / "officer")
     with pytest.raises(InputError, match="invalid signature"):
         gate.override(
-            CheckedPlan.of(planned, ledger), good.model_copy(update={"reason": "another"})
+            ReleaseCase.of(planned, ledger), good.model_copy(update={"reason": "another"})
         )
     with pytest.raises(BudgetRefused):
-        gate.check(CheckedPlan.of(planned, ledger))
-    gate.override(CheckedPlan.of(planned, ledger), good)
-    told = gate.check(CheckedPlan.of(planned, ledger))
+        gate.check(ReleaseCase.of(planned, ledger))
+    gate.override(ReleaseCase.of(planned, ledger), good)
+    told = gate.check(ReleaseCase.of(planned, ledger))
     assert told is not None
     assert told.line.endswith("overridden by officer")
 
     _audit(ledger, planned, 5.0)  # worse than what the officer saw
     with pytest.raises(BudgetRefused):
-        gate.check(CheckedPlan.of(planned, ledger))
+        gate.check(ReleaseCase.of(planned, ledger))
     assert ledger.verify().ok
 
 
@@ -220,43 +220,43 @@ def test_an_inconclusive_audit_is_overridden_by_name(
     stale.
     """
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(CheckedPlan.of(planned, asking), sign_anything(planned, tmp_path / "officer"))
+        gate.override(ReleaseCase.of(planned, asking), sign_anything(planned, tmp_path / "officer"))
     _audit(asking, planned, 0.2, reach=1.0, trials=0)
     with pytest.raises(InputError, match=r"did not rerun the mechanism"):
         gate.override(
-            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
+            ReleaseCase.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
         )
     _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
     with pytest.raises(InputError, match=r"or has a confidence above 0\.95"):
         gate.override(
-            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
+            ReleaseCase.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
         )
     _audit(asking, planned, 0.3, reach=1.5)
     with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
-        gate.check(CheckedPlan.of(planned, asking))
+        gate.check(ReleaseCase.of(planned, asking))
     with pytest.raises(InputError, match="the requester cannot decide"):
         gate.override(
-            CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "operator")
+            ReleaseCase.of(planned, asking), _signed(asking, planned, tmp_path / "operator")
         )
     contradiction = _signed(asking, planned, tmp_path / "officer")
     unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}
     with pytest.raises(InputError):
         gate.override(
-            CheckedPlan.of(planned, asking), contradiction.model_copy(update={"terms": unsaid})
+            ReleaseCase.of(planned, asking), contradiction.model_copy(update={"terms": unsaid})
         )
-    asking_row = gate.override(CheckedPlan.of(planned, asking), contradiction)
+    asking_row = gate.override(ReleaseCase.of(planned, asking), contradiction)
     assert isinstance(asking_row.entry, Overridden)
     assert asking_row.entry.audit_row == 3
-    told = gate.check(CheckedPlan.of(planned, asking))
+    told = gate.check(ReleaseCase.of(planned, asking))
     assert told is not None
     assert told.model_dump()["verdict"] == "inconclusive"
     assert told.line.endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
     with pytest.raises(BudgetRefused, match="accept audit row 4"):
-        gate.check(CheckedPlan.of(planned, asking))
+        gate.check(ReleaseCase.of(planned, asking))
     _audit(asking, planned, 4.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(CheckedPlan.of(planned, asking))
+        gate.check(ReleaseCase.of(planned, asking))
     assert asking.verify().ok
 
 
@@ -272,8 +272,8 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     """With `require_audit` an unaudited candidate is refused."""
     ledger = ledger_under(tmp_path, policy_of(require_audit=True))
     with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
-        gate.check(CheckedPlan.of(planned, ledger))
-    obstacle = gate.obstacle(CheckedPlan.of(planned, ledger))
+        gate.check(ReleaseCase.of(planned, ledger))
+    obstacle = gate.obstacle(ReleaseCase.of(planned, ledger))
     assert "not audited" in str(obstacle), "who approves is told what would still be refused"
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
@@ -283,13 +283,13 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     for useless, why in weak:
         _audit(ledger, planned, 0.5, **useless)
         with pytest.raises(BudgetRefused, match=why):
-            gate.check(CheckedPlan.of(planned, ledger))
+            gate.check(ReleaseCase.of(planned, ledger))
     _audit(ledger, planned, 0.5)
-    assert gate.check(CheckedPlan.of(planned, ledger)) is not None
-    assert gate.obstacle(CheckedPlan.of(planned, ledger)) is None
+    assert gate.check(ReleaseCase.of(planned, ledger)) is not None
+    assert gate.obstacle(ReleaseCase.of(planned, ledger)) is None
     rows = len(list(ledger.measurements()))
     _audit(ledger, planned, 99.0)
-    assert "contradicts the claim" in str(gate.obstacle(CheckedPlan.of(planned, ledger)))
+    assert "contradicts the claim" in str(gate.obstacle(ReleaseCase.of(planned, ledger)))
     assert len(list(ledger.measurements())) == rows + 1, "asking records nothing"
 
 
@@ -304,6 +304,6 @@ def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(
     ledger = ledger_under(tmp_path, strict)
     _audit(ledger, planned, 0.5, reach=7.0)
     with pytest.raises(BudgetRefused, match="audited without result"):
-        gate.check(CheckedPlan.of(planned, ledger))
+        gate.check(ReleaseCase.of(planned, ledger))
     _audit(ledger, planned, 0.5, reach=8.5)
-    assert gate.check(CheckedPlan.of(planned, ledger)) is not None
+    assert gate.check(ReleaseCase.of(planned, ledger)) is not None

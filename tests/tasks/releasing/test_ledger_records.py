@@ -8,7 +8,8 @@ import pytest
 import tiny_jobs
 
 from tasks.comparing import summary
-from tasks.releasing import ledger_access, plan_page, publish
+from tasks.releasing import plan_page, publish
+from tasks.releasing.scores import candidate_scores, reference_f1
 
 
 def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_path: Path) -> None:
@@ -20,15 +21,13 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
         tiny_jobs.demo(tmp_path / "data", records=300, population="demo"), tiny_roberta
     )
     made = tiny_jobs.fitted(context, chosen)
-    planned = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)[
-        0
-    ]
+    case = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
     *earlier, outcome = made.outcomes
     summary.record_claims(made.study, [outcome], earlier=earlier)
-    ledger = ledger_access.open_ledger(context, chosen.release)
-    own = plan_page.candidate_scores(ledger, planned)
+    measurements = case.reread(context).measurements
+    own = candidate_scores(measurements, case.planned)
     base = made.of("base").figures["weighted_f1"]
-    assert plan_page.reference_f1(ledger, planned) == pytest.approx(base, abs=1e-5)
+    assert reference_f1(measurements, case.planned) == pytest.approx(base, abs=1e-5)
     for name, value in own.items():
         assert abs(value - outcome.figures[name]) < 1e-5
     assert {"alone_at_80", "alone_at_90", "alone_at_95", "surest_accuracy", "surest_share"} <= set(

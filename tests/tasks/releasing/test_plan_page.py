@@ -31,12 +31,12 @@ from storage.ledger import (
 )
 from storage.ledger.records import RecordSet
 from tasks.pages import render
-from tasks.releasing import approval, gate, ledger_access, plan_page
+from tasks.releasing import gate, ledger_access, plan_page
+from tasks.releasing.case import ReleaseCase
 from tasks.releasing.code_lists import CodeListVerdict
-from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.plan_page import PlanContext
 from tasks.releasing.promise import promise_of
+from tasks.releasing.surroundings import Surroundings
 
 LOCAL = Claim(
     guarantee_kind="asymptotic-local",
@@ -137,10 +137,8 @@ def compared(
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
     """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
-    checked = CheckedPlan.of(plan, ledger)
-    return plan_page.page_of(
-        checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options)
-    )
+    case = ReleaseCase.of(plan, ledger, file=Path("plans/k.json"))
+    return plan_page.page_of(case, Surroundings(**options))
 
 
 def answer(found: plan_page.PlanPage, key: str) -> plan_page.Answer:
@@ -308,8 +306,8 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
     )
     ledger.reserve(other.plan, records=records)
     found = page(ledger, planned(), records=records)
-    assert answer(found, "siblings").verdict == "warning"
-    assert "under another population name (accidents)" in answer(found, "siblings").text
+    assert answer(found, "related").verdict == "warning"
+    assert "under another population name (accidents)" in answer(found, "related").text
     cost = answer(page(ledger, planned(small, data_fingerprint="h"), records=records), "cost").table
     assert cost is not None
     rows = [tuple(map(float, row[1:4])) for row in cost[1]]
@@ -317,8 +315,8 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
     before, this, after = rows[0]
     assert 0 < this < before, "two equal Gaussian releases cost less than twice one"
     assert before + this == pytest.approx(after, abs=2e-4)
-    assert answer(page(ledger, planned()), "siblings").verdict == "fine"
-    assert "records are not available" in answer(page(ledger, planned()), "siblings").text
+    assert answer(page(ledger, planned()), "related").verdict == "fine"
+    assert "records are not available" in answer(page(ledger, planned()), "related").text
 
 
 def test_a_released_plan_says_so_first(ledger: Ledger) -> None:
@@ -412,7 +410,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     plan = planned()
     audit(ledger, plan, 3.5)
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
-        gate.check(CheckedPlan.of(plan, ledger))
+        gate.check(ReleaseCase.of(plan, ledger))
     text = str(refused.value)
     assert text.index("`autocoder train --profile formal`") < text.index(
         "`autocoder approve --despite-audit`"
@@ -420,7 +418,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
-        gate.check(CheckedPlan.of(formal, ledger))
+        gate.check(ReleaseCase.of(formal, ledger))
     assert "retrain" not in str(refused.value)
 
 

@@ -13,6 +13,7 @@ import pytest
 import tiny_jobs
 import torch
 import yaml
+from cases import page_of_plan, release_plan
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from kills import killed_at
@@ -34,7 +35,7 @@ from tasks.bundle.thresholds import read_thresholds
 from tasks.coding.coder import open_bundle
 from tasks.pages.render import share_with_ends
 from tasks.parameters import BundleParameters, ReleaseParameters, RetrainParameters
-from tasks.releasing import plan_page, publish
+from tasks.releasing import drawing, plan_page, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.samples import Sample
 from tasks.releasing.test_half import Answers
@@ -76,7 +77,7 @@ def planner(context: Context, tmp_path_factory: pytest.TempPathFactory, tiny_ber
             }
         )
         planned = tiny_jobs.planned(context, chosen, tiny_jobs.fitted(context, chosen))
-        return publish.save_plan(context, planned, chosen.release)[0]
+        return publish.save_plan(context, planned, chosen.release).planned
 
     return plan
 
@@ -93,7 +94,7 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     event = planned.plan.event
     assert isinstance(event, ParallelEvent)
     assert (event.split, planned.untold) == ("record", None)
-    done = publish.release(context, planned, settings(planned))
+    done = release_plan(context, planned, settings(planned))
     folder = Path(done.bundle)
     told = json.loads((folder / bundle.ACCURACY).read_text())
     statement = json.loads((folder / bundle.STATEMENT).read_text())
@@ -112,12 +113,12 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
     assert_told_where_partners_look(folder, told)
     assert_sets_hold_the_code(folder, answers)
-    page = plan_page.load_plan_page(context, planned, file=planned.file(context))
+    page = page_of_plan(context, planned, file=planned.file(context))
     assert (
         f"{told['right']['estimate']:.1%}" in dict(plan_page.facts(page))["accuracy for partners"]
     )
     assert "What partners are told" in plan_page.html(page)
-    assert publish.release(context, planned, settings(planned)) == done
+    assert release_plan(context, planned, settings(planned)) == done
 
 
 def assert_sets_hold_the_code(folder: Path, answers: Answers) -> None:
@@ -220,13 +221,13 @@ def test_no_noise_is_drawn_twice(
         Answers, "draw", lambda own, event: drawn.append(draw(own, event)) or drawn[-1]
     )
     with killed_at(monkeypatch, Answers, "of"):
-        publish.release(context, planned, settings(planned))
+        release_plan(context, planned, settings(planned))
     assert not drawn
-    with killed_at(monkeypatch, publish, "_signed_draw"):
-        publish.release(context, planned, settings(planned))
+    with killed_at(monkeypatch, drawing, "_signed_draw"):
+        release_plan(context, planned, settings(planned))
     assert len(drawn) == 1
     with pytest.raises(StorageError, match="nothing is sampled twice"):
-        publish.release(context, planned, settings(planned))
+        release_plan(context, planned, settings(planned))
     assert len(drawn) == 1
 
 
@@ -236,21 +237,21 @@ def test_a_table_that_another_program_put_there(
     """The fit's own parameters next to another table, before there is a digest in the ledger."""
     planned = planner("foreign")
     with killed_at(monkeypatch, Answers, "of"):
-        publish.release(context, planned, settings(planned))
+        release_plan(context, planned, settings(planned))
     ledger = publish.open_ledger(context, settings(planned))
     row = ledger.find(planned.plan.idempotency_key)
     assert row is not None
     sample = Sample.draw(context, planned, note=lambda: None)
     file = draw_path(context.workspace, str(row.release_id))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(publish._signed_draw(sample, row, planned, release_key()))
+    file.write_bytes(drawing._signed_draw(sample, row, planned, release_key()))
     with pytest.raises(StorageError, match="key did not sign"):
-        publish.release(context, planned, settings(planned))
+        release_plan(context, planned, settings(planned))
     cut = sample.tensors | {"accuracy": sample.tensors["accuracy"][:-1]}
     _, described = checkpoint.from_bytes(file.read_bytes())
     file.write_bytes(checkpoint.to_bytes(cut, described))
     with pytest.raises(StorageError, match="is not a sample"):
-        publish.release(context, planned, settings(planned))
+        release_plan(context, planned, settings(planned))
 
 
 @pytest.mark.parametrize(
@@ -273,6 +274,6 @@ def test_a_half_that_other_records_decide_is_told_nothing_of(
     assert planned.untold is not None
     assert planned.untold == why
     assert planned.plan.event == planned.plan.event.of_training
-    page = plan_page.load_plan_page(context, planned, file=planned.file(context))
+    page = page_of_plan(context, planned, file=planned.file(context))
     assert plan_page.REASONS[planned.untold] in dict(plan_page.facts(page))["accuracy for partners"]
     assert np.isfinite(planned.plan.claim.epsilon or np.nan)

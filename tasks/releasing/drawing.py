@@ -1,0 +1,200 @@
+"""Draws the sample of a release once, and reads it back after a crash.
+
+A draw exists once its file is in place, and nothing depends on it earlier. A link puts the file
+there and fails if one exists, so that there is never a second. A sample from before a crash counts
+by the digest in the ledger's row, or by this machine's signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rfc8785
+
+from mechanisms.model import checkpoint
+from mechanisms.privacy.events import ParallelEvent
+from storage.codelist import groups
+from storage.datasets import load_codes
+from storage.durable import read_regular, write_atomically
+from storage.errors import StorageError
+from storage.ledger import ReleasePlan, ReleaseRow, heads
+from storage.ledger.recovery import BEGUN_DRAW, FRESH_DRAW, draw_path, draws
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.samples import Sample
+from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_MOST_OF_A_DRAW = 16 << 30
+"""Bytes of a sample's file."""
+
+
+def require_undrawn(context: Context, plan: ReleasePlan) -> None:
+    for draw in draws(context.workspace):
+        if checkpoint.description(draw).get("plan") == plan.idempotency_key:
+            raise StorageError(
+                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this "
+                "ledger has no release of "
+                "it. Give the ledger that charged it, or choose another release.label"
+            )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A release's sample, in memory, and the digest of its file."""
+
+    sample: Sample
+    digest: str
+
+
+def draw_once(
+    context: Context,
+    row: ReleaseRow,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw:
+    """Returns the sample of a release: the one on the disk, or the first one.
+
+    A note is on the disk before a sample is taken or the noise of a table. Whoever finds the note
+    without the sample takes no second one: the first may have been read in the unfinished file. A
+    fit that is released as it is, without a table, needs no note, since taking its parameters again
+    gives the same.
+    """
+    release_id = row.release_id
+    file = draw_path(context.workspace, release_id)
+    fresh, begun = file.with_name(FRESH_DRAW), file.with_name(BEGUN_DRAW)
+    if file.is_file() or row.state != "reserved":
+        draw = saved_draw(context, file, row, planned, key)
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw = _unlinked_draw(context, fresh, row, planned, key)
+        if draw is None:
+            sample = Sample.draw(context, planned, note=partial(_note, begun, release_id))
+            content = _signed_draw(sample, row, planned, key)
+            write_atomically(fresh, content)
+            draw = Draw(sample, hashlib.sha256(content).hexdigest())
+        try:
+            os.link(fresh, file)
+        except FileExistsError:
+            raise StorageError(
+                f"release {release_id}: another program wrote {file}. Run `autocoder ledger recover`"
+            ) from None
+        checkpoint.sync(file.parent)
+    fresh.unlink(missing_ok=True)
+    begun.unlink(missing_ok=True)
+    return draw
+
+
+def _note(begun: Path, release_id: str) -> None:
+    try:
+        # guard: test_a_sample_that_was_lost_is_not_taken_again
+        begun.open("x").close()
+    except FileExistsError:
+        raise StorageError(
+            f"release {release_id}: the run that sampled it was killed before the sample was on "
+            "the disk, and nothing is sampled twice. Run `autocoder ledger recover`, which burns "
+            "it, and plan again under another release.label"
+        ) from None
+    checkpoint.sync(begun)
+    checkpoint.sync(begun.parent)
+
+
+def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
+    return {
+        "release_id": row.release_id,
+        "plan": planned.plan.idempotency_key,
+        "plan_digest": planned.digest,
+    }
+
+
+def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
+    """Returns the bytes that a releasing worker signs of a sample."""
+    values = {
+        name: hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        for name, tensor in sample.tensors.items()
+    }
+    return rfc8785.dumps({"statement": "autocoder draw", **values, **described})
+
+
+def _signed_draw(
+    sample: Sample, row: ReleaseRow, planned: PlannedRelease, key: EllipticCurvePrivateKey
+) -> bytes:
+    described = _described(row, planned)
+    signature = heads.sign_bytes(_vouched(sample, described), key)
+    return checkpoint.to_bytes(sample.tensors, described | {"signature": signature})
+
+
+def _unlinked_draw(
+    context: Context,
+    fresh: Path,
+    row: ReleaseRow,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw | None:
+    if not fresh.is_file():
+        return None
+    return saved_draw(context, fresh, row, planned, key)
+
+
+def saved_draw(
+    context: Context,
+    file: Path,
+    row: ReleaseRow,
+    planned: PlannedRelease,
+    key: EllipticCurvePrivateKey,
+) -> Draw:
+    """Reads a sample once. It counts by its digest in the ledger's row; before there is one, a
+    sample counts by the signature of this machine's key, and a fit without a table by its
+    parameters.
+    """
+    release_id = row.release_id
+    if not file.is_file():
+        raise StorageError(
+            f"release {release_id}: its sample is gone from {file}. Restore it, or run "
+            "`autocoder ledger recover`"
+        )
+    content = read_regular(file, _MOST_OF_A_DRAW)
+    digest = hashlib.sha256(content).hexdigest()
+    # guard: test_a_sample_that_is_changed_after_it_was_recorded
+    if row.draw_digest is not None and digest != row.draw_digest:
+        raise StorageError(
+            f"release {release_id}: the sample on the disk is not the recorded one. Run "
+            "`autocoder ledger recover`"
+        )
+    try:
+        tensors, described = checkpoint.from_bytes(content)
+        sample = Sample.of(tensors, groups=_groups(context, planned))
+    except (ValueError, KeyError):
+        sample, described = None, {}
+    expected = _described(row, planned)
+    if sample is None or {name: described.get(name) for name in expected} != expected:
+        raise StorageError(
+            f"release {release_id}: {file} is not a sample of the reserved plan. Run "
+            "`autocoder ledger recover`"
+        )
+    # guard: test_weights_of_another_fit_where_the_draw_lies
+    planned.candidate.require_draw(context, sample.theta)
+    signature, public = str(described.get("signature")), key.public_key()
+    random = planned.candidate.is_sampled or sample.table is not None
+    recorded = row.draw_digest is not None or not random
+    # guard: test_a_sample_that_another_program_put_there
+    if not recorded and not heads.verify_bytes(_vouched(sample, expected), signature, public):
+        raise StorageError(
+            f"release {release_id}: this machine's key did not sign the sample {file}. Run "
+            "`autocoder ledger recover`"
+        )
+    return Draw(sample, digest)
+
+
+def _groups(context: Context, planned: PlannedRelease) -> int | None:
+    if not isinstance(planned.plan.event, ParallelEvent):
+        return None
+    codes = load_codes(context.store.open(planned.candidate.dataset))
+    return len(groups(codes)[0])
