@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, packaged
-from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import is_exact
 from storage.artifacts import Store, digest
@@ -27,33 +27,21 @@ from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, Name
 from storage.ledger import (
     BudgetRefused,
-    ComparisonFit,
     Evaluated,
     Ledger,
     ReleasePlan,
     ReleaseRow,
-    SearchFit,
 )
-from storage.ledger.content import anticipated
 from storage.ledger.models import Mark
-from storage.ledger.policy import RegistryStatement
-from storage.ledger.records import same_records
-from tasks.bundle import licence
-from tasks.bundle.statement import repeated_fields
-from tasks.bundle.texts import encoder_digest, name_of, own_texts
-from tasks.catalogue import branch_bodies
+from tasks.bundle.texts import name_of
 from tasks.fitting.candidate import Candidate
-from tasks.method import RELEASE_BRANCH, settings_of
-from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.parameters import RetrainParameters
 from tasks.releasing import test_half
 from tasks.releasing.claims import (
-    CHOSEN,
-    COMPARED,
     EXACT_ARITHMETIC,
     FLOATING_POINT,
     NOISE_OF_THE_FIT,
     RANDOMNESS,
-    SEARCHED,
     TRUST_MODEL,
     claim_on,
     decode_event,
@@ -62,7 +50,8 @@ from tasks.releasing.claims import (
     public_inputs,
     unprotected_inputs,
 )
-from tasks.releasing.ledger_records import sample_of
+from tasks.releasing.output import DIGEST, Output
+from tasks.releasing.selection import Selection
 from tasks.releasing.test_half import Untold
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -71,7 +60,6 @@ _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 """What may differ between two runs of the same plan."""
 _MOST = 64 << 20
 """Bytes of a plan's file."""
-_DIGEST = "^[0-9a-f]{64}$"
 
 
 class Request(BaseModel, frozen=True):
@@ -85,7 +73,7 @@ class Request(BaseModel, frozen=True):
     supersedes: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     code_commit: str = Field(pattern="^([0-9a-f]{40}|unknown)$")
     code_dirty: bool
-    lock_digest: str | None = Field(default=None, pattern=_DIGEST)
+    lock_digest: str | None = Field(default=None, pattern=DIGEST)
     prefect_run_id: str | None = Field(default=None, pattern="^[0-9a-f-]{36}$")
 
     @staticmethod
@@ -98,172 +86,6 @@ class Request(BaseModel, frozen=True):
             supersedes=settings.supersedes,
             **vars(provenance()),
             prefect_run_id=prefect_run_id,
-        )
-
-
-class Output(BaseModel, frozen=True, extra="forbid"):
-    """Holds the settings of the released files other than the model; signed with the plan."""
-
-    precision: Precision = "float32"
-    int8: bool = False
-    licence: str = Field(default=licence.OURS, pattern=r"^[A-Za-z0-9.+-]{1,64}$")
-    """An SPDX name."""
-    encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Digest of the encoder in the released model."""
-    public: tuple[Annotated[str, Field(pattern=_DIGEST)], ...] = ()
-    """Digests of the stages that embedded public texts for the words of the released model."""
-    registry: RegistryStatement | None = None
-    """What the policy states for a registry, which the bundle repeats."""
-    texts: tuple[str, ...] = ()
-    """Every text of the bundle that no published list has and that is no name or number in a narrow
-    form.
-    """
-
-    @staticmethod
-    def from_settings(settings: BundleParameters) -> Output:
-        """Takes the output settings from those of the planning run."""
-        return Output(
-            precision=settings.precision,
-            int8=settings.int8,
-            licence=licence.resolve(settings.licence),
-        )
-
-    def with_texts(
-        self, context: Context, candidate: Candidate, plan: ReleasePlan, **changed: Any
-    ) -> Output:
-        """Returns the settings, some of them changed, with the texts of this plan's bundle."""
-        output, store = self.model_copy(update=changed), context.store
-        texts = own_texts(
-            load_codes(store.open(candidate.dataset)),
-            store.figures(candidate.dataset),
-            candidate.model.encoder,
-            statement=repeated_fields(anticipated(plan, audit=None)),
-            label=plan.release_label,
-            registry=output.registry,
-        )
-        return output.model_copy(update={"texts": texts})
-
-    def with_contents(self, context: Context, candidate: Candidate, plan: ReleasePlan) -> Output:
-        """Returns the settings with the encoder and the texts that a bundle of this plan contains."""
-        contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
-        if context.copies is None:  # a release takes them by the plan
-            contents["public"] = _public_stages(context, candidate)
-        return self.with_texts(context, candidate, plan, **contents)
-
-    @property
-    def texts_digest(self) -> str:
-        """Returns the first 16 digits of a digest of the texts: it states that someone read them."""
-        return digest(list(self.texts))[:16]
-
-    def apply_to(self, settings: BundleParameters) -> BundleParameters:
-        """Applies the planned output to the settings of the releasing run; refuses settings that
-        ask for another.
-        """
-        if settings.precision not in ("float32", self.precision):
-            raise InputError(
-                f"precision: the approved plan has {self.precision}. Plan again to change it"
-            )
-        if settings.int8 and not self.int8:
-            raise InputError("int8: the approved plan has none. Plan again with release.int8=true")
-        # guard: test_a_licence_other_than_the_one_signed
-        if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
-            raise InputError(
-                f"licence: the approved plan has {self.licence}. Plan again with "
-                f"release.licence={settings.licence}"
-            )
-        return settings.model_copy(
-            update={"precision": self.precision, "int8": self.int8, "licence": self.licence}
-        )
-
-
-class Selection(BaseModel, frozen=True, extra="forbid"):
-    """Holds how a fit was chosen, by what the ledger knows; `lines` says it in words, among what is
-    not protected.
-
-    A fit may have been chosen among several on the same records: by seed, sample, settings or
-    mechanism. Each fit whose scores anyone saw is in the ledger. Records count as the same under
-    one fingerprint, or where their samples of marks overlap: another seed, another population name
-    or an added record does not make them different.
-    """
-
-    fits: int = 1
-    """Fits on these records that the ledger has, this one included."""
-    searched: bool = False
-    """Settings were searched for a target epsilon on these records."""
-    tuned: tuple[str, ...] = ()
-    """Branches that ship whose settings the fit has, where these were found on other records."""
-    compared: bool = False
-    """Several mechanisms were compared on these records."""
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return (
-            *([SEARCHED] if self.searched else []),
-            *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
-            *([COMPARED] if self.compared else []),
-            CHOSEN,
-        )
-
-    def since(self, earlier: Selection) -> str:
-        """Describes what was done with the records since an earlier selection was stated."""
-        fits = f" (the ledger has {self.fits} training runs on them, the plan {earlier.fits})"
-        also = [
-            *(["settings were searched on them"] if self.searched and not earlier.searched else []),
-            *(
-                ["mechanisms were compared on them"]
-                if self.compared and not earlier.compared
-                else []
-            ),
-        ]
-        return "; ".join(
-            ["the same records were used again since" + fits * (self.fits != earlier.fits), *also]
-        )
-
-    @staticmethod
-    def of(
-        measurements: Sequence[Evaluated],
-        context: Context,
-        planned: Candidate,
-        *,
-        fingerprint: str,
-        weighted: bool,
-    ) -> Selection:
-        """Returns how a candidate was chosen, by the ledger's rows on its records.
-
-        Args:
-            measurements: that the ledger has.
-            fingerprint: of the records.
-            weighted: the candidate is a posterior with risk weights.
-        """
-        for ref in (planned.dataset, planned.fitted):
-            context.store.open(ref)
-        sample = sample_of(context, planned.dataset)
-        same: list[Evaluated] = []
-        for row in measurements:
-            measured = row.evaluation
-            if measured.kind != "evaluation":
-                continue
-            # guard: test_the_scores_of_another_sample_of_the_same_records
-            if measured.data_fingerprint == fingerprint or same_records(measured.sample, sample):
-                same.append(row)
-        fit = planned.fitted.sha256
-        branches = {_branch(row) for row in same if fit in row.evaluation.artifact_digests.values()}
-        settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
-        return Selection(
-            fits=len(
-                {planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}
-            ),
-            searched=weighted
-            and any(isinstance(row.evaluation.subject, SearchFit) for row in same),
-            tuned=tuple(
-                name
-                for name, body in branch_bodies().items()
-                if body.get("unprotected") and (name in branches or _has_settings(settings, body))
-            ),
-            compared=len(
-                {_branch(row) for row in same if isinstance(row.evaluation.subject, ComparisonFit)}
-            )
-            > 1,
         )
 
 
@@ -552,14 +374,6 @@ def build_plan(
     )
 
 
-def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
-    from tasks.fitting.prior import lexicon_of  # brings torch
-
-    with context.copying(named=None) as own:
-        lexicon_of(own, candidate.model, load_codes(own.store.open(candidate.dataset)))
-        return () if own.copies is None else tuple(sorted(own.copies.found))
-
-
 def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     """Returns the candidate of a release with the copies of its encoder's files that this process
     made. Each is read once; an encoder that comes with the program, or from the hub, stays.
@@ -620,38 +434,3 @@ def _differences(stated: Any, built: Any, name: str = "") -> Iterator[str]:
 
 def _reserved_file(context: Context, sha256: str) -> Path:
     return context.workspace.private / "plans" / "reserved" / f"{sha256}.json"
-
-
-def _lines_of(branch: str) -> list[str]:
-    return branch_bodies().get(branch, {}).get("unprotected", [])
-
-
-def _fit(row: Evaluated) -> str:
-    artifacts = row.evaluation.artifact_digests
-    return (
-        artifacts.get("fit")
-        or artifacts.get("posterior")
-        or str(row.evaluation.idempotency_key or row.sequence)
-    )
-
-
-def _branch(row: Evaluated) -> str:
-    subject = row.evaluation.subject
-    return subject.branch if isinstance(subject, ComparisonFit) else RELEASE_BRANCH
-
-
-def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
-    """Anyone who fits with a branch's settings, on features or on tokens, has them from there,
-    under whatever name.
-    """
-    mechanism = settings_of(branch)
-    return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
-
-
-def _holds(settings: Any, configuration: Any) -> bool:
-    if isinstance(settings, Mapping):
-        return isinstance(configuration, Mapping) and all(
-            n in configuration and (v is None or _holds(v, configuration[n]))
-            for n, v in settings.items()
-        )
-    return bool(settings == configuration)

@@ -21,7 +21,8 @@ from storage.ledger import Ledger, Policy, heads
 from storage.ledger.report import read_export
 from tasks.releasing import approval
 from tasks.releasing.claims import CHOSEN, key_of
-from tasks.releasing.plan import PlannedRelease, Selection
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.selection import Selection
 
 DECLARES = """
 an officer's desk believes its own copy of the agency's key

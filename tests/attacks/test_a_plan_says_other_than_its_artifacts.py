@@ -26,7 +26,8 @@ from tasks.bundle import fill, licence
 from tasks.parameters import BundleParameters
 from tasks.releasing import approval, ledger_access
 from tasks.releasing.case import ReleaseCase
-from tasks.releasing.plan import Output, PlannedRelease
+from tasks.releasing.output import Output
+from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 DECLARES = """

@@ -28,7 +28,8 @@ from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, drawing, publish
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.ledger_access import open_ledger
-from tasks.releasing.plan import Output, PlannedRelease
+from tasks.releasing.output import Output
+from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 DECLARES = """

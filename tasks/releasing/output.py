@@ -1,0 +1,107 @@
+"""Settings of the released files other than the model, which are signed with the plan."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from mechanisms.model.config import Precision
+from storage.artifacts import digest
+from storage.datasets import load_codes
+from storage.errors import InputError
+from storage.ledger import ReleasePlan
+from storage.ledger.content import anticipated
+from storage.ledger.policy import RegistryStatement
+from tasks.bundle import licence
+from tasks.bundle.statement import repeated_fields
+from tasks.bundle.texts import encoder_digest, own_texts
+from tasks.fitting.candidate import Candidate
+from tasks.parameters import BundleParameters
+from tasks.running.stage import Context
+
+DIGEST = "^[0-9a-f]{64}$"
+"""A SHA-256, in hex."""
+
+
+class Output(BaseModel, frozen=True, extra="forbid"):
+    """Holds the settings of the released files other than the model; signed with the plan."""
+
+    precision: Precision = "float32"
+    int8: bool = False
+    licence: str = Field(default=licence.OURS, pattern=r"^[A-Za-z0-9.+-]{1,64}$")
+    """An SPDX name."""
+    encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Digest of the encoder in the released model."""
+    public: tuple[Annotated[str, Field(pattern=DIGEST)], ...] = ()
+    """Digests of the stages that embedded public texts for the words of the released model."""
+    registry: RegistryStatement | None = None
+    """What the policy states for a registry, which the bundle repeats."""
+    texts: tuple[str, ...] = ()
+    """Every text of the bundle that no published list has and that is no name or number in a narrow
+    form.
+    """
+
+    @staticmethod
+    def from_settings(settings: BundleParameters) -> Output:
+        """Takes the output settings from those of the planning run."""
+        return Output(
+            precision=settings.precision,
+            int8=settings.int8,
+            licence=licence.resolve(settings.licence),
+        )
+
+    def with_texts(
+        self, context: Context, candidate: Candidate, plan: ReleasePlan, **changed: Any
+    ) -> Output:
+        """Returns the settings, some of them changed, with the texts of this plan's bundle."""
+        output, store = self.model_copy(update=changed), context.store
+        texts = own_texts(
+            load_codes(store.open(candidate.dataset)),
+            store.figures(candidate.dataset),
+            candidate.model.encoder,
+            statement=repeated_fields(anticipated(plan, audit=None)),
+            label=plan.release_label,
+            registry=output.registry,
+        )
+        return output.model_copy(update={"texts": texts})
+
+    def with_contents(self, context: Context, candidate: Candidate, plan: ReleasePlan) -> Output:
+        """Returns the settings with the encoder and the texts that a bundle of this plan contains."""
+        contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
+        if context.copies is None:  # a release takes them by the plan
+            contents["public"] = _public_stages(context, candidate)
+        return self.with_texts(context, candidate, plan, **contents)
+
+    @property
+    def texts_digest(self) -> str:
+        """Returns the first 16 digits of a digest of the texts: it states that someone read them."""
+        return digest(list(self.texts))[:16]
+
+    def apply_to(self, settings: BundleParameters) -> BundleParameters:
+        """Applies the planned output to the settings of the releasing run; refuses settings that
+        ask for another.
+        """
+        if settings.precision not in ("float32", self.precision):
+            raise InputError(
+                f"precision: the approved plan has {self.precision}. Plan again to change it"
+            )
+        if settings.int8 and not self.int8:
+            raise InputError("int8: the approved plan has none. Plan again with release.int8=true")
+        # guard: test_a_licence_other_than_the_one_signed
+        if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
+            raise InputError(
+                f"licence: the approved plan has {self.licence}. Plan again with "
+                f"release.licence={settings.licence}"
+            )
+        return settings.model_copy(
+            update={"precision": self.precision, "int8": self.int8, "licence": self.licence}
+        )
+
+
+def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
+    from tasks.fitting.prior import lexicon_of  # brings torch
+
+    with context.copying(named=None) as own:
+        lexicon_of(own, candidate.model, load_codes(own.store.open(candidate.dataset)))
+        return () if own.copies is None else tuple(sorted(own.copies.found))
