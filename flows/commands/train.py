@@ -355,7 +355,8 @@ def _end_over_budget(preview: Preview) -> None:
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     from storage.ledger.registry import population_name_warning
     from storage.narrative_look import language_note, long_note
-    from tasks.releasing.test_half import REASONS, untold_by_settings
+    from tasks.bundle.untold import REASONS
+    from tasks.releasing.test_half import untold_by_settings
     from tasks.retraining.run import warnings_of
 
     data, survey, charge = parameters.data, preview.source, preview.charge

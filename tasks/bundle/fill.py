@@ -41,6 +41,7 @@ from tasks.bundle.accuracy import ToldAccuracy
 from tasks.bundle.deployment import Deployment
 from tasks.bundle.statement import statement, statement_page
 from tasks.bundle.texts import name_of, own_texts
+from tasks.bundle.untold import REASONS_FOR_PARTNERS
 from tasks.fitting.candidate import Candidate
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
@@ -164,6 +165,7 @@ def fill(
         language_code=_language_code(candidate.model),
         accuracy=None if told is None else told.as_json(),
         plot=bundle.RELIABILITY,
+        untold=REASONS_FOR_PARTNERS.get(claimed.get("accuracy_untold", "")),
         example=golden.texts(codes)[0],
         labels=len(codes),
         classification=f"{classification} {version}".strip(),

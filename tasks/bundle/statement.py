@@ -17,6 +17,7 @@ from mechanisms.privacy.events import (
 )
 from storage.ledger import ReleaseRow, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
+from tasks.bundle.untold import untold_of
 from tasks.pages.render import render
 
 
@@ -40,7 +41,10 @@ def statement(
     content["sampling"] = sampling
     event = decode(row.event)
     content["exact_arithmetic"] = is_exact(event)
-    content["accuracy_stated"] = isinstance(event, ParallelEvent)
+    untold = untold_of(event, sampling=sampling)
+    content["accuracy_stated"] = untold is None
+    if untold is not None:
+        content["accuracy_untold"] = untold
     replaced = _epsilon_replaced(row)
     if replaced is not None:
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")

@@ -75,6 +75,7 @@ def own_texts(
 WRITTEN_BY_THE_PROGRAM = frozenset(
     {
         "accountant",
+        "accuracy_untold",
         "audit",
         "code_commit",
         "delta",

@@ -34,6 +34,7 @@ from storage.ledger import (
 )
 from storage.ledger.models import Mark
 from tasks.bundle.texts import name_of
+from tasks.bundle.untold import Untold
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RetrainParameters
 from tasks.releasing import test_half
@@ -52,7 +53,6 @@ from tasks.releasing.claims import (
 )
 from tasks.releasing.output import DIGEST, Output
 from tasks.releasing.selection import Selection
-from tasks.releasing.test_half import Untold
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 

@@ -31,6 +31,7 @@ from storage.ledger.report import revocation_text
 from storage.ledger.wording import describe_successors
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
+from tasks.bundle.untold import REASONS
 from tasks.pages.render import Table, render
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.code_lists import CodeListVerdict
@@ -41,7 +42,6 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.promise import promise_of
 from tasks.releasing.scores import accuracy_by_epsilon, candidate_scores, reference_f1
 from tasks.releasing.surroundings import Surroundings, told_by_bundle
-from tasks.releasing.test_half import REASONS
 from tasks.running.stage import Context
 
 NOTICE = (

@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mechanisms.privacy.claims import formal
-from mechanisms.privacy.events import (
-    ComposedEvent,
-    DpSgdEvent,
-    Event,
-    GaussianReleaseEvent,
-    ParallelEvent,
-)
+from mechanisms.privacy.events import Event, ParallelEvent
 from mechanisms.privacy.gaussian_cost import gaussian_rate
 from storage.codelist import Code, groups
 from storage.datasets import load_codes
 from storage.ingest import IngestConfig
+from tasks.bundle.untold import Untold, untold_by_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,17 +25,6 @@ if TYPE_CHECKING:
     from tasks.fitting.candidate import Candidate
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
-
-Untold = Literal["no noise", "coupled", "sampled", "few"]
-"""Why nothing is told of the test half."""
-REASONS: Mapping[Untold, str] = {
-    "no noise": "the mechanism's guarantee is not one of Gaussian noise",
-    "coupled": "sampling by code lets one record move others between the halves. Set "
-    "data.ingest.sampling to per-record",
-    "sampled": "training samples its records, and budgets of such releases have no exact sum with "
-    "a table. Set sampling_prob to 1",
-    "few": "the test half is too small for the noise",
-}
 
 
 def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
@@ -65,16 +48,11 @@ def parallel_event(
     from mechanisms.privacy.accuracy_table import events_of
     from mechanisms.privacy.stated_accuracy import could_state
 
-    if not formal(training) or not isinstance(
-        training, DpSgdEvent | GaussianReleaseEvent | ComposedEvent
-    ):
-        return training, "no noise"
-    # guard: test_a_half_that_other_records_decide_is_told_nothing_of
-    if facts["sampling"] != "per-record":
-        return training, "coupled"
+    why = untold_by_kind(training, sampling=facts["sampling"])
+    if why is not None:
+        return training, why
     rate = gaussian_rate(training)
-    if rate is None:
-        return training, "sampled"
+    assert rate is not None
     evaluation = events_of(rate)
     if not could_state(int(facts["test"]), groups=len(groups(codes)[0]), events=evaluation):
         return training, "few"

@@ -14,7 +14,7 @@ import pytest
 from sealed_bundle import Sealed
 
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import GaussianReleaseEvent, ParallelEvent
+from mechanisms.privacy.events import DpSgdEvent, GaussianReleaseEvent, NoiseSegment, ParallelEvent
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
@@ -23,6 +23,7 @@ from storage.ledger.content import anticipated
 from storage.ledger.entries import StatedAudit
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
+from tasks.bundle.untold import untold_of
 from tasks.pages.render import odds, one_in
 
 HOUSE = Path(__file__).resolve().parents[3]
@@ -186,10 +187,17 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     with_table = statement(told, sampling="per-record")
     check_schema(bundle.STATEMENT, with_table, "privacy_statement")
     assert with_table["accuracy_stated"]
+    assert "accuracy_untold" not in with_table
     made = statement(anticipated(planned, audit=None), sampling="stratified")
     check_schema(bundle.STATEMENT, made, "privacy_statement")
     exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
     assert not made["accuracy_stated"]
+    assert made["accuracy_untold"] == "coupled"
+    segment = NoiseSegment(steps=9, noise_multiplier=1.0, l2_clip_norm=1.0)
+    batches = DpSgdEvent(sampling_prob=0.1, segments=(segment,))
+    whys = {"no noise": sealed.row.plan.event, "sampled": batches, "few": event}
+    for why, one in whys.items():
+        assert untold_of(one, sampling="per-record") == why
     same = ("epsilon_replace_one", "chance_beyond_odds")
     assert [with_table[name] for name in same] == [made[name] for name in same]
     assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)

@@ -22,10 +22,13 @@ from sealed_bundle import answers_by_the_card
 
 from mechanisms.model import checkpoint, export
 from mechanisms.model.scorer import Graph, softmax
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.accuracy_table import temperature_of
 from mechanisms.privacy.events import ParallelEvent
 from storage.bundle import folder as bundle
+from storage.bundle.check import check
 from storage.bundle.stated import clear_scores
+from storage.bundle.trust import Trust
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
 from storage.ledger.content import anticipated
@@ -159,6 +162,39 @@ def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
     assert not (folder / bundle.RECORD).exists()
     assert stated["timestamp"]
     assert stated["tools"]["components"][0]["name"] == "autocoder"
+
+
+def test_units_have_their_table_too(context: Context, planner: Planner) -> None:
+    """Establishments of at most two records, each in one half: the release is for a whole unit, its
+    table has noise for two records, and the bundle verifies with the agency's key alone.
+    """
+    ingest = {"unit_column": "Establishment", "max_per_unit": 2, "split_by_unit": True}
+    planned = planner("units", ingest=ingest, target_epsilon=8.0)
+    event = planned.plan.event
+    assert isinstance(event, ParallelEvent)
+    assert event.split == "unit"
+    parts = [
+        gaussian_cost.cost(part, delta=float(planned.plan.claim.delta or 0), records_per_unit=2)
+        for part in (event.training, event.of_evaluation)
+    ]
+    epsilon = planned.plan.claim.epsilon
+    assert epsilon is not None
+    assert epsilon == pytest.approx(max(part.epsilon for part in parts), rel=1e-9)
+    assert 8 * 0.995 <= epsilon <= 8
+    assert parts[1].epsilon == pytest.approx(epsilon, rel=1e-6)
+    done = publish.release(context, planned, settings(planned))
+    folder = Path(done.bundle)
+    agency = publish._release_key(context, settings(planned)).public_key()
+    sound = check(folder, Trust(agency))
+    statement = sound.contents[bundle.STATEMENT]
+    assert statement["accuracy_stated"]
+    assert statement["max_records_per_unit"] == 2
+    assert "Establishment" in statement["privacy_unit"]
+    told = sound.contents[bundle.ACCURACY]
+    assert told["test_half"]["unit"] == "unit"
+    answers = Answers.of(context, planned.candidate, planned.candidate.take(context))
+    exact = float((answers.logits.argmax(1) == answers.labels).float().mean())
+    assert told["right"]["low"] - 0.05 <= exact <= told["right"]["high"] + 0.05
 
 
 def test_every_program_gives_the_same_scores(
