@@ -57,11 +57,17 @@ def planner(context: Context, tmp_path_factory: pytest.TempPathFactory, tiny_ber
     """Plans a formal release of 600 records at epsilon 4, by label and other settings."""
     written = write_demo_data(tmp_path_factory.mktemp("data"), records=600, seed=3)
 
-    def plan(label: str, *, ingest: Mapping[str, Any] | None = None, **formal: Any) -> Any:
+    def plan(
+        label: str,
+        *,
+        ingest: Mapping[str, Any] | None = None,
+        population: str = "demo",
+        **formal: Any,
+    ) -> Any:
         data = {
             "source": str(written.csv),
             "codelist": str(written.codelist),
-            "population": "demo",
+            "population": population,
             "ingest": {"sampling": "per-record", "test_share": 0.5} | dict(ingest or {}),
         }
         model = {
@@ -169,7 +175,7 @@ def test_units_have_their_table_too(context: Context, planner: Planner) -> None:
     table has noise for two records, and the bundle verifies with the agency's key alone.
     """
     ingest = {"unit_column": "Establishment", "max_per_unit": 2, "split_by_unit": True}
-    planned = planner("units", ingest=ingest, target_epsilon=8.0)
+    planned = planner("units", population="sites", ingest=ingest, target_epsilon=8.0)
     event = planned.plan.event
     assert isinstance(event, ParallelEvent)
     assert event.split == "unit"
