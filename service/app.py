@@ -1,5 +1,5 @@
-"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/health`, and its two
-pages.
+"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/metrics`, `/health`, and
+its two pages.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from service.messages import (
     fault_of,
     place_of,
 )
+from service.metrics import CONTENT_TYPE, Measured, Metrics
 from storage.bundle.folder import STATEMENT
 from storage.bundle.stated import accuracy_lines, read_stated
 from storage.errors import InputError
@@ -53,6 +54,18 @@ _PARTS = ("review.css", "table.js", "review.js")
 _PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
 )
+_COUNTED = (
+    "/code",
+    "/file",
+    "/explain",
+    "/codes",
+    "/version",
+    "/metrics",
+    "/health",
+    "/",
+    "/review",
+)
+"""Paths that `/metrics` counts each."""
 _KEY_HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, description="The key of this service."
 )
@@ -76,7 +89,7 @@ class Settings:
 
 
 def create_app(coder: Coder, settings: Settings) -> FastAPI:
-    batcher, state = Batcher(coder.scores), settings.state
+    batcher, state, metrics = Batcher(coder.scores), settings.state, Metrics(_COUNTED)
 
     async def renewed() -> None:
         nonlocal state
@@ -149,6 +162,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         headers={"content-security-policy": _content_policy(page + review)},
         admit=lambda request: admit(request, request.headers.get(_KEY_HEADER.model.name)),
     )
+    app.add_middleware(Measured, metrics=metrics)
     _add_refusals(app)
 
     keyed: Any = Depends(admit)
@@ -156,15 +170,23 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
 
+    large = files.LargeRequests()
+
     @app.post("/code", responses=problems(400, 401, 413, 422, 500, 503))
     async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         require_not_revoked()
-        codings = await files.coded(
-            batcher, coder, body.texts, top_k=body.top_k, threshold=body.threshold
-        )
+        how: Any = {"top_k": body.top_k, "threshold": body.threshold, "each": files.TOGETHER}
+        with large.admitted(len(body.texts)):
+            pieces = files.in_pieces(
+                batcher, coder, body.texts, require_not_revoked, refuses=True, **how
+            )
+            codings = [coding async for piece in pieces for coding in piece]
+        metrics.coded(codings)
         results = [{"needs_review": None, "group": None} | coding.as_dict() for coding in codings]
-        notes = coder.reads.notes(look_at_texts(body.texts))
+        look = look_at_texts(body.texts)
+        notes = coder.reads.notes(look)
+        metrics.cut(coder.reads.cut(look))
         return CodeResponse.model_validate(coder.origin | {"results": results, "warnings": notes})
 
     coding: set[str] = set()
@@ -232,7 +254,8 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         except BaseException:
             done()
             raise
-        coded = files.lines(upload, coder, batcher, require_not_revoked)
+        metrics.cut(upload.cut)
+        coded = files.lines(upload, coder, batcher, require_not_revoked, metrics)
         return files.Answer(
             files.ahead(coded, lambda: coding.discard(name)),
             rows=len(upload.texts),
@@ -278,6 +301,13 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             "withdrawn": state.withdrawn,
         }
         return Version.model_validate(coder.origin | about)
+
+    @app.get("/metrics", responses=problems(401, 413, 500), dependencies=[keyed])
+    async def counts() -> PlainTextResponse:
+        """Returns counts since the start for Prometheus: requests, latency, answers above the
+        threshold, narratives that are too long.
+        """
+        return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/health", responses=problems(413, 500, 503))
     async def health() -> Health:

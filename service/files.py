@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.batching import Batcher, Overloaded
+from service.metrics import Metrics
 from storage.errors import InputError
 from storage.narrative_look import look_at
 from storage.tables.narratives import Narratives
@@ -32,6 +33,10 @@ AT_ONCE = 2
 """Files that are coded at a time; of each client one, until its answer is sent."""
 
 _PIECE = 16
+TOGETHER = 64
+"""Narratives of a request that are coded as one. A request with more is coded in such pieces."""
+LARGE_AT_ONCE = 4
+"""Requests with more narratives than that, at a time: bounds the memory of bodies and answers."""
 _PAUSE = 0.2
 """Seconds until a piece tries again where too many narratives wait."""
 _OTHER_KINDS = (
@@ -53,6 +58,8 @@ class Upload:
     answers: AnswerColumns
     notes: tuple[str, ...] = ()
     """What of the narratives the model does not read."""
+    cut: int = 0
+    """Narratives that are longer than what it reads."""
 
 
 def read(
@@ -83,8 +90,9 @@ def read(
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)
             schema = output_schema(table, (answers,), coder.origin)
             texts = records.texts(table.text_rows(records.columns, table.marks()))
-            notes = coder.reads.notes(look_at(table, records.columns))
-            return Upload(list(table.read()), texts, schema, answers, tuple(notes))
+            look = look_at(table, records.columns)
+            notes, cut = tuple(coder.reads.notes(look)), coder.reads.cut(look)
+            return Upload(list(table.read()), texts, schema, answers, notes, cut)
         except InputError as error:
             problem = str(error).removeprefix("--data: ").removeprefix("file: ")
             problem = problem.replace(str(path), "the file")
@@ -92,32 +100,56 @@ def read(
 
 
 async def lines(
-    upload: Upload, coder: Coder, batcher: Batcher, require_not_revoked: Callable[[], None]
+    upload: Upload,
+    coder: Coder,
+    batcher: Batcher,
+    require_not_revoked: Callable[[], None],
+    metrics: Metrics,
 ) -> AsyncIterator[str]:
-    """Yields the file's lines with codes, a few narratives at a time, so that others get their
-    turn.
-
-    Args:
-        require_not_revoked: raises for a withdrawn bundle; called before each piece.
-    """
+    """Yields the file's lines with codes, as `in_pieces` codes them."""
     yield csv_lines([tuple(upload.schema.names)])
     columns, origin = upload.answers, tuple(coder.origin.values())
     how: Any = {"top_k": columns.top_k, "threshold": columns.threshold}
-    for start in range(0, len(upload.texts), _PIECE):
+    pieces = in_pieces(batcher, coder, upload.texts, require_not_revoked, each=_PIECE, **how)
+    start = 0
+    async for codings in pieces:
+        rows = upload.rows[start : start + len(codings)]
+        start += len(codings)
+        metrics.coded(codings)
+        yield csv_lines(
+            [row + columns.row(own) + origin for row, own in zip(rows, codings, strict=True)]
+        )
+
+
+async def in_pieces(
+    batcher: Batcher,
+    coder: Coder,
+    texts: Sequence[str],
+    require_not_revoked: Callable[[], None],
+    *,
+    each: int,
+    top_k: int,
+    threshold: float | None,
+    refuses: bool = False,
+) -> AsyncIterator[list[Coding]]:
+    """Yields codings of a few narratives at a time, so that others get their turn.
+
+    Args:
+        require_not_revoked: raises for a withdrawn bundle; called before each piece.
+        refuses: raises `Overloaded` where the first piece would have to wait; later ones wait.
+    """
+    for start in range(0, len(texts), each):
         require_not_revoked()
-        piece = slice(start, start + _PIECE)
+        piece = texts[start : start + each]
         while True:
             try:
-                codings = await coded(batcher, coder, upload.texts[piece], **how)
+                codings = await coded(batcher, coder, piece, top_k=top_k, threshold=threshold)
                 break
             except Overloaded:
+                if refuses and start == 0:
+                    raise
                 await asyncio.sleep(_PAUSE)
-        yield csv_lines(
-            [
-                row + columns.row(own) + origin
-                for row, own in zip(upload.rows[piece], codings, strict=True)
-            ]
-        )
+        yield codings
 
 
 async def coded(
@@ -153,6 +185,26 @@ async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncI
             yield line
     finally:
         making.cancel()
+
+
+class LargeRequests:
+    """Admits a few large requests at a time."""
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    @contextmanager
+    def admitted(self, narratives: int) -> Iterator[None]:
+        """Raises `Overloaded` for one large request too many."""
+        large = narratives > TOGETHER
+        # guard: test_large_requests_are_admitted_a_few_at_a_time
+        if large and self._now >= LARGE_AT_ONCE:
+            raise Overloaded
+        self._now += large
+        try:
+            yield
+        finally:
+            self._now -= large
 
 
 class Answer(StreamingResponse):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tasks.coding.coder import ModelKind
 
 MOST_CHARACTERS = 20_000
-MOST_NARRATIVES = 64
+MOST_NARRATIVES = 1000
 MOST_EXPLAINED = 9
 
 Narrative = Annotated[str, Field(max_length=MOST_CHARACTERS)]

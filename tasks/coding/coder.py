@@ -128,6 +128,10 @@ class Reads:
         language = model.encoder_language
         return cls(model.max_length, language and language.lower(), model.stems_language)
 
+    def cut(self, look: NarrativeLook) -> int:
+        """Returns how many narratives are longer than what it reads."""
+        return 0 if self.tokens is None else look.longer_than(self.tokens)
+
     def notes(self, look: NarrativeLook) -> list[str]:
         """Says what of the narratives it does not read."""
         return [

@@ -5,14 +5,17 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from mechanisms.model.scorer import Scores
+from service import files
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
 from service.clients import Clients, State
@@ -76,7 +79,7 @@ def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -
     ("body", "status", "said"),
     [
         ({"narratives": "zebrafinch" * 2001}, 422, "narratives: longer than 20,000 characters"),
-        ({"narratives": ["zebrafinch"] * 65}, 422, "narratives: more than 64 narratives"),
+        ({"narratives": ["zebrafinch"] * 1001}, 422, "narratives: more than 1000 narratives"),
         ({"narratives": []}, 422, "narratives: an empty list"),
         ({"narratives": {"zebrafinch": 1}}, 422, "narratives: no text. Send a string, or a list"),
         ({"narratives": ["zebrafinch", None]}, 422, "narratives, item 2: no text"),
@@ -238,3 +241,62 @@ def test_it_tells_how_often_the_model_is_right(coder: Coder, tmp_path: Path) -> 
     (folder / ACCURACY).write_text(json.dumps(told | {"narrative": "x"}))
     with pytest.raises(UnsoundBundle):
         create_app(replace(coder, folder=folder), Settings(state=STATE))
+
+
+def test_many_narratives_are_coded_in_pieces(
+    client: TestClient, coder: Coder, narratives: Callable[..., list[str]]
+) -> None:
+    """In their order, a blank one at a border among them, as the coder gives them."""
+    texts = [*narratives(63), "", *narratives(66)]
+    told = client.post("/code", json={"narratives": texts}, headers=HEADER).json()["results"]
+    expected = [[answer.code for answer in one.answers] for one in coder.code(texts)]
+    assert [[entry["code"] for entry in one["codes"]] for one in told] == expected
+
+
+def test_large_requests_are_admitted_a_few_at_a_time() -> None:
+    """One too many is refused, small ones are not; one that failed leaves its place."""
+    large = files.LargeRequests()
+    with ExitStack() as held:
+        for _ in range(files.LARGE_AT_ONCE):
+            held.enter_context(large.admitted(files.TOGETHER + 1))
+        with pytest.raises(Overloaded), large.admitted(files.TOGETHER + 1):
+            pass
+        with large.admitted(files.TOGETHER):
+            pass
+    with suppress(ValueError), large.admitted(1000):
+        raise ValueError
+    with ExitStack() as held:
+        for _ in range(files.LARGE_AT_ONCE):
+            held.enter_context(large.admitted(1000))
+
+
+def test_counts_hold_no_narrative(coder: Coder) -> None:
+    """By path, status and time; a path or method that a client made up has no row of its own."""
+    with TestClient(create_app(coder, Settings(state=STATE))) as client:
+        assert client.get("/metrics").status_code == 401
+        body = {"narratives": ["zebrafinch fell", "zebrafinch", ""], "threshold": 1.0}
+        assert client.post("/code", json=body, headers=HEADER).status_code == 200
+        long = {"narratives": "zebrafinch fell " * 600, "threshold": 0.0}
+        assert client.post("/code", json=long, headers=HEADER).status_code == 200
+        client.get("/zebrafinch", headers=HEADER)
+        client.request("ZEBRA", "/code", headers=HEADER)
+        answer = client.get("/metrics", headers=HEADER)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "zebra" not in answer.text.lower()
+    lines = answer.text.splitlines()
+    counts = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    requests = "autocoder_requests_total"
+    assert counts[f'{requests}{{method="POST",path="/code",status="200"}}'] == "2"
+    assert counts[f'{requests}{{method="GET",path="other",status="404"}}'] == "1"
+    assert counts[f'{requests}{{method="other",path="/code",status="405"}}'] == "1"
+    assert counts[f'{requests}{{method="GET",path="/metrics",status="401"}}'] == "1"
+    assert counts["autocoder_narratives_total"] == "4"
+    assert counts['autocoder_judged_total{above="true"}'] == "1"
+    assert counts['autocoder_judged_total{above="false"}'] == "3"
+    assert counts["autocoder_cut_narratives_total"] == "1"
+    bucket = 'autocoder_request_seconds_bucket{path="/code",le="+Inf"}'
+    assert counts[bucket] == counts['autocoder_request_seconds_count{path="/code"}'] == "3"
+    (family,) = [
+        one for one in text_string_to_metric_families(answer.text) if "request_s" in one.name
+    ]
+    assert family.type == "histogram"

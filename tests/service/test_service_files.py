@@ -18,6 +18,7 @@ from service import files
 from service.app import Settings, create_app
 from service.batching import Batcher
 from service.clients import Clients, State
+from service.metrics import Metrics
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.coding.bundles import Bundles
@@ -225,7 +226,7 @@ def test_a_bundle_that_is_withdrawn_codes_no_further_row(coder: Coder) -> None:
         batcher, parts = Batcher(coder.scores), []
         await batcher.start()
         with pytest.raises(RuntimeError, match="withdrawn"):
-            async for part in files.lines(upload, coder, batcher, require):
+            async for part in files.lines(upload, coder, batcher, require, Metrics(())):
                 parts.append(part)
         await batcher.stop()
         return parts
