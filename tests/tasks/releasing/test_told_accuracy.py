@@ -194,7 +194,7 @@ def test_units_have_their_table_too(context: Context, planner: Planner) -> None:
     assert epsilon == pytest.approx(max(part.epsilon for part in parts), rel=1e-9)
     assert 8 * 0.995 <= epsilon <= 8
     assert parts[1].epsilon == pytest.approx(epsilon, rel=1e-6)
-    done = publish.release(context, planned, settings(planned))
+    done = release_plan(context, planned, settings(planned))
     folder = Path(done.bundle)
     agency = publish._release_key(context, settings(planned)).public_key()
     sound = check(folder, Trust(agency))
