@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -84,6 +84,8 @@ class Settings:
     signed_by: str | None = None
     sensitive: tuple[str, ...] = ()
     """Codes that the review shows early."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Of codes, which the review searches too."""
     accuracy: float = 0.9
     """Accuracy whose threshold the page begins with, or the nearest that has one."""
 
@@ -263,7 +265,16 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             notes=upload.notes,
         )
 
-    listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]
+    above = coder.groups.above if coder.groups else {}
+    listed = [
+        {
+            "code": code,
+            "title": coder.titles.get(code, ""),
+            "description": settings.descriptions.get(code, ""),
+            "above": list(above.get(code, ())),
+        }
+        for code in coder.model.codes
+    ]
     codes_answer = CodeList.model_validate(
         coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)}
     )

@@ -84,10 +84,12 @@ class Result(BaseModel):
 
 
 class ListedCode(BaseModel):
-    """Holds a code of the list and its title."""
+    """Holds a code of the list, its title, and where it is in the classification."""
 
     code: str
     title: str
+    description: str = Field(description="From the operator's list; empty without one.")
+    above: list[str] = Field(description="The groups above it, the coarsest first.")
 
 
 class ExplainRequest(BaseModel):

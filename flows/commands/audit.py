@@ -12,6 +12,7 @@ from flows.commands import options
 from flows.commands.terminal import command_line
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
+from storage.paths import Workspace
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ def audit(
             )
         ),
     ] = 200,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|FOLDER",
+            help=(
+                "Also write the model's probabilities of members and non-members, for SACRO-ML "
+                "and LeakPro; auto: into the workspace's private folder. As private as the records."
+            ),
+        ),
+    ] = None,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
     engine: options.Engine = "",
@@ -57,15 +68,24 @@ def audit(
     Example
 
       autocoder audit workspace/private/plans/0123456789abcdef.json
+
+      autocoder audit PLAN --trials 0 --gradient-canaries 0 --export auto
     """
     workspace = options.home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
     configure_prefect()
     from flows.commands.profiles import validate
+    from tasks.auditing import export as exports
     from tasks.auditing.settings import AuditParameters
     from tasks.branches.plan import Origin
+    from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
+    place, candidate = None, PlannedRelease.load(plan).candidate
+    if export is not None:
+        exports.require_one_model(candidate)
+        folder = None if export == "auto" else Path(export)
+        place = exports.place_of(Workspace(workspace), plan, folder)
     context = Context(home=str(workspace), device=device, engine=engine)
     effort = {"trials": trials, "canaries": canaries, "gradient_canaries": gradient_canaries}
     settings = validate(AuditParameters, effort, where="audit: ")
@@ -88,7 +108,12 @@ def audit(
             label=plan.stem,
             parameters={"plan": str(plan), "settings": settings},
         )
-    output.answer(result, "" if output.as_json else "\n".join(_summary(plan, workspace, result)))
+    lines = [] if output.as_json else _summary(plan, workspace, result)
+    if place is not None:
+        with private_errors("audit"):
+            exports.export(context, candidate, place)
+        lines += [f"exported: {place}, as private as the records"]
+    output.answer(result, "\n".join(lines))
     raise typer.Exit(_CONTRADICTED if result.contradicted else 0)
 
 

@@ -60,6 +60,13 @@ def serve(
         Path | None,
         options.data(help="CSV with a column code: a public list, shown first in the review."),
     ] = None,
+    descriptions: Annotated[
+        Path | None,
+        options.data(
+            help="Code list with a column description: public, searched in the review. Default: "
+            "that of --codelist."
+        ),
+    ] = None,
 ) -> None:
     r"""Serve a released model over HTTP, with a page to try it; or the titles of a code list.
 
@@ -130,6 +137,7 @@ def serve(
             renew=watch,
             hosts=hosts,
             signed_by=None if sound is None else sound.signed_by,
+            descriptions=_descriptions(descriptions or start.codelist),
             sensitive=() if sensitive is None else read_sensitive(sensitive, coder),
         )
         config = uvicorn.Config(
@@ -165,6 +173,15 @@ def _checked(
         coder = open_bundle(folder, thresholds=thresholds, precision="auto")
     require_not_revoked(coder, home_of(released.home))
     return sound, coder
+
+
+def _descriptions(file: Path | None) -> dict[str, str]:
+    from storage.codelist import read_codelist
+
+    if file is None:
+        return {}
+    codes = read_codelist(file.expanduser(), option="--descriptions")
+    return {code.code: code.description for code in codes if code.description}
 
 
 def _require_free(host: str, port: int) -> None:

@@ -1,9 +1,9 @@
 "use strict";
 // The page: opens, shows, decides, saves. Text of files enters the page only as text, never as markup.
 const ROLES = {
-  review: { code: "_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
-  second: { code: "_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },
-  adjudicate: { code: "_adjudicated", coder: "adjudicator", time: "adjudicated_at", file: "adjudicated" },
+  review: { code: "_by_hand", note: "note_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
+  second: { code: "_by_hand_2", note: "note_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },
+  adjudicate: { code: "_adjudicated", note: "note_adjudicated", coder: "adjudicator", time: "adjudicated_at", file: "adjudicated" },
 };
 const HEIGHT = 56;
 let table = null, s = null;
@@ -74,6 +74,7 @@ function begin(coded, list, column, other, name) {
   const titles = new Map(list.codes.map((one) => [one.code, one.title]));
   const first = rows.map((row) => cell(row, "code_by_hand").trim());
   let second = rows.map((row) => cell(row, "code_by_hand_2").trim());
+  let otherNote = rows.map((row) => cell(row, "note_by_hand_2"));
   let otherName = rows.map((row) => cell(row, "coder_2"));
   if (task === "adjudicate") {
     if (other) {
@@ -84,6 +85,7 @@ function begin(coded, list, column, other, name) {
       });
       const by = other.columns.includes("code_by_hand_2") ? "_by_hand_2" : "_by_hand";
       second = other.rows.map((row) => own(row, "code" + by).trim());
+      otherNote = other.rows.map((row) => own(row, "note" + by));
       otherName = other.rows.map((row) => own(row, by === "_by_hand" ? "coder" : "coder_2"));
     }
     if (![first, second].every((all) => all.some(Boolean))) {
@@ -92,7 +94,8 @@ function begin(coded, list, column, other, name) {
   }
   const decided = rows.map((row, i) => cell(row, "code" + role.code).trim() || (task === "adjudicate" && first[i] === second[i] ? first[i] : ""));
   s = {
-    task, role, columns, rows, cell, column, name, list, titles, first, second, otherName, decided,
+    task, role, columns, rows, cell, column, name, list, titles, first, second, otherName, otherNote, decided,
+    notes: rows.map((row) => cell(row, role.note)), tree: drawTree(list.codes, titles),
     when: rows.map((row) => cell(row, role.time)), who: rows.map((row) => cell(row, role.coder)),
     marks: rows.map((row) => marksOf(cell, row, list.sensitive, threshold)),
     view: [], position: 0, preview: 0, history: [], reasons: new Map(), asking: null, unsaved: false,
@@ -203,7 +206,9 @@ function show() {
     item.append(button);
     ranked.append(item);
   });
-  parts.push(ranked, searchBox(), others(row));
+  const find = make("div", "", "find");
+  find.append(searchBox(), s.tree);
+  parts.push(ranked, ...coderNotes(row), noteBox(row), find, others(row));
   box.replaceChildren(...parts);
   if (within) box.focus({ preventScroll: true });
   ask(row, listed);
@@ -221,6 +226,23 @@ function preview(i) {
   s.preview = i;
   document.querySelectorAll("ol.candidates li").forEach((item, n) => item.classList.toggle("previewed", n === i));
   paint();
+}
+
+// ---- notes
+function noteBox(row) {
+  const box = make("p", "", "note"), label = make("label", "Note on this case ", "", { for: "note" });
+  const input = make("textarea", "", "", { id: "note", rows: "2", maxlength: "1000" });
+  input.value = s.notes[row];
+  input.addEventListener("input", () => { s.notes[row] = input.value; s.unsaved = true; });
+  input.addEventListener("keydown", (event) => { if (event.key === "Escape") at("case").focus(); });
+  label.append(make("kbd", "m"));
+  box.append(label, input);
+  return box;
+}
+function coderNotes(row) {
+  if (s.task !== "adjudicate") return [];
+  const two = [["First coder", s.cell(s.rows[row], "note_by_hand")], ["Second coder", s.otherNote[row]]];
+  return two.filter(([, note]) => note.trim()).map(([who, note]) => make("p", `${who}: ${note}`, "hint"));
 }
 
 // ---- the words
@@ -309,6 +331,32 @@ function searchBox() {
   return box;
 }
 
+// ---- the tree of groups
+function drawTree(codes, titles) {
+  const top = treeOf(codes), box = make("details", "", "tree");
+  box.hidden = !top.groups.size;
+  box.append(make("summary", "Groups of the classification"));
+  fill(box, top, titles);
+  return box;
+}
+function fill(box, group, titles) {
+  for (const one of group.groups.values()) {
+    const inner = make("details", ""), title = titles.get(one.name);
+    inner.append(make("summary", `${one.name}${title ? " " + title : ""} (${count(size(one))})`));
+    inner.addEventListener("toggle", () => { if (inner.open && inner.children.length === 1) fill(inner, one, titles); });
+    box.append(inner);
+  }
+  const list = make("ul", "");
+  for (const one of group.codes) {
+    const item = make("li", ""), button = make("button", `${one.code} ${one.title}`, "quiet", { type: "button" });
+    if (one.description) button.title = one.description;
+    button.addEventListener("click", () => decide(one.code));
+    item.append(button);
+    list.append(item);
+  }
+  if (group.codes.length) box.append(list);
+}
+
 // ---- decisions
 function set(row, code, when) {
   s.decided[row] = code;
@@ -358,11 +406,13 @@ function savedTable() {
     more.push(["code_by_hand_2", (i) => s.second[i]]);
     more.push(["coder_2", (i) => s.otherName[i]]);
   }
+  if (s.task === "adjudicate" && s.otherNote.some(Boolean)) more.push(["note_by_hand_2", (i) => s.otherNote[i]]);
   more.push(["code" + role.code, (i) => s.decided[i]]);
+  if (s.notes.some(Boolean)) more.push([role.note, (i) => s.notes[i]]);
   const owner = [role.coder, (i) => (s.decided[i] ? s.who[i] : "")];
   if (at("with-coder").checked) more.push(owner);
   if (at("with-time").checked) more.push([role.time, (i) => s.when[i]]);
-  const names = new Set([...more.map(([name]) => name), role.coder, role.time]);
+  const names = new Set([...more.map(([name]) => name), role.coder, role.time, role.note]);
   const stays = s.columns.map((name, i) => [name, i]).filter(([name]) => !names.has(name));
   return writeTable([...stays.map(([name]) => name), ...more.map(([name]) => name)],
     s.rows.map((row, i) => [...stays.map(([, place]) => row[place]), ...more.map(([, value]) => value(i) || "")]));
@@ -397,6 +447,7 @@ document.addEventListener("keydown", (event) => {
     j: () => go(s.position + 1), k: () => go(s.position - 1), u: undo, "?": () => at("keys").showModal(),
     n: () => go(s.view.findIndex((row, place) => place > s.position && !isDone(row))),
     "/": () => at("search") && at("search").focus(),
+    m: () => at("note") && at("note").focus(),
     "[": () => preview(Math.max(0, s.preview - 1)),
     "]": () => preview(Math.min(document.querySelectorAll("ol.candidates li").length - 1, s.preview + 1)),
   }[event.key];

@@ -159,11 +159,40 @@ function labelStudio(cases, model) {
   });
 }
 
-// Codes whose code or title has every word; those that begin with it come first.
+// Whether two words are forms of one: the same beginning of four letters or more, and endings of three at most.
+function sameStem(one, other) {
+  let same = 0;
+  while (same < one.length && one[same] === other[same]) same += 1;
+  return same >= 4 && one.length - same <= 3 && other.length - same <= 3;
+}
+// Codes whose code, title or description has every word, or another form of it. Those that begin with the first word
+// come first, then those with all words in the title, then other forms, then descriptions.
 function searchCodes(listed, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
-  const rank = (one) => (one.code.toLowerCase().startsWith(words[0]) ? 0 : one.title.toLowerCase().startsWith(words[0]) ? 1 : 2);
-  return listed.filter((one) => words.every((word) => `${one.code} ${one.title}`.toLowerCase().includes(word)))
-    .sort((a, b) => rank(a) - rank(b)).slice(0, 20);
+  const has = (text, word) => text.includes(word);
+  const stems = (text, word) => has(text, word) || text.split(/[^\p{L}\p{N}]+/u).some((own) => sameStem(own, word));
+  const rank = (one) => {
+    const code = one.code.toLowerCase(), title = `${code} ${one.title}`.toLowerCase();
+    if (words.every((word) => has(title, word))) return code.startsWith(words[0]) ? 0 : one.title.toLowerCase().startsWith(words[0]) ? 1 : 2;
+    if (words.every((word) => stems(title, word))) return 3;
+    const whole = `${title} ${one.description || ""}`.toLowerCase();
+    return words.every((word) => stems(whole, word)) ? 4 : 5;
+  };
+  return listed.map((one) => [rank(one), one]).filter(([level]) => level < 5)
+    .sort((a, b) => a[0] - b[0]).slice(0, 20).map(([, one]) => one);
 }
+// The levels of a classification: { name, codes, groups } each.
+function treeOf(listed) {
+  const top = { name: "", codes: [], groups: new Map() };
+  for (const one of listed) {
+    let place = top;
+    for (const name of one.above || []) {
+      if (!place.groups.has(name)) place.groups.set(name, { name, codes: [], groups: new Map() });
+      place = place.groups.get(name);
+    }
+    place.codes.push(one);
+  }
+  return top;
+}
+const size = (group) => group.codes.length + [...group.groups.values()].reduce((sum, one) => sum + size(one), 0);

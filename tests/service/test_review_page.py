@@ -6,12 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from review_browser import (
     CHROMIUM,
+    CODES,
     PATIENCE,
     browsing,
     check_accessible,
@@ -24,6 +26,7 @@ from review_browser import (
 from storage.tables.formulas import escape_formula
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
+from tasks.coding.groups import groups_of
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [
@@ -179,6 +182,47 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
     assert [row["code_by_hand_2"] for row in final] == two
     assert [row["coder_2"] for row in final] == ["other"] * 4
     assert [row["code_adjudicated"] for row in final] == [one[0], one[1], one[2], two[3]]
+
+
+def test_notes_tree_and_search(coder: Coder, tmp_path: Path) -> None:
+    """A note per case is saved as text, with formulas escaped, and comes back; groups open beside
+    the search and a code of them decides; the search reads descriptions and other forms of a word.
+    """
+    (tmp_path / "coded.csv").write_text(coded(4), newline="")
+    listed = [{"code": code, "title": coder.titles[code]} for code in coder.model.codes]
+    known = listed[2]["code"]
+    above = groups_of(
+        coder.model.codes, classification="x", levels=dict(zip(CODES, "TTUUVV", strict=True))
+    )
+    grouped = replace(coder, groups=above)
+    with serving(grouped, descriptions={known: "Zebrafinches burned"}) as place, browsing() as page:
+        opened(page, place, tmp_path / "coded.csv", coder="ab")
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        page.keyboard.press("m")
+        page.keyboard.type("=1+1 <b>ask</b>")
+        page.keyboard.press("Escape")
+        page.keyboard.press("j")
+        assert page.input_value("#note") == ""
+        page.fill("#search", "zebrafinch burns")
+        assert page.locator("#results li").all_inner_texts() == [f"{known} {listed[2]['title']}"]
+        page.fill("#search", "")
+        page.locator(".tree > summary").click()
+        page.locator(".tree details summary").first.click()
+        inside = page.locator(".tree details button").all_inner_texts()
+        assert [text.split()[0] for text in inside] == list(CODES[:2])
+        check_accessible(page)
+        page.locator(".tree details button").nth(1).click()
+        assert title(page) == "Case 3"
+        assert page.locator(".tree details button").count() == 2, "the tree stays open"
+        text = saved(page, "#save", tmp_path / "saved.csv")
+        opened(page, place, tmp_path / "saved.csv")
+        page.select_option("#order", "file")
+        assert page.input_value("#note").lstrip("'") == "=1+1 <b>ask</b>"
+        assert not [one for one in page.seen if one.startswith("error")]
+    rows = rows_of(text)
+    assert [row["note_by_hand"] for row in rows] == ["'=1+1 <b>ask</b>", "", "", ""]
+    assert [row["code_by_hand"] for row in rows] == ["", CODES[1], "", ""]
 
 
 def test_a_narratives_file_is_coded_first(
