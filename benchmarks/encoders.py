@@ -1,7 +1,8 @@
 """Compares encoders on one's own records: size, seconds of a processor, and F1 of a head under
 differential privacy.
 
-    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part packaged-minilm packaged-mpnet
+    python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part \\
+        packaged-minilm packaged-mpnet
 
 Half of the records are scored, drawn anew for every seed. The labels are taken as public names and
 their own titles. Prints a table in Markdown.
@@ -113,7 +114,9 @@ def _scores(
     delta: float,
     seeds: int,
 ) -> str:
-    """Returns weighted and macro F1 (over the labels that are scored) with their spread over seeds."""
+    """Returns weighted and macro F1 (over the labels that are scored) with their
+    spread over seeds.
+    """
     scores = []
     for seed in range(seeds):
         scored = np.random.default_rng(seed).random(len(labels)) < 0.5

@@ -1,9 +1,12 @@
 #!/usr/bin/env python
-"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the whole
-chain.
+"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the
+whole chain.
 
-    make gpu                             # on the machine with the card; docs/how-to/scale-out.md lists what it needs
-    python benchmarks/gpu.py --device card --small # the rehearsal: the same parts, small, on a pretended card
+On the machine with the card (docs/how-to/scale-out.md lists what it needs), and the rehearsal: the
+same parts, small, on a pretended card.
+
+    make gpu
+    python benchmarks/gpu.py --device card --small
 
 A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card
 refuses: a tensor that was left on the other side. `--device cpu` runs the parts on the processor

@@ -3,7 +3,8 @@
 memory by stage.
 
     python benchmarks/scale.py --records 1000000 --folder scale-workspace --json scale.json
-    python benchmarks/scale.py --table scale-10000.json scale-100000.json    # the table of docs/how-to/scale-out.md
+    # the table of docs/how-to/scale-out.md
+    python benchmarks/scale.py --table scale-10000.json scale-100000.json
 
 Half of the records train, the others are scored. Peak memory is the kernel's high-water mark of the
 process, set back after each stage; files that are memory-mapped count. Progress comes from the

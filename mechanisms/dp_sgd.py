@@ -2,7 +2,8 @@
 
 A step t draws a Poisson sample B_t (each record independently with probability q), and
 
-    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n),     c_i || grad(-l_i) || <= C_t
+    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n)
+    c_i || grad(-l_i) || <= C_t
 
 which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample;
 the real one is private. `mechanisms.descent` takes the steps, from the event: sums are of integers

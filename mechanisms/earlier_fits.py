@@ -1,4 +1,5 @@
-"""Counts earlier fits on the same records in this process: a search over settings costs privacy too.
+"""Counts earlier fits on the same records in this process: a search over settings costs privacy
+too.
 
 A grid search fits many models and keeps the one that scores best. Epsilon covers each fit alone; it
 does not cover the choice among them. The claim of a fit therefore names the fits before it.

@@ -123,7 +123,9 @@ def texts_of(X: Any) -> list[str] | None:
 
 
 def require_labels(y: Any, records: int, classes: Any) -> None:
-    """Refuses labels that are missing, mixed, too many or too few, or outside the public classes."""
+    """Refuses labels that are missing, mixed, too many or too few, or outside the
+    public classes.
+    """
     if isinstance(y, str | bytes):
         raise MechanismError("y is one string. Give a list of labels.")
     if y is None or not hasattr(y, "__len__"):

@@ -1,10 +1,10 @@
 """Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its
 `kind`.
 
-    plan(task)                settle what is open and solve the noise, before a record is read     -> Plan
-    event(noise, task)        what a fit at this noise does to the records                         -> Event
-    plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
-    load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
+    plan(task) -> Plan                fill in unset fields and solve the noise, before any record
+    event(noise, task) -> Event       what a fit at this noise does to the records
+    plan.fit(records, run) -> Fitted  do it; resumes from `run.folder`
+    load(folder, run) -> Model        the model that `Fitted.model.save(folder)` wrote
 
 A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle
 has `release_to`. The event that ran, and nothing else, says what is claimed
@@ -321,7 +321,9 @@ class Reruns:
 
 
 class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
-    """A way to get a model from records. Subclasses add their settings, and a `kind` of their own."""
+    """A way to get a model from records. Subclasses add their settings, and a
+    `kind` of their own.
+    """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""
@@ -436,7 +438,9 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
 @runtime_checkable
 class Batched(Protocol):
-    """A mechanism that reruns many fits of a linear head side by side; others are rerun one by one."""
+    """A mechanism that reruns many fits of a linear head side by side; others are
+    rerun one by one.
+    """
 
     def fit_many(
         self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None

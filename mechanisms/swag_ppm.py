@@ -144,7 +144,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return Workload(fits * epochs, fits * draws, fits * (moments.rank + 3))
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
-        """Side by side one chain of reruns holds all rounds; draws take longer than fits, so fewer."""
+        """Side by side one chain of reruns holds all rounds; draws take longer than
+        fits, so fewer.
+        """
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
         if not batched:
@@ -212,7 +214,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.target_epsilon is not None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """The rounds that `run.earlier` does not have, in a folder each, with a checkpoint an epoch.
+        """The rounds that `run.earlier` does not have, in a folder each, with a checkpoint an
+        epoch.
 
         With a target epsilon, c is searched: every c is a fit of the rounds after the base round,
         and a finished round is not fitted again.

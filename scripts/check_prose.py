@@ -17,8 +17,8 @@ from pathlib import Path
 MISSTATEMENTS = {
     r"(?:δ|delta) is (?:the|a) (?:probability|chance) (?:that|of) "
     r"(?:the (?:limit|factor|bound)|a record|disclosure|failure)": (
-        "delta is added to e^epsilon times a probability; it is not the probability that the factor "
-        "is exceeded"
+        "delta is added to e^epsilon times a probability; it is not the probability that the "
+        "factor is exceeded"
     ),
     r"\b(?:fully|completely|perfectly|absolutely) (?:private|anonymous|anonymi[sz]ed|secure)\b": (
         "say which guarantee holds, and for whom"

@@ -42,7 +42,9 @@ def tidied(notebook: Any) -> Any:
 
 
 def run(path: Path) -> None:
-    """Replaces the outputs of the notebook at `path`; where a cell fails the file stays as it was."""
+    """Replaces the outputs of the notebook at `path`; where a cell fails the file
+    stays as it was.
+    """
     try:
         nbformat, nbclient = (importlib.import_module(name) for name in ("nbformat", "nbclient"))
     except ModuleNotFoundError as error:

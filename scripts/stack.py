@@ -158,7 +158,8 @@ class Stack:
 
     def database(self, role: str, name: str, driver: str, *, password: str | None = None) -> str:
         """URL of a database, with the role's password or with what replaces it."""
-        return f"postgresql+{driver}://{role}:{password or self.secret(role)}@{self.postgres_address}/{name}"
+        login = f"{role}:{password or self.secret(role)}"
+        return f"postgresql+{driver}://{login}@{self.postgres_address}/{name}"
 
     def exports(self) -> list[str]:
         """Lines for a person's shell: the server, and the workspace and ledger of the workers.

@@ -1,10 +1,11 @@
-"""Stores stage outputs privately: looked up by what they were made from, checked by what they contain.
+"""Stores stage outputs privately: looked up by what they were made from, checked by what they
+contain.
 
 A stage's folder is named by a key: the digest of stage name, configuration, the digests of its
 inputs and the code version. A run that died finds the finished stages by their keys and a stage
 that died half-way by its working folder.
 
-    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when finished
+    private/work/<stage>/<key>/      in progress: checkpoints and partial output
     private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
 
 Two processes with the same key do not compute it twice: the second waits for the lock and finds the
@@ -293,7 +294,9 @@ class Store:
                 self.shared.discard(name, key)
 
     def check(self) -> None:
-        """Refuses a shared store that does not answer or rejects the credentials, before any work."""
+        """Refuses a shared store that does not answer or rejects the credentials,
+        before any work.
+        """
         if self.shared is not None:
             self.shared.manifest("check", "0" * 32)
 

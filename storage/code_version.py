@@ -96,7 +96,9 @@ def _source(module: str) -> Path | None:
 
 
 def _file(module: str) -> Path | None:
-    """Returns the file of any module, a user's mechanism too; None for names that are not modules."""
+    """Returns the file of any module, a user's mechanism too; None for names that
+    are not modules.
+    """
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
         return Path(loaded)

@@ -30,7 +30,9 @@ _CHARACTERS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """Holds a code, its title and more public words on it; all are empty where no list gave them."""
+    """Holds a code, its title and more public words on it; all are empty where no
+    list gave them.
+    """
 
     code: str
     title: str = ""
@@ -393,7 +395,8 @@ def _places(
                 else ""
             )
             raise _NoColumns(
-                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. {widths}"
+                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
+                f"{widths}"
                 "Name those of codes and titles with --set "
                 "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
                 "names of all its columns: --read-codelist 'names=[code,title]'"

@@ -210,8 +210,8 @@ def own_folder(purpose: str) -> Iterator[Path]:
         return
     if mode & 0o022 and not mode & stat.S_ISVTX:
         raise StorageError(
-            f"{base}: other users may replace folders in it, and this command needs one of its own. "
-            "Set TMPDIR to a folder that only this user may write in"
+            f"{base}: other users may replace folders in it, and this command needs one of its "
+            "own. Set TMPDIR to a folder that only this user may write in"
         )
     for left in base.glob(f"{prefix}*"):
         _remove_abandoned(left)

@@ -134,8 +134,8 @@ def long_note(look: NarrativeLook, tokens: int | None) -> str:
     if tokens is None or not (longer := look.longer_than(tokens)):
         return ""
     return (
-        f"{longer:,} of {look.narratives:,} narratives are longer than the {tokens} tokens that the "
-        "encoder reads, and are cut there"
+        f"{longer:,} of {look.narratives:,} narratives are longer than the {tokens} tokens that "
+        "the encoder reads, and are cut there"
     )
 
 

@@ -72,6 +72,8 @@ def _folders(private: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _named_by_plans(plans: Path, *, since: float) -> set[str]:
-    """Returns the keys of stages in plans, reserved ones included, and in the files next to them."""
+    """Returns the keys of stages in plans, reserved ones included, and in the files
+    next to them.
+    """
     files = [path for path in plans.rglob("*") if path.is_file() and path.stat().st_mtime >= since]
     return {key.decode() for path in files for key in _KEY.findall(path.read_bytes())}

@@ -2,7 +2,9 @@
 share them.
 
     <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
-    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage does not exist
+    <url>/stages/<stage>/<key>/manifest.json
+
+The manifest is written last: without it the stage does not exist.
 
 The first to write the manifest of a key decides what the stage is: it is created, never replaced.
 Who comes second takes the first one's, which differs only where a stage can't be repeated bit for
@@ -101,7 +103,9 @@ class SharedStore:
             self._fs.rm(self._place(name, key), recursive=True)
 
     def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
-        """Copies a finished stage into an empty folder and checks every file against the manifest."""
+        """Copies a finished stage into an empty folder and checks every file
+        against the manifest.
+        """
         files = json.loads(manifest)["files"]
         if any(
             PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files

@@ -247,9 +247,8 @@ def _notations(graph: Graph, concept: Any) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for value in sorted(graph.objects(concept, _uri(f"{_SKOS}notation")), key=str):
         text = str(value).strip()
-        kinds[
-            f"{_end(getattr(value, 'datatype', None) or '')} {'dotted' if '.' in text else 'plain'}".strip()
-        ] = text
+        form = "dotted" if "." in text else "plain"
+        kinds[f"{_end(getattr(value, 'datatype', None) or '')} {form}".strip()] = text
     return kinds
 
 

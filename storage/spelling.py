@@ -113,7 +113,9 @@ class Spellings:
         return None
 
     def described(self, values: Mapping[str, int]) -> str:
-        """Says how many records would have a listed code under each form; empty where none would."""
+        """Says how many records would have a listed code under each form; empty
+        where none would.
+        """
         total = sum(values.values())
         notes = []
         for name, form in _FORMS.items():

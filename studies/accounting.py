@@ -139,11 +139,13 @@ class Perturbation:
     def jacobian(self) -> float:
         """epsilon'': the log of the ratio of the Jacobians' determinants at neighbours.
 
-        | weights     | paper                            | tight                                                     |
-        |-------------|----------------------------------|-----------------------------------------------------------|
-        | none        | 2 ln(1 + c/(n (lambda + Delta))) | ln(1 + c/(n (lambda + Delta))): determinant lemma         |
-        | frequencies | 4 c d/(n (lambda + Delta))       | 2 c/(n (lambda + Delta)): trace of the positive part of a |
-        |             |                                  | flip's difference, 2 c max(n0, n1)/n at most              |
+        | weights     | paper                            | tight                       |
+        |-------------|----------------------------------|-----------------------------|
+        | none        | 2 ln(1 + c/(n (lambda + Delta))) | ln(1 + c/(n (lambda + Delta))) |
+        | frequencies | 4 c d/(n (lambda + Delta))       | 2 c/(n (lambda + Delta))    |
+
+        The first follows from the determinant lemma, the second from the trace of the positive part
+        of a flip's difference, which is at most 2 c max(n0, n1)/n.
         """
         share = CURVATURE / (self.records * self.regularisation)
         return self._factor * (share if self.weights == "frequencies" else math.log1p(share))

@@ -218,7 +218,9 @@ def rank_table(
 
 
 def tables(cells: pd.DataFrame) -> str:
-    """All tables in Markdown: ranks, orderings, F1 of plain trees, means over sets, and every set."""
+    """All tables in Markdown: ranks, orderings, F1 of plain trees, means over sets,
+    and every set.
+    """
     published, aucs = suite()["published"], means(cells, "auc")
     sets, epsilons = cells["set"].unique(), sorted(cells["epsilon"].unique())
     every = len(sets) * len(epsilons)

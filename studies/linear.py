@@ -181,11 +181,14 @@ def drawn(rate: float, size: int, stream: SecretStream, *, step: int = 0) -> Ten
 class Bagging:
     """Bags of DP logistic regressions, which vote (Rosenblatt et al. 2025, section 4.1).
 
-    | split        | a record is in           | cost of all bags                                                       |
-    |--------------|--------------------------|------------------------------------------------------------------------|
-    | `subsamples` | any number, once in each | the sum; advanced composition costs more below 2 ln(1/delta) bags      |
-    | `disjoint`   | one                      | one bag's: a record that is replaced stays in its bag                  |
-    | `stratified` | one of its class         | one bag's, for neighbours that keep the label: else others change bags |
+    | split        | a record is in           | cost of all bags                            |
+    |--------------|--------------------------|---------------------------------------------|
+    | `subsamples` | any number, once in each | the sum                                     |
+    | `disjoint`   | one                      | one bag's                                   |
+    | `stratified` | one of its class         | one bag's, for neighbours that keep a label |
+
+    Advanced composition costs more than the sum below 2 ln(1/delta) bags. A record that is replaced
+    stays in its disjoint bag; if its label changes, other records change stratified bags.
 
     Subsamples are drawn without replacement, since a record that a bootstrap holds k times costs a
     bag up to k times as much. A bag of `share` 0.632 has as many different records as a bootstrap
@@ -284,7 +287,9 @@ class WeightedDescent:
     clip: float = 1.0
 
     def event(self, noise: float) -> ComposedEvent:
-        """Counts and descent that cost together what one Gaussian of this noise multiplier costs."""
+        """Counts and descent that cost together what one Gaussian of this noise
+        multiplier costs.
+        """
         each = noise * math.sqrt(self.steps / (1 - self.counts_share))
         counts_noise = noise / math.sqrt(self.counts_share)
         return weighted_descent(

@@ -77,7 +77,9 @@ BRANCHES: dict[str, tuple[Mechanism, bool]] = {
 def sampled(
     records: Path | None, codelist: Path | None, text: str, label: str
 ) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor]:
-    """Returns features of narratives, their codes, every code once, and the features of its title."""
+    """Returns features of narratives, their codes, every code once, and the
+    features of its title.
+    """
     if records is None or codelist is None:
         raise MechanismError("give --records and --codelist")
     for path in (records, codelist):

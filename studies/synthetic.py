@@ -1,5 +1,5 @@
-"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM; XGBoost
-and SMOTE as they are, without protection.
+"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM;
+XGBoost and SMOTE as they are, without protection.
 
 From a release follow, as post-processing, records in which both classes are as frequent, and trees
 grown on them.
@@ -32,7 +32,9 @@ SMALLEST = 1e-7
 
 
 def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, step: int) -> Tensor:
-    """Independent Laplace variates of this scale, float64 [count]: differences of two exponentials."""
+    """Independent Laplace variates of this scale, float64 [count]: differences of
+    two exponentials.
+    """
     uniform = 1 - stream.uniform(2 * count, purpose=purpose, step=step)
     return scale * (uniform[count:].log() - uniform[:count].log())
 
@@ -379,7 +381,9 @@ class Blocks:
         self._starts = [sum(self.sizes[:column]) for column in range(len(self.sizes))]
 
     def place(self, marginal: Marginal) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the array that hold a marginal, int64, broadcast against each other."""
+        """Rows and columns of the array that hold a marginal, int64, broadcast
+        against each other.
+        """
         spans = [torch.arange(self._starts[c], self._starts[c] + self.sizes[c]) for c in marginal]
         return (spans[0], spans[0]) if len(spans) == 1 else (spans[0][:, None], spans[1][None, :])
 
@@ -396,7 +400,9 @@ class Blocks:
 
 
 class Mixture:
-    """K product distributions over label and columns, out of a network on K fixed Gaussian vectors."""
+    """K product distributions over label and columns, out of a network on K fixed
+    Gaussian vectors.
+    """
 
     def __init__(self, config: Gem, blocks: Blocks) -> None:
         self._blocks, self._sizes = blocks, [2, *blocks.sizes]

@@ -61,7 +61,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     public: bool = Field(
         default=False,
         title="Public",
-        description="The records themselves are published. Only then does a page of results say so.",
+        description="The records themselves are published. Only then does a page of results say "
+        "so.",
     )
     labels: dict[str, str | None] = Field(
         default={},

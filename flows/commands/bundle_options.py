@@ -48,7 +48,9 @@ class BundleOptions:
     home: options.Home = None
 
     def adopted(self) -> AdoptedBundle | None:
-        """Returns what a partner decided on the bundle; None where --bundle names no adopted one."""
+        """Returns what a partner decided on the bundle; None where --bundle names
+        no adopted one.
+        """
         from storage.bundle.adoption import AdoptedBundle
 
         return AdoptedBundle.read(self.bundle)
@@ -56,7 +58,9 @@ class BundleOptions:
     def columns(
         self, columns: list[str] | None, template: str | None
     ) -> tuple[Sequence[str], str | None]:
-        """Returns the text columns and their template: the options, or those of an adopted bundle."""
+        """Returns the text columns and their template: the options, or those of an
+        adopted bundle.
+        """
         adopted = None if columns else self.adopted()
         if adopted is None:
             return columns or ("Final Narrative",), template

@@ -1,4 +1,6 @@
-"""Defines `autocoder code`: codes for new narratives from a released bundle, or from a code list."""
+"""Defines `autocoder code`: codes for new narratives from a released bundle, or
+from a code list.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ class ReviewOptions:
         return read_parents(Path(self.groups), option="--groups", read=reading)
 
     def threshold_of(self, coder: Coder, adopted: AdoptedBundle | None) -> float | None:
-        """Returns the score below which a person must check: the option's, or that of an accuracy."""
+        """Returns the score below which a person must check: the option's, or that
+        of an accuracy.
+        """
         own_score = self.threshold is not None or self.accuracy is not None
         partner = None if adopted is None or own_score else adopted.adoption.accuracy
         accuracy = self.accuracy if own_score else partner

@@ -14,7 +14,8 @@ def codelist(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Classification in SKOS or XKOS (.ttl, .nt, .rdf, .xml or .owl), ClaML, SDMX or FHIR."
+            help="Classification in SKOS or XKOS (.ttl, .nt, .rdf, .xml or .owl), ClaML, SDMX or "
+            "FHIR."
         ),
     ],
     out: Annotated[Path, typer.Option(help="CSV to write: code, title, description, parent.")],

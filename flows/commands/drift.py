@@ -42,9 +42,8 @@ def drift(
     else:
         say(result.line)
         say(f"{result.rows:,} rows against {result.reference_rows:,}; largest changes by code:")
+        titles = now.titles or {}
         for code, was, share in result.moved:
-            say(
-                f"  {code:<12} {was:6.1%} -> {share:6.1%}  {(now.titles or {}).get(code, '')}".rstrip()
-            )
+            say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())
     if result.verdict == "drift":
         raise typer.Exit(3)

@@ -1,4 +1,6 @@
-"""Defines `autocoder handover` and `autocoder revoke`: bundles for partners, and their revocation."""
+"""Defines `autocoder handover` and `autocoder revoke`: bundles for partners, and
+their revocation.
+"""
 
 from pathlib import Path
 from typing import Annotated

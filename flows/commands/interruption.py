@@ -1,4 +1,6 @@
-"""Answers Ctrl-C within a second, even where a long computation or a library's threads would not."""
+"""Answers Ctrl-C within a second, even where a long computation or a library's
+threads would not.
+"""
 
 import os
 import select

@@ -52,11 +52,11 @@ def join(
             first, second, out, on=on, several=several, read=reading, read_second=of_second
         )
     say(
-        f"{done.rows:,} rows written to {out}; {done.without_second:,} rows of {first.name} have no "
-        f"row in {second.name}, {done.unused:,} rows of {second.name} were not used"
+        f"{done.rows:,} rows written to {out}; {done.without_second:,} rows of {first.name} have "
+        f"no row in {second.name}, {done.unused:,} rows of {second.name} were not used"
     )
     if done.left_out:
         say(
-            f"{done.left_out:,} rows of {second.name} without an id, or behind the first of theirs, "
-            "were left out"
+            f"{done.left_out:,} rows of {second.name} without an id, or behind the first of "
+            "theirs, were left out"
         )

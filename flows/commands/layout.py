@@ -46,7 +46,9 @@ def say_prose(text: str, *, name: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """Holds one column of a table: its name, its cells, and how it gives way on a narrow terminal."""
+    """Holds one column of a table: its name, its cells, and how it gives way on a
+    narrow terminal.
+    """
 
     name: str
     cells: Sequence[str]

@@ -245,7 +245,8 @@ def export(
     of the newest row, so that a partner can verify the ledger later), page (all that is stated of
     one release, for a review board), record (of a committed release, for a public registry of
     deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
-    justification, sources, code, access and authors), answers (a page that answers NIST SP 800-226).
+    justification, sources, code, access and authors), answers (a page that answers NIST SP
+    800-226).
 
     Examples
 

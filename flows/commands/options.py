@@ -347,7 +347,9 @@ class LedgerOptions:
 
 
 def select_ledger(workspace: Path) -> tuple[Context, LedgerParameters]:
-    """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""
+    """Returns the context of a workspace and the settings of its ledger, with
+    Prefect configured.
+    """
     configure_prefect()
     from tasks.parameters import LedgerParameters
     from tasks.running.stage import Context
@@ -385,7 +387,9 @@ class OutputOptions:
     ] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
-        """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
+        """Returns a listener for the stages of its block; without `bars` it shows
+        only their ends.
+        """
         from flows.commands.console import ConsoleListener
 
         return ConsoleListener(bars=bars, verbose=self.verbose)

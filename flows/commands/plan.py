@@ -114,8 +114,8 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         ]
     lines = [
         (
-            f"Nothing was released. The plan would release {plan.event.of_training.mechanism}: {kind}, ε "
-            f"{epsilon}, δ {delta}{reached}."
+            f"Nothing was released. The plan would release {plan.event.of_training.mechanism}: "
+            f"{kind}, ε {epsilon}, δ {delta}{reached}."
         )
     ]
     try:

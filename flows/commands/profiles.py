@@ -1,4 +1,6 @@
-"""Builds parameters from a profile (YAML), options and `--set key=value`; errors name the option."""
+"""Builds parameters from a profile (YAML), options and `--set key=value`; errors
+name the option.
+"""
 
 import copy
 import difflib

@@ -1,4 +1,6 @@
-"""Defines `autocoder purge`: removes old records, features and models from the private workspace."""
+"""Defines `autocoder purge`: removes old records, features and models from the
+private workspace.
+"""
 
 import getpass
 from collections import defaultdict

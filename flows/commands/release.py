@@ -94,11 +94,13 @@ def ending(result: Released, home: str, ledger: Ledger) -> str:
     charges = {charge.account: charge for charge in ledger.charges(result.release_id)}
     tightest = min(charges.values(), key=lambda charge: charge.balance.left, default=None)
     remains = "" if tightest is None else f"; {budget_after(tightest)}"
+    to_partner = ("--to", "PARTNER", "--out", "outbox")
+    following = command_line("handover", result.release_id, *to_partner, home=home)
     return "\n".join(
         (
             f"released  {result.release_id}: {claimed}, {relation(row.claim)}",
             f"charged   {row.plan.population} {cohorts(row.plan.cohorts)}{remains}",
             f"bundle    {nearby(result.bundle)}",
-            f"next      {command_line('handover', result.release_id, '--to', 'PARTNER', '--out', 'outbox', home=home)}",
+            f"next      {following}",
         )
     )

@@ -28,7 +28,9 @@ _BIDIRECTIONAL = {
 
 
 def escape_text(text: str) -> str:
-    """Writes out control characters, halves of surrogate pairs and bidirectional marks (`\\u001b`)."""
+    """Writes out control characters, halves of surrogate pairs and bidirectional
+    marks (`\\u001b`).
+    """
     # guard: test_what_is_said
     return "".join(_escape(c) if _is_active(c) else c for c in text)
 

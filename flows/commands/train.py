@@ -480,8 +480,8 @@ def _search(parameters: RetrainParameters) -> str:
     from mechanisms.posterior.target import MAX_FITS
 
     return (
-        f"c for epsilon {parameters.method.target_epsilon:g}: fits of all rounds, decided one by one, at "
-        f"most {MAX_FITS}; "
+        f"c for epsilon {parameters.method.target_epsilon:g}: fits of all rounds, decided one by "
+        f"one, at most {MAX_FITS}; "
         "finished ones are reused"
     )
 

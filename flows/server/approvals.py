@@ -75,8 +75,8 @@ def question_about(case: ReleaseCase) -> str:
     return "\n\n".join(
         (
             " ".join(promise_of(case.plan.claim, case.plan.event)),
-            "Accuracy, leakage and cost are on the plan's page, the artifact `release-plan` of this "
-            "run (tab *Artifacts*).",
+            "Accuracy, leakage and cost are on the plan's page, the artifact `release-plan` of "
+            "this run (tab *Artifacts*).",
             f"To approve, run `{command}` where your key is, and paste the line that it prints "
             "below. To refuse, add `--refuse` and a `--reason`.",
         )
@@ -109,4 +109,5 @@ def _ask(number: int, text: str, *, days: int) -> str:
             key=_key(number),
         ).decision
     except ValidationError:
-        return ""  # the run died between suspending and putting the question, which Prefect takes for put
+        # the run died between suspending and putting the question, which Prefect takes for put
+        return ""

@@ -75,7 +75,9 @@ class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class RecordsForm(BaseModel):
-    """Holds what only the operator can know of the records; all else comes from a profile and YAML."""
+    """Holds what only the operator can know of the records; all else comes from a
+    profile and YAML.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -92,7 +94,8 @@ class RecordsForm(BaseModel):
     )
     codelist: _Name = Field(
         title="Code list",
-        description="File of the published code list (code, title), or the word none if there is no list.",
+        description="File of the published code list (code, title), or the word none if there "
+        "is none.",
     )
     text_columns: tuple[_Name, ...] = Field(
         min_length=1, title="Text columns", description="Columns of the text."

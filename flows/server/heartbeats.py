@@ -14,12 +14,16 @@ from prefect.events.filters import EventFilter
 SECONDS = 30
 """Between two heartbeats of a run. Prefect's own default is 180."""
 TOLD = {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(SECONDS)}}
-"""Job variables of every deployment: its runs send heartbeats so often, whoever started the worker."""
+"""Job variables of every deployment: its runs send heartbeats so often, whoever
+started the worker.
+"""
 _EVENT = "prefect.flow-run.heartbeat"
 
 
 def last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
-    """Returns when the run was last known to work: its last heartbeat, or the start of its state."""
+    """Returns when the run was last known to work: its last heartbeat, or the start
+    of its state.
+    """
     assert run.state is not None
     beats = _newest(client, _EVENT, f"prefect.flow-run.{run.id}", limit=1)
     return max([run.state.timestamp, *beats])

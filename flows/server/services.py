@@ -95,9 +95,8 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     except Exception as error:  # the server's components raise what their drivers raise
-        sys.exit(
-            f"services: {error if isinstance(error, ServiceEndedError) else f'{type(error).__name__}: {error}'}"
-        )
+        known = isinstance(error, ServiceEndedError)
+        sys.exit(f"services: {error if known else f'{type(error).__name__}: {error}'}")
 
 
 if __name__ == "__main__":

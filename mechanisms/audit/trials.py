@@ -187,7 +187,9 @@ def _gradient(
 
 
 class Moments:
-    """SWAG of all trials: `swag.update`'s recurrence on parameters [T, ...], deviations in memory."""
+    """SWAG of all trials: `swag.update`'s recurrence on parameters [T, ...],
+    deviations in memory.
+    """
 
     def __init__(self, like: Tensor, *, rank: int) -> None:
         self.count, self.rank = 0, rank
@@ -217,7 +219,9 @@ class Moments:
 def _draws(
     post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbers: range
 ) -> Tensor:
-    """Draws by number, [S, classes, width + 1]: the noise of `risks.load_draw`, put in this layout."""
+    """Draws by number, [S, classes, width + 1]: the noise of `risks.load_draw`, put
+    in this layout.
+    """
     size, rank = post.mean.numel(), post.rank
     z1, z2 = torch.empty(len(numbers), size), torch.empty(len(numbers), rank)
     for row, number in enumerate(numbers):

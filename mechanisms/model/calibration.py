@@ -1,4 +1,6 @@
-"""Calibrates scores: a temperature, and scores above which answers are right as often as is asked."""
+"""Calibrates scores: a temperature, and scores above which answers are right as
+often as is asked.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def sync(path: Path) -> None:
 
 
 def _as_os_error(error: Exception, path: Path) -> Exception:
-    """Safetensors reports a full disk as its own error type: say which file it was, as an OSError."""
+    """Safetensors reports a full disk as its own error type: say which file it was,
+    as an OSError.
+    """
     if isinstance(error, OSError):
         return error
     return (

@@ -228,7 +228,9 @@ class Classifier:
         return torch.empty(0, 0) if out is None else out
 
     def releasable(self) -> nn.Module:
-        """The whole model with the present parameters: adapters merged, no trace of training left."""
+        """The whole model with the present parameters: adapters merged, no trace of
+        training left.
+        """
         if self.config.trainable != "lora":
             return self.whole
         if isinstance(self.whole, MeanPooled):

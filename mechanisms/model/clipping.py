@@ -1,11 +1,13 @@
-"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one backward
-pass.
+"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one
+backward pass.
 
 Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow
 the gradients of each record: of a linear layer on one vector a record, with input a_i and output
 gradient g_i, in closed form,
 
-    grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i grad_i = (c g)' a
+    grad_i = g_i a_i'
+    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias
+    sum_i c_i grad_i = (c g)' a
 
 of a table's rows by those that the record looks up, and of every other layer by Opacus' samplers.
 What is added is what the norm was taken of, so that no cancellation hides a part of it.

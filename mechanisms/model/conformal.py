@@ -7,8 +7,8 @@ right code in the set with probability `coverage` or more. A code with enough re
 only from its records, the others share one (Mondrian; Vovk 2012, section 4): then the promise holds
 for each such code and for the others together.
 
-The promise is one on average over calibrations. Limits that come from the noisy table of a test half
-(`mechanisms.privacy.stated_accuracy`) have another one: they have their coverage with a stated
+The promise is one on average over calibrations. Limits that come from the noisy table of a test
+half (`mechanisms.privacy.stated_accuracy`) have another one: they have their coverage with a stated
 confidence, over records and noise (a tolerance region; Vovk 2012, section 3), and are one for all
 codes.
 """

@@ -75,7 +75,9 @@ def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
 
 
 def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
-    """Computes precision, recall and F1 of every code with true instances; 0 where a ratio is 0/0."""
+    """Computes precision, recall and F1 of every code with true instances; 0 where
+    a ratio is 0/0.
+    """
     labels, predicted = np.asarray(labels), np.asarray(predicted)
     if labels.ndim != 1 or labels.shape != predicted.shape:
         raise MechanismError(

@@ -77,7 +77,8 @@ def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
 def block_tokens(device: torch.device) -> int:
     """Tokens of an encoder's block, padding and dummies included.
 
-    On a CPU the activations of 384 stay in a core's cache, and products of as many rows are within a
-    tenth of the fastest. Larger blocks of a GPU hold more dummies than they save starts of kernels.
+    On a CPU the activations of 384 stay in a core's cache, and products of as many rows are within
+    a tenth of the fastest. Larger blocks of a GPU hold more dummies than they save starts of
+    kernels.
     """
     return 384 if device.type == "cpu" else 4096

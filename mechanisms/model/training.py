@@ -41,7 +41,9 @@ _BUCKET = 50
 
 
 class EpochState:
-    """Extends the checkpoint of an observer of epochs: tensors saved with it, given back on resume."""
+    """Extends the checkpoint of an observer of epochs: tensors saved with it, given
+    back on resume.
+    """
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Tensors to keep with the checkpoint of the epoch just ended."""

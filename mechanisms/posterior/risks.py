@@ -2,10 +2,14 @@
 
 Chew et al., section 2.1 and 2.3, after Savitsky et al. 2020 and 2022:
 
-    r_i     = max_s |l_i(theta_s)|                                      risk, over draws of the unweighted posterior
-    alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )   risk weight
-    Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i     from draws of the posterior fitted with alpha
-    alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )                  equation 7; Delta must be measured again
+    r_i     = max_s |l_i(theta_s)|
+    alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )
+    Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i
+    alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )
+
+The risks r_i are over draws of the unweighted posterior, Delta over draws of the posterior that was
+fitted with the risk weights alpha. The last line is equation 7; after it Delta must be measured
+again.
 
 Everything streams over draws: memory is O(n + P) however many there are.
 """

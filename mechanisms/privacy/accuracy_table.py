@@ -3,13 +3,13 @@
 Both are linear in the records, with integer coefficients, and get rounded Gaussian noise
 (`exact_normal`), so that the claim covers the released bits.
 
-| vector        | rows                                                        | what is read from it      |
-|---------------|-------------------------------------------------------------|---------------------------|
-| `temperature` | confidence at `TEMPERATURES`, answers that are right        | the temperature           |
-| `accuracy`    | score bins x (best code right, wrong)                       | accuracy, thresholds      |
-|               | groups x (right, right in the three best, wrong)            | accuracy by group, of 3   |
-|               | bins of the right code's probability                        | limits of conformal sets  |
-|               | right, in the three best, wrong                             | accuracy                  |
+| vector        | rows                                                 | what is read from it      |
+|---------------|------------------------------------------------------|---------------------------|
+| `temperature` | confidence at `TEMPERATURES`, answers that are right | the temperature           |
+| `accuracy`    | score bins x (best code right, wrong)                | accuracy, thresholds      |
+|               | groups x (right, right in the three best, wrong)     | accuracy by group, of 3   |
+|               | bins of the right code's probability                 | limits of conformal sets  |
+|               | right, in the three best, wrong                      | accuracy                  |
 
 The scores of the second are at the temperature that was read from the first.
 
@@ -17,16 +17,16 @@ The scores of the second are at the temperature that was read from the first.
 not the counts c of B bins are released but A c, with A the square root of the matrix L of prefix
 sums: A[i, j] = binom(2k, k) / 4^k with k = i - j >= 0 (Fichtenberger, Henzinger and Upadhyay 2023,
 "Constant matters", theorem 1; Henzinger, Upadhyay and Upadhyay 2023). L = A A, so every cumulative
-count has an error of at most 1 + ln(B) / pi + o(1) times that of a single count, where summing noisy
-bins has sqrt(B) times and a binary tree about log2(B): for 24 bins 2.1, 4.9 and 4.6. This grows so
-slowly that bins need not become fewer where records are few. The entries are rounded to
+count has an error of at most 1 + ln(B) / pi + o(1) times that of a single count, where summing
+noisy bins has sqrt(B) times and a binary tree about log2(B): for 24 bins 2.1, 4.9 and 4.6. This
+grows so slowly that bins need not become fewer where records are few. The entries are rounded to
 2^-`_BITS`; the matrix that is inverted is the rounded one.
 
 **Sensitivity.** A record adds one column of each block. The largest norm of a column of A is its
-first. The confidences of a record at falling temperatures rise from 0 to at most 1; their increments
-are masses that sum to at most 1, spread over the columns of A, and by convexity no spread has a
-larger norm than all of it in one column. The parts of a vector are in different rows, so the squares
-of their norms add up.
+first. The confidences of a record at falling temperatures rise from 0 to at most 1; their
+increments are masses that sum to at most 1, spread over the columns of A, and by convexity no
+spread has a larger norm than all of it in one column. The parts of a vector are in different rows,
+so the squares of their norms add up.
 
 **Privacy: parallel composition.** Let a record's own data (a keyed hash of its id or content, or
 its date) decide whether it is in the training half S or the test half T, and let no other record
@@ -38,8 +38,8 @@ private for one record added or removed:
 * A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m,
   P(E) = E_m[P(N(T, m) in E_m)] <= E_m[e^e2 P(N(T', m) in E_m) + d2] = e^e2 P'(E) + d2.
 
-That the table is evaluated at the released model is the adaptive case, which the second line covers.
-(McSherry 2009, theorem 4, for pure epsilon; Smith et al. 2022, "Making the most of parallel
+That the table is evaluated at the released model is the adaptive case, which the second line
+covers. (McSherry 2009, theorem 4, for pure epsilon; Smith et al. 2022, "Making the most of parallel
 composition in differential privacy", for (epsilon, delta) and for mu-Gaussian privacy.) The two
 vectors of the table are adaptive Gaussian mechanisms on the same records: their mu^2 add up (Dong,
 Roth and Su 2022, corollary 3.3).

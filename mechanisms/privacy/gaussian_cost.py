@@ -183,7 +183,9 @@ def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> floa
 def _epsilon(
     event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation
 ) -> float:
-    """Computes an epsilon once: events are frozen, and plan, fit, claim and page ask for the same."""
+    """Computes an epsilon once: events are frozen, and plan, fit, claim and page
+    ask for the same.
+    """
     rate = gaussian_rate(event)
     if isinstance(event, ParallelEvent):
         require_parallel(event, records_per_unit)

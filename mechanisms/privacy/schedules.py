@@ -4,12 +4,14 @@ A schedule fixes ratios only. Its one free number, the noise multiplier of the *
 what `mechanisms.privacy.gaussian_cost.calibrate` solves for, so that the whole schedule meets its
 target epsilon.
 
-| schedule      | noise multiplier                  | clip                   | source                             |
-|---------------|-----------------------------------|------------------------|------------------------------------|
-| `constant`    | stays                             | stays                  | Abadi et al. 2016                  |
-| `sad`         | grows: sigma_i = beta sigma_{i+1} | falls: C_i = a C_{i+1} | Huang and Xie, algorithm 1         |
-| `auto-step`   | falls by a factor, phases alike   | stays                  | Auto-DPSGD-S there; arXiv 2312.02400 |
-| `auto-linear` | falls linearly, phase by phase    | stays                  | Auto-DPSGD-L there                 |
+| schedule      | noise multiplier                  | clip                   | source             |
+|---------------|-----------------------------------|------------------------|--------------------|
+| `constant`    | stays                             | stays                  | Abadi et al. 2016  |
+| `sad`         | grows: sigma_i = beta sigma_{i+1} | falls: C_i = a C_{i+1} | Huang, Xie, alg. 1 |
+| `auto-step`   | falls by a factor, phases alike   | stays                  | Auto-DPSGD-S there |
+| `auto-linear` | falls linearly, phase by phase    | stays                  | Auto-DPSGD-L there |
+
+Auto-DPSGD is arXiv 2312.02400.
 
 Auto-DPSGD also takes its clip from the norms of the current gradients. That reads the records
 without protection and no accountant here supports it, so the clip stays where it is set.

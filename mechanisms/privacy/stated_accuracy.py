@@ -13,8 +13,8 @@ the observed count, so that it covers as often as it says and not more. N is the
 
 **A threshold** for an accuracy is the lowest edge of a bin that passes a test with the whole
 probability of the observed count, at `CONFIDENCE`. Edges are tried from the strictest down in a
-fixed sequence up to the first that fails (Angelopoulos et al. 2021, "Learn then test", section 2.3),
-beginning where a model with half of the errors that the accuracy allows would pass.
+fixed sequence up to the first that fails (Angelopoulos et al. 2021, "Learn then test", section
+2.3), beginning where a model with half of the errors that the accuracy allows would pass.
 
 **A limit of sets** for a coverage is the highest edge of the right code's probability that passes
 the same test of the records above it, from the laxest edge on: sets of the codes that reach it hold
@@ -113,7 +113,8 @@ def counts_of(noisy: Reals, groups: int) -> Reals:
 def tail(
     wrong: ArrayLike, records: ArrayLike, accuracy: ArrayLike, std: ArrayLike, *, half: bool
 ) -> Reals:
-    """Returns E[F(wrong + e; records, 1 - accuracy)], e normal: how likely so few wrong answers are.
+    """Returns E[F(wrong + e; records, 1 - accuracy)], e normal: how likely so few wrong answers
+    are.
 
     The arrays have one shape, or broadcast to it.
 
@@ -238,7 +239,9 @@ class StatedAccuracy:
     thresholds: tuple[Mapping[str, Any], ...]
     """As in `thresholds.json`, with `low` and `high` of the accuracy."""
     bins: tuple[Mapping[str, Any], ...]
-    """Of answers by score: `score` (the lowest), `share` of the answers, `right` with its interval."""
+    """Of answers by score: `score` (the lowest), `share` of the answers, `right`
+    with its interval.
+    """
     reached: Mapping[str, float]
     """The best accuracy above an edge, with its `threshold` and `coverage`, and that of all."""
     sets: tuple[Mapping[str, Any], ...]
@@ -254,7 +257,9 @@ def state(
     targets: Sequence[float],
     coverages: Sequence[float],
 ) -> StatedAccuracy | None:
-    """States the accuracy that a table tells; None where the test half is too small for the noise."""
+    """States the accuracy that a table tells; None where the test half is too small
+    for the noise.
+    """
     groups, bins, best = table.groups, len(SCORES), 2 * len(SCORES)
     counted = Counted.of(table.accuracy.astype(np.float64), groups, events[1].std ** 2)
     right, wrong = counted.query(0, bins), counted.query(bins, 2 * bins)
@@ -292,7 +297,8 @@ def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
     """The groups whose accuracy is known closely enough, the largest first, and all others as
     one.
     """
-    # chosen by their number alone: by its interval, noise that looks like an accuracy of 1 would win
+    # chosen by their number alone: by its interval, noise that looks like an accuracy of 1 would
+    # win
     large = [
         _group(counted, (number,), records)
         for number in range(counted.groups)

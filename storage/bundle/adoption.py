@@ -53,7 +53,9 @@ class AdoptedBundle:
 
     @classmethod
     def read(cls, folder: Path | None) -> AdoptedBundle | None:
-        """Returns the adopted bundle of a folder; None for anything else, such as a bundle itself."""
+        """Returns the adopted bundle of a folder; None for anything else, such as a
+        bundle itself.
+        """
         folder = None if folder is None else folder.expanduser()
         if folder is None or not (folder / FILE).is_file():
             return None

@@ -1,4 +1,6 @@
-"""Verifies a bundle without loading its model: signature, digests, codes, ledger proof, revocation."""
+"""Verifies a bundle without loading its model: signature, digests, codes, ledger
+proof, revocation.
+"""
 
 from __future__ import annotations
 

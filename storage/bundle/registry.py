@@ -1,4 +1,6 @@
-"""Records handovers and revocations as rows of the ledger, chained and append-only like all others."""
+"""Records handovers and revocations as rows of the ledger, chained and append-only
+like all others.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def hand_over(
 def record_revocation(
     ledger: Ledger, release_id: str, *, reason: str, requester: str
 ) -> Row[Revoked]:
-    """Records that a committed release must no longer be used. A second revocation changes nothing."""
+    """Records that a committed release must no longer be used. A second revocation
+    changes nothing.
+    """
     if not reason.strip() or len(reason) > 1000:
         raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
     release = ledger.release(release_id)

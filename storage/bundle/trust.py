@@ -304,7 +304,9 @@ def with_next_root(
 
 
 def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Root, ...]:
-    """Returns the roots with a signature on the newest, by a key of its own or of the root before."""
+    """Returns the roots with a signature on the newest, by a key of its own or of
+    the root before.
+    """
     pem = public_pem(key.public_key()).decode()
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
         raise InputError(

@@ -220,7 +220,9 @@ def _configured(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_layers(contents: dict[str, Any]) -> None:
-    """Checks that the layers above the encoder match their tensors' shapes and the number of codes."""
+    """Checks that the layers above the encoder match their tensors' shapes and the
+    number of codes.
+    """
     if LABELS not in contents:
         return
     encoder, lexicon = contents[f"{ENCODER}config.json"], contents.get(LEXICON)

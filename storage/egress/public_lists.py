@@ -41,8 +41,8 @@ def published_name(codes: Sequence[Code]) -> str | None:
     digests = [entry_digest(entry) for entry in codes]
     for name, places in _places().items():
         lines = [places.get(digest, -1) for digest in digests]
-        # guard: test_titles_are_public_by_the_published_list (entries of a published list are in its order)
-        # guard: test_titles_are_public_by_the_published_list (titles are public by the published list)
+        # guard: test_titles_are_public_by_the_published_list (order)
+        # guard: test_titles_are_public_by_the_published_list (titles)
         if -1 not in lines and all(before < after for before, after in pairwise(lines)):
             return name
     return None

@@ -323,6 +323,7 @@ class IngestConfig(BaseModel):
             for name in names
             if not re.fullmatch(_COHORTS.get(self.cohort, ""), name, re.ASCII)
         ]
+        strange = next(iter(odd), None)
         faults = {
             template_fault(self.text_columns, self.template): True,
             (
@@ -358,7 +359,7 @@ class IngestConfig(BaseModel):
                 len(self.codelist_columns) == 1
             ),
             "cohorts: a name is repeated. Give it once": len(set(names)) < len(names),
-            f"cohorts: {next(iter(odd), None)!r} is not a {self.cohort}. Write it as {example}": odd,
+            f"cohorts: {strange!r} is not a {self.cohort}. Write it as {example}": odd,
             "sampling=per-record excludes a cap and a minimum per code, by which one record "
             "moves others. Set "
             "cap_per_code to null and min_per_code to 1": (

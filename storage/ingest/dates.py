@@ -169,7 +169,9 @@ class Days:
         return date.fromordinal(cls.first + number)
 
     def causes(self, rows: NDArray[np.bool_]) -> str:
-        """Says how many of these rows have a date that cannot be used for a reason that is known."""
+        """Says how many of these rows have a date that cannot be used for a reason
+        that is known.
+        """
         said = []
         if far := int((self.numbers[rows] == _FAR).sum()):
             said.append(f"{far:,} have a year before {_YEARS[0]} or after {_YEARS[-1]}")

@@ -55,7 +55,9 @@ class Survey:
 
     state: NDArray[np.int8]
     numbers: NDArray[np.int64] | None
-    """Row of the source of each, from 0, where a row of several codes is several; None: the same."""
+    """Row of the source of each, from 0, where a row of several codes is several;
+    None: the same.
+    """
     codes: NDArray[np.int32]
     """Index into `code_names`, -1 without a code."""
     code_names: list[str]
@@ -229,8 +231,8 @@ def survey(
     lacking = read.lacking
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(
-            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them in, "
-            "or set "
+            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them "
+            "in, or set "
             "data.ingest.empty_text=drop"
         )
     units, notes = None, lines.notes()
@@ -420,8 +422,8 @@ def _dates(
     nothing = days.chosen(NO_DAYS.__contains__) & (state == USABLE)
     if nothing.any():
         notes.append(
-            f"{nothing.sum():,} dates are the first day of 1900, 1901 or 1970, which programs write "
-            "where there is none"
+            f"{nothing.sum():,} dates are the first day of 1900, 1901 or 1970, which programs "
+            "write where there is none"
         )
     if both:
         notes.append(
@@ -446,8 +448,8 @@ def _require_ids(
         doubled = np.zeros(len(blank), np.bool_)
         doubled[repeated if rows is None else rows[repeated]] = True
         raise InputError(
-            f"{label}: {doubled.sum()} records share an id with another ({lines.named(doubled)}); an "
-            "id must name one record"
+            f"{label}: {doubled.sum()} records share an id with another ({lines.named(doubled)}); "
+            "an id must name one record"
         )
 
 

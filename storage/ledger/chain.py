@@ -186,7 +186,9 @@ def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[StoredRow |
 def _stored(
     sequence: int, stored_hash: bytes | None, stored_body: bytes | None
 ) -> StoredRow | Damage:
-    """Returns a row only if the digest of the bytes that were read is the one stored beside them."""
+    """Returns a row only if the digest of the bytes that were read is the one
+    stored beside them.
+    """
     if stored_body is None or stored_hash is None:
         return Damage(sequence, "was edited: it is not stored as text")
     row_hash = hashlib.sha256(stored_body).hexdigest()

@@ -1,4 +1,6 @@
-"""Settles what callers hand in, before it becomes an entry; and the terms that signatures are on."""
+"""Settles what callers hand in, before it becomes an entry; and the terms that
+signatures are on.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ class ConnectionLost(Unavailable):
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a ledger, PostgreSQL always through psycopg 3; refuse any other database."""
+    """Return the URL of a ledger, PostgreSQL always through psycopg 3; refuse any
+    other database.
+    """
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:

@@ -284,7 +284,7 @@ class State:
         rule, entry = self.in_force.approvals, row.entry
         moment = datetime.fromisoformat(row.recorded_at)
         names = approvers(entry.decisions, rule, matter, moment=moment)
-        # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn
+        # guard: test_a_row_that_no_officer_signed_is_named_charged_and_never_drawn
         if names != entry.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
 
@@ -387,8 +387,8 @@ class State:
         return self.accounts.get((*name, kind)) or Account(*name, kind)
 
     def price(self, plan: ReleasePlan, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
-        """Returns what a planned release costs each account: its own, and those of earlier releases of the
-        same records.
+        """Returns what a planned release costs each account: its own, and those of earlier releases
+        of the same records.
 
         Its own accounts take what those releases cost, too, where they were not charged for it. So
         the first account that any record or unit was charged to has all that was ever spent on it.

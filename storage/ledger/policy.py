@@ -187,7 +187,8 @@ class Policy(BaseModel):
     """
     release_keys: dict[str, str] = Field(default_factory=dict)
     """Name and public P-256 key (PEM) of every releasing worker: rows of releases that another key
-    signed do not count. Without any, the key that signed the ledger's first release is the only one.
+    signed do not count. Without any, the key that signed the ledger's first release is the only
+    one.
     """
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None

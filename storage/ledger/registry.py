@@ -162,7 +162,8 @@ def other_population_names(population: str, overlaps: Sequence[Overlap]) -> tupl
 def population_name_warning(names: Sequence[str], population: str) -> str:
     """Returns the warning that the same records or units were released as another population."""
     return (
-        f"the same records or units were released under another population name ({', '.join(names)}); "
+        "the same records or units were released under another population name "
+        f"({', '.join(names)}); "
         "here they are called "
         f"{population}. Budgets belong to records, so what was spent there on the same type of "
         "guarantee counts here; "

@@ -48,6 +48,7 @@ _STATE = {
 def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     release, history = ledger.state().release(release_id), ledger.history(release_id)
     row, plan, claim = release.row, release.plan, release.plan.claim
+    state_of_code = "with uncommitted changes" if plan.code_dirty else "clean"
     return {
         "What": _what(row, revocation_text(ledger, release_id)),
         f"Guarantee: {claim.guarantee_kind}": _guarantee(row),
@@ -57,7 +58,7 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
         "Provenance": _present(
             requester=plan.requester,
             approvals=", ".join(row.reserved.approvals) or "none; the policy demanded none",
-            code=f"{plan.code_commit} ({'with uncommitted changes' if plan.code_dirty else 'clean'})",
+            code=f"{plan.code_commit} ({state_of_code})",
             lock_file=plan.lock_digest,
             parameters=plan.parameters_digest,
             records=plan.data_fingerprint,
@@ -137,7 +138,9 @@ def shared_text(ledger: LedgerReader, release_id: str) -> str:
 
 
 def revocation_text(ledger: LedgerReader, release_id: str) -> str:
-    """Says that a release was revoked, when, why and who has the bundle; empty of one that was not."""
+    """Says that a release was revoked, when, why and who has the bundle; empty of
+    one that was not.
+    """
     revoked = ledger.revocation(release_id)
     if revoked is None:
         return ""

@@ -1,4 +1,6 @@
-"""Words and data for what an account is charged and has left: every page, message and JSON of it."""
+"""Words and data for what an account is charged and has left: every page, message
+and JSON of it.
+"""
 
 from __future__ import annotations
 

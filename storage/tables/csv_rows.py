@@ -102,7 +102,8 @@ def open_source(
         for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
             if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
                 raise InputError(
-                    f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} encoding={name}"
+                    f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} "
+                    f"encoding={name}"
                 )
         if b"\0" in head:
             raise InputError(

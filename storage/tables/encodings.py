@@ -206,7 +206,8 @@ def _require_cp1252(source: Source) -> None:
     else:
         return
     raise InputError(
-        f"{source.label}{fault}. Save all of it as UTF-8, or name its {source.read_option} encoding=…"
+        f"{source.label}{fault}. Save all of it as UTF-8, or name its {source.read_option} "
+        "encoding=…"
     )
 
 

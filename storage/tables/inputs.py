@@ -23,7 +23,9 @@ STREAM: Final = Path("-")
 
 
 def files_in(path: Path | Sequence[Path], option: str) -> list[Path]:
-    """Returns the files of a table: those named, and for a folder the files in it by their names."""
+    """Returns the files of a table: those named, and for a folder the files in it
+    by their names.
+    """
     files: list[Path] = []
     for named in [path] if isinstance(path, Path) else path:
         files += _inside(named, option) if named.is_dir() else [named]

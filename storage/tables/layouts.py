@@ -1,5 +1,5 @@
-"""Cuts files of fixed widths into columns, and knows the layouts of lists that are published without
-a header.
+"""Cuts files of fixed widths into columns, and knows the layouts of lists that are published
+without a header.
 """
 
 import re

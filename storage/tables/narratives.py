@@ -14,7 +14,9 @@ _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 @dataclass(frozen=True)
 class Narratives:
-    """Names the text columns and how they are joined: by a template, or in order where not blank."""
+    """Names the text columns and how they are joined: by a template, or in order
+    where not blank.
+    """
 
     columns: tuple[str, ...]
     template: str | None = None

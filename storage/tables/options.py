@@ -40,7 +40,9 @@ def title_of(name: str, _: object) -> str:
 
 
 class ReadOptions(BaseModel):
-    """Holds the settings of every command that reads a table; what is left out is found by looking."""
+    """Holds the settings of every command that reads a table; what is left out is
+    found by looking.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", title="Reading", field_title_generator=title_of
@@ -80,8 +82,9 @@ class ReadOptions(BaseModel):
     widths: tuple[int, ...] = Field(
         default=(),
         title="Widths of columns",
-        description="Characters of each column of a file of fixed widths, in order; the last column "
-        "takes the rest of the line. Needs the names of the columns, unless a header names them.",
+        description="Characters of each column of a file of fixed widths, in order; the last "
+        "column takes the rest of the line. Needs the names of the columns, unless a header "
+        "names them.",
     )
     missing: tuple[str, ...] = Field(
         default=MARKS,

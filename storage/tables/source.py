@@ -84,9 +84,8 @@ _OTHER_FORMATS: Final = {
     rb"\s*<[?A-Za-z][^,;|]{0,80}>": (
         "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV"
     ),
-    rb"[\x03\x04\x05\x30\x31\x32\x43\x63\x83\x8b\xcb\xf5\xfb].[\x01-\x0c][\x01-\x1f](?=.{0,28}\0)": (
-        "a dBase file. Export it as CSV"
-    ),
+    rb"[\x03\x04\x05\x30\x31\x32\x43\x63\x83\x8b\xcb\xf5\xfb]"
+    rb".[\x01-\x0c][\x01-\x1f](?=.{0,28}\0)": ("a dBase file. Export it as CSV"),
     rb"[XAB]\n\0\0\0[\x02\x03]|RD[XAB][23]\n": (
         "an R file. Write the data frame as CSV or Parquet"
     ),
@@ -191,7 +190,9 @@ class Source:
     written: tuple[str, ...] = ()
     """Names of the columns as the header has them, where it is text."""
     nested: Mapping[str, str | None] = field(default_factory=dict, hash=False)
-    """Of JSON whose first record has values inside values: the path to each required key, if any."""
+    """Of JSON whose first record has values inside values: the path to each
+    required key, if any.
+    """
     widths: tuple[int, ...] = ()
     """Characters of each column, where the file has fixed widths."""
     encoded_twice: int = 0
@@ -366,8 +367,8 @@ def require_columns(
             inside = [path for path in source.nested.values() if path]
             hints = [
                 "Its keys are nested: name a value by its path of keys, such as "
-                f"{inside[0] if inside else 'data.text'}, or export records that are flat (JSON-MIN or "
-                "CSV of Label Studio)"
+                f"{inside[0] if inside else 'data.text'}, or export records that are flat "
+                "(JSON-MIN or CSV of Label Studio)"
             ]
         if len(source.columns) == 1 and source.kind == "csv":
             hints.append(

@@ -50,7 +50,9 @@ def open_writer(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
 
 
 def csv_lines(rows: Iterable[Row]) -> str:
-    """Returns rows as lines of a CSV, each cell such that no table program takes it for a formula."""
+    """Returns rows as lines of a CSV, each cell such that no table program takes it
+    for a formula.
+    """
     text = io.StringIO(newline="")
     lines = csv.writer(
         text

@@ -77,7 +77,9 @@ class Study:
         chosen: Sequence[Method],
         do: Do,
     ) -> Study:
-        """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
+        """Prepares the records for these branches; refuses a branch that cannot be
+        fitted on them.
+        """
         models = [branches.model_for(branch, parameters) for branch in chosen]
         dataset, prepared = prepare(parameters, models, do)
         facts = context.store.figures(dataset)
@@ -100,7 +102,9 @@ class Study:
 
     @cached_property
     def default_delta(self) -> float:
-        """Delta of branches that set none: the run's, or what number of records and policy allow."""
+        """Delta of branches that set none: the run's, or what number of records and
+        policy allow.
+        """
         stated = self.terms.delta or self.parameters.method.delta
         records = self.facts["train"]
         return stated or ledger_access.default_delta(self.context, self.parameters, records=records)
@@ -153,7 +157,9 @@ class Experiment:
 
     @property
     def method(self) -> dict[str, Any]:
-        """What the key of a release names by its digest, as `method_of` reads it back from a fit."""
+        """What the key of a release names by its digest, as `method_of` reads it
+        back from a fit.
+        """
         ingest = self.study.parameters.data.ingest.model_dump(mode="json")
         step = self.fit(self.branch.name, self.mechanism, planned=None)
         planned = fits.plan(self.branch.name, self.mechanism, self.task)

@@ -22,7 +22,9 @@ SCORES = ("weighted_f1", "macro_f1")
 
 
 class Difference(BaseModel, frozen=True):
-    """Mean score minus another branch's, with its error over seeds and, paired, over test records."""
+    """Mean score minus another branch's, with its error over seeds and, paired,
+    over test records.
+    """
 
     gap: float
     of_seeds: float

@@ -1,5 +1,5 @@
-"""Holds the candidate of a release: a fit that is released as it is, or a posterior to be drawn from
-once.
+"""Holds the candidate of a release: a fit that is released as it is, or a posterior to be drawn
+from once.
 """
 
 from __future__ import annotations

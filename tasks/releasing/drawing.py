@@ -84,7 +84,8 @@ def draw_once(
             os.link(fresh, file)
         except FileExistsError:
             raise StorageError(
-                f"release {release_id}: another program wrote {file}. Run `autocoder ledger recover`"
+                f"release {release_id}: another program wrote {file}. Run `autocoder ledger "
+                "recover`"
             ) from None
         checkpoint.sync(file.parent)
     fresh.unlink(missing_ok=True)

@@ -140,7 +140,8 @@ class Measurement(Evidence):
                 f"detected an ε of at least {upper_text(self.epsilon_reach, 3)}"
             )
         if self.verdict == INCONCLUSIVE:
-            outcome = f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
+            reach = describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)
+            outcome = f"inconclusive: {reach}"
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "

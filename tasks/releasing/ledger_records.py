@@ -39,7 +39,9 @@ def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
 
 
 def find_record_set(context: Context, dataset: ArtifactRef) -> RecordSet | None:
-    """Returns the same marks only for look-ups: saves nothing; None for a workspace without a key."""
+    """Returns the same marks only for look-ups: saves nothing; None for a workspace
+    without a key.
+    """
     private = context.workspace.private
     return _marked(context, dataset, registry_key(private)) if has_registry_key(private) else None
 

@@ -67,7 +67,9 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         return output.model_copy(update={"texts": texts})
 
     def with_contents(self, context: Context, candidate: Candidate, plan: ReleasePlan) -> Output:
-        """Returns the settings with the encoder and the texts that a bundle of this plan contains."""
+        """Returns the settings with the encoder and the texts that a bundle of this
+        plan contains.
+        """
         contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
         if context.copies is None:  # a release takes them by the plan
             contents["public"] = _public_stages(context, candidate)
@@ -75,7 +77,9 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def texts_digest(self) -> str:
-        """Returns the first 16 digits of a digest of the texts: it states that someone read them."""
+        """Returns the first 16 digits of a digest of the texts: it states that
+        someone read them.
+        """
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:

@@ -139,7 +139,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 of everything that an approval covers, in canonical form (RFC 8785)."""
+        """Returns the SHA-256 of everything that an approval covers, in canonical
+        form (RFC 8785).
+        """
         return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))
 
     def has_bundle(self, store: Store) -> bool:
@@ -147,8 +149,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
     def attach_ledger(self, ledger: Ledger, context: Context) -> PlannedRelease:
-        """Attaches the plan to this ledger at its newest row, and states how its fit was chosen by the
-        ledger's rows and what its policy says for a registry.
+        """Attaches the plan to this ledger at its newest row, and states how its fit was chosen by
+        the ledger's rows and what its policy says for a registry.
 
         An equal saved plan stays, with its approvals.
         """
@@ -199,8 +201,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             store.open(store.local(ref))
         if not self.has_bundle(store):
             raise MechanismError(
-                f"release plan: this model (event `{self.plan.event.of_training.mechanism}`) has no bundle, "
-                "so it cannot be "
+                "release plan: this model (event "
+                f"`{self.plan.event.of_training.mechanism}`) has no bundle, so it cannot be "
                 "released. Compare it and audit it"
             )
         _require_equal(self, self._again(context))
@@ -393,8 +395,8 @@ def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     # guard: test_an_encoder_that_carries_a_narrative
     if digest(copied) != planned.output.encoder:
         raise StorageError(
-            f"encoder {name_of(encoder)}: its files are not the planned ones. Restore them, or plan "
-            "again"
+            f"encoder {name_of(encoder)}: its files are not the planned ones. Restore them, or "
+            "plan again"
         )
     model = candidate.model.model_copy(update={"encoder": str(folder)})
     return candidate.model_copy(update={"model": model})

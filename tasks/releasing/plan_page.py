@@ -346,7 +346,9 @@ def _releases(charge: Charge) -> list[tuple[int, float]]:
 
 
 def _charges(charges: Sequence[Charge]) -> Table:
-    """Tabulates the charges; spent amounts include releases of the same records under other names."""
+    """Tabulates the charges; spent amounts include releases of the same records
+    under other names.
+    """
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.after.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []

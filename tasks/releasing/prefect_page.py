@@ -34,7 +34,8 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
-    claimed = f"ε = {upper_text(claim.epsilon or 0.0)} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
+    epsilon = upper_text(claim.epsilon or 0.0)
+    claimed = f"ε = {epsilon} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(
         f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9
     )
@@ -64,9 +65,10 @@ def publish_artifacts(
     """
     if running is not None:
         picture = sensitivity_plot(running, plan.claim)
+        encoded = base64.b64encode(picture).decode()
         context.run.publish_markdown(
             key="sensitivity",
-            markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
+            markdown=f"![running maximum](data:image/png;base64,{encoded})",
             description=(
                 "Sensitivity: the running maximum over samples. Still rising at the "
                 "right: too few samples."
@@ -111,7 +113,9 @@ def publish_plan(run: Run, text: str) -> None:
 
 
 def publish_audit(run: Run, lines: Sequence[str]) -> None:
-    """Publishes claim and measurement next to each other; indented lines belong to the line above."""
+    """Publishes claim and measurement next to each other; indented lines belong to
+    the line above.
+    """
     items = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines]
     run.publish_markdown(
         key="audit", markdown="\n".join(items), description="Claim and measurement."

@@ -1,4 +1,6 @@
-"""Refuses a run that cannot succeed within its first second, and estimates its time and disk space."""
+"""Refuses a run that cannot succeed within its first second, and estimates its time
+and disk space.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def _formal(claim: Claim, *, both_halves: bool) -> tuple[str, ...]:
     if not replaced and claim.epsilon_replaced is not None:
         sentences.append(
             f"If someone already knows that a {unit} was used, what it says is protected less: the "
-            f"factor is {odds(claim.epsilon_replaced)} (ε = {epsilon_text(claim.epsilon_replaced)})."
+            f"factor is {odds(claim.epsilon_replaced)} "
+            f"(ε = {epsilon_text(claim.epsilon_replaced)})."
         )
     number = len(claim.unprotected_inputs)
     others = f" and the {number} items that are listed below" if number else ""

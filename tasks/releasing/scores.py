@@ -1,4 +1,6 @@
-"""Reads how well a plan's candidate and its rivals did, from what the ledger has beside its chain."""
+"""Reads how well a plan's candidate and its rivals did, from what the ledger has
+beside its chain.
+"""
 
 from __future__ import annotations
 

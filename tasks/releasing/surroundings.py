@@ -44,8 +44,8 @@ class Surroundings:
 
     @staticmethod
     def of(context: Context, case: ReleaseCase) -> Surroundings:
-        """Reads the surroundings; returns defaults where the records are elsewhere, as on an officer's
-        machine.
+        """Reads the surroundings; returns defaults where the records are elsewhere, as on an
+        officer's machine.
         """
         planned = case.planned
         folder, private = (

@@ -1,9 +1,10 @@
-"""Maps a function over parts of a computation: in this process, in processes of this machine, or on a
-Dask cluster.
+"""Maps a function over parts of a computation: in this process, in processes of this machine, or on
+a Dask cluster.
 
     ""                     this process, part by part
     "4"                    four processes of this machine, which end with it
-    "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
+    "tls://host:8786"      the workers of a cluster; certificates from the folder
+                           $AUTOCODER_ENGINE_CERTIFICATES
 
 A part is a short text: paths, digests and numbers, never a record. A worker stores what it computes
 and answers nothing: this process waits for the status of a part, and reads why one failed from the
@@ -11,9 +12,9 @@ scheduler's events, which are plain text.
 
 Dask sends functions by pickle among holders of the cluster's certificates, so that anyone who holds
 them can run code on its scheduler and its workers. Nobody can here: this process has the records,
-the ledger and a login, and unpickles nothing that comes from a cluster. A worker that dies loses the
-parts that it was at, and others take them up. A scheduler that restarts is asked again for what is
-missing.
+the ledger and a login, and unpickles nothing that comes from a cluster. A worker that dies loses
+the parts that it was at, and others take them up. A scheduler that restarts is asked again for what
+is missing.
 """
 
 from __future__ import annotations

@@ -73,7 +73,9 @@ def report(label: str, done: int, total: int | None) -> None:
 
 
 def reporter(label: str) -> Callable[[int, int], None]:
-    """Returns `report` for one stage, bound to the current listeners, which threads do not inherit."""
+    """Returns `report` for one stage, bound to the current listeners, which threads
+    do not inherit.
+    """
     listeners = _listeners.get()
 
     def notify(done: int, total: int) -> None:

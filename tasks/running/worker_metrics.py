@@ -151,7 +151,9 @@ class _Stage:
 
 @dataclass
 class MetricsListener(Listener):
-    """Writes the events of a flow's stages to this run's file, every few seconds and at each end."""
+    """Writes the events of a flow's stages to this run's file, every few seconds
+    and at each end.
+    """
 
     private: Path
     flow: str

@@ -217,7 +217,7 @@ FORGED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", FORGED)
-def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn(
+def test_a_row_that_no_officer_signed_is_named_charged_and_never_drawn(
     sqlite_site, tmp_path, plan, change
 ):
     """Someone who holds the releasing worker's key, but no officer's."""
