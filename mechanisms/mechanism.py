@@ -361,6 +361,10 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """The mechanism whose fit this one's goes on from; None where a fit starts afresh."""
         return None
 
+    def for_start(self, *, at_examples: bool) -> Self:
+        """Fills in the settings that depend on where the head starts: at public examples or not."""
+        return self
+
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
         """Settings that are None taken from a run's own, by name; what it has no field for is not
         taken.

@@ -25,7 +25,7 @@ same rule.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -57,6 +57,12 @@ _KEPT = 1 << 25
 _PART_KEPT = 8 * _PART
 
 
+NOISE, NOISE_AT_EXAMPLES = 0.5, 0.125
+"""Nu, and nu where the head starts at a coding index: a quarter, of four values tried on job titles
+(docs/explanation/formal-method.md).
+"""
+
+
 @registered
 class PriorDescent(Descending, frozen=True, title="Prior descent"):
     """Budget and descent.
@@ -73,11 +79,23 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
     kind: Literal["prior-descent"] = "prior-descent"
     steps: int = Field(default=60, ge=1, le=10_000, title="Steps")
-    weight_noise: Positive = Field(
-        default=0.5, title="Noise of a weight", description="Nu of an entry of the head."
+    weight_noise: Positive | None = Field(
+        default=None,
+        title="Noise of a weight",
+        description="Nu of an entry of the head. Empty: 0.5, or 0.125 where the head starts at a "
+        "coding index.",
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
+
+    def for_start(self, *, at_examples: bool) -> Self:
+        """Sets the noise of a weight, if it is open: a head that starts at public examples knows
+        more, so that smaller steps with less noise are better.
+        """
+        if self.weight_noise is not None:
+            return self
+        noise = NOISE_AT_EXAMPLES if at_examples else NOISE
+        return self.model_copy(update={"weight_noise": noise})
 
     def check(self, task: Task) -> None:
         """Raises MechanismError where a sum does not hold so many records at this clip."""
@@ -130,7 +148,10 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             weights = head.weight.detach()
             start = torch.cat([weights, (head.bias.detach() + weights @ mean)[:, None]], 1)
             rate = rate_for_noise(
-                self.weight_noise, descent_event, divisor=plan.records, momentum=self.momentum
+                self.weight_noise or NOISE,
+                descent_event,
+                divisor=plan.records,
+                momentum=self.momentum,
             )
             descent = NoisyDescent(
                 state,

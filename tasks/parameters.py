@@ -15,8 +15,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
-from storage.ingest import IngestConfig, Name
+from storage.coding_index import CodingIndex, read_index
+from storage.errors import InputError
+from storage.ingest import IngestConfig, Name, read_codes
 from storage.tables.inputs import files_in
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from tasks.method import STANDARD, AnyMechanism, Method, chosen, method_named
 
 _CLASSIFICATION = r"^[A-Za-z0-9 ()._-]{0,80}$"
@@ -37,6 +40,19 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         description="CSV of the published classification (code, title). It fixes the label "
         "space; without it "
         "the observed codes do, which is recorded as not covered by epsilon.",
+    )
+    examples: str | None = Field(
+        default=None,
+        title="Coding index",
+        description="Table of a published index (text, code), such as job titles: public examples "
+        "that the head starts at, besides the titles. Its entries must not come from the records: "
+        "no epsilon covers them.",
+        exclude_if=lambda value: value is None,
+    )
+    examples_read: ReadOptions = Field(
+        default=AS_IT_LOOKS,
+        title="Reading of the coding index",
+        exclude_if=lambda value: value == AS_IT_LOOKS,
     )
     classification: str = Field(
         default="",
@@ -111,6 +127,13 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     def codelist_path(self) -> Path | None:
         """Returns the code list, if there is one."""
         return None if self.codelist is None else Path(self.codelist).expanduser()
+
+    @property
+    def coding_index(self) -> CodingIndex | None:
+        """Reads the public examples, if there are any."""
+        if self.examples is None:
+            return None
+        return read_index(Path(self.examples).expanduser(), self.examples_read)
 
     @property
     def has_titles(self) -> bool:
@@ -366,3 +389,24 @@ def _with_rate(settings: Any) -> Any:
         if isinstance(settings.get(name), Mapping)
     }
     return {**settings, **lacking}
+
+
+def require_index(parameters: RetrainParameters) -> None:
+    """Refuses a coding index that no head can start at."""
+    data, model = parameters.data, parameters.model
+    index = data.coding_index
+    if index is None:
+        return
+    if model.prior != "titles" or model.trainable != "head":
+        raise InputError(
+            "--examples: the head starts at an index only with model.prior=titles and "
+            "model.trainable=head. Choose the profile formal, or leave it out"
+        )
+    if data.labels:
+        raise InputError("--examples: with several --label, run a command for each")
+    if data.complete_codelist is None:
+        raise InputError(
+            "--examples: the codes of an index need --codelist, and all its codes as classes "
+            "(data.ingest.label_space=codelist)"
+        )
+    index.labels(read_codes(data.complete_codelist, data.ingest).codes)

@@ -187,6 +187,14 @@ class RunOptions:
             )
         ),
     ] = None
+    examples: Annotated[
+        Path | None,
+        more(
+            "--examples",
+            help="Published coding index (columns text and code), such as job titles: public "
+            "examples that the head starts at, at no ε. No entry may come from the records.",
+        ),
+    ] = None
     date: Annotated[str | None, more(help='Column of the date, for cohorts; "" for none.')] = None
     population: Annotated[
         str | None,
@@ -208,6 +216,10 @@ class RunOptions:
     ] = None
     read: Read = None
     read_codelist: ReadCodelist = None
+    read_examples: Annotated[
+        list[str] | None,
+        more("--read-examples", help="How the coding index is read, as --read. Repeatable."),
+    ] = None
     home: Home = None
     device: Device = "auto"
 
@@ -249,6 +261,7 @@ class RunOptions:
         own: dict[str, Any] = {
             "data.source": [str(file) for file in self.data or ()] or None,
             "data.codelist": str(self.codelist[0]) if self.codelist else None,
+            "data.examples": None if self.examples is None else str(self.examples),
             "data.ingest.text_columns": self.text or None,
             "data.ingest.label_column": self.label[0] if self.label else None,
             "data.population": self.population,
@@ -260,11 +273,19 @@ class RunOptions:
         _require_single(self.read_codelist or (), "--read-codelist")
         read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
         read += [f"data.ingest.codelist_read.{setting}" for setting in self.read_codelist or ()]
+        _require_single(self.read_examples or (), "--read-examples")
+        if self.read_examples and self.examples is None:
+            raise InputError("--read-examples: requires --examples")
+        read += [f"data.examples_read.{setting}" for setting in self.read_examples or ()]
         given = {name: value for name, value in {**own, **values}.items() if value is not None}
         if self.date is not None:
             given["data.ingest.date_column"] = self.date or None
         texts = [*(self.settings or ()), *read]
-        return parameters(self.profile_name, texts, given, look=_look)
+        run = parameters(self.profile_name, texts, given, look=_look)
+        from tasks.parameters import require_index
+
+        require_index(run)
+        return run
 
     def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
         """Returns the options of each column of codes, with the values by which each knows of the

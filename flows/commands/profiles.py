@@ -31,6 +31,7 @@ OPTIONS = {
     "data.classification_version": "--classification-version",
     "method.target_epsilon": "--epsilon",
     "method.delta": "--delta",
+    "data.examples": "--examples",
     "release.enabled": "--release",
 }
 """Parameters that have an option of their own."""

@@ -403,6 +403,12 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed)
     )
     yield "model", _model(parameters.model)
+    if (index := data.coding_index) is not None:
+        yield (
+            "coding index",
+            f"{len(index.entries):,} public examples (SHA-256 {index.digest[:16]}…): the head "
+            "starts at them, near the titles. No entry may come from the records",
+        )
     if cut := long_note(survey.look, parameters.model.max_length):
         yield "warning", cut
     encoder = parameters.model.encoder_language

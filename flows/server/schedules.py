@@ -108,7 +108,7 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
     """
     values = parameters.model_dump(mode="json", exclude_unset=True)
     data = values["data"]
-    for name in ("source", "codelist"):
+    for name in ("source", "codelist", "examples"):
         if files := data.get(name):
             several = [files] if isinstance(files, str) else files
             paths = [str(Path(file).expanduser().resolve()) for file in several]

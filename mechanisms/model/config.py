@@ -118,6 +118,14 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )
+    prior_examples: str = Field(
+        default="",
+        title="Public examples",
+        description="SHA-256 of the entries of the coding index that the head starts at; it comes "
+        "from `data.examples`.",
+        pattern=r"^([0-9a-f]{64})?$",
+        exclude_if=lambda value: not value,
+    )
     lexical: Lexical = Field(
         default="none",
         title="Words next to the encoder",
@@ -173,7 +181,10 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         random.
         """
         return self.model_copy(
-            update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None}
+            update={
+                **{"trainable": "head", "prior": "none", "prior_examples": ""},
+                **{"lexical": "none", "lora_layers": None},
+            }
         )
 
     @property

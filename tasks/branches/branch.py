@@ -87,7 +87,11 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
 
 def model_for(method: Method, parameters: RetrainParameters) -> ModelConfig:
     """Returns the run's model, with the method's prior where the data allow it."""
-    return method.model_of(parameters.model, has_titles=parameters.data.has_titles)
+    model = method.model_of(parameters.model, has_titles=parameters.data.has_titles)
+    index = parameters.data.coding_index
+    if index is None or model.prior != "titles":
+        return model
+    return model.model_copy(update={"prior_examples": index.digest})
 
 
 def mechanism_for(method: Method, parameters: RetrainParameters, terms: Terms) -> Mechanism:
@@ -95,6 +99,8 @@ def mechanism_for(method: Method, parameters: RetrainParameters, terms: Terms) -
     mechanism = method.mechanism
     if method.on_tokens and form_of(parameters.model) == "tokens":
         mechanism = type(mechanism).model_validate(mechanism.model_dump() | method.on_tokens)
+    examples = bool(model_for(method, parameters).prior_examples)
+    mechanism = mechanism.for_start(at_examples=examples)
     settings = parameters.open_settings(epochs=terms.epochs)
     common = {"epochs": terms.epochs, "batch_size": terms.batch_size}
     return mechanism.with_defaults(settings | common)

@@ -88,6 +88,7 @@ def _with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
 
     sources = tuple(str(file.absolute()) for file in data.sources)
     placed: dict[str, Any] = {"source": sources, "codelist": absolute(data.codelist)}
+    placed["examples"] = absolute(data.examples)
     placed["labels"] = {column: absolute(file) for column, file in data.labels.items()}
     return parameters.model_copy(update={"data": data.model_copy(update=placed)})
 

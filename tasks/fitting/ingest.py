@@ -7,6 +7,7 @@ from typing import Any
 
 from storage import ingest as ingestion
 from storage.artifacts import file_digest
+from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
@@ -26,6 +27,10 @@ def ingest_records(data: DataParameters) -> Step:
     if data.codelist_path is not None:
         config["codelist"] = file_digest(data.codelist_path)
 
+    index = data.coding_index
+    if index is not None:
+        config["examples"] = index.digest
+
     def body(work: Work) -> Mapping[str, Any]:
         result = ingestion.ingest(
             sources,
@@ -34,6 +39,9 @@ def ingest_records(data: DataParameters) -> Step:
             data.codelist_path,
             progress=lambda done, total: work.progress(done, total or done),
         )
+        if index is not None:
+            index.labels(load_codes(work.out))
+            index.save(work.out)
         counted = (
             "rows_read",
             "train",

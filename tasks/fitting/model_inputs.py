@@ -15,6 +15,7 @@ from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from storage.codelist import Code
+from storage.coding_index import CodingIndex, load_index
 from storage.datasets import load_codes
 from tasks.fitting import prior
 from tasks.fitting.prior import lexicon_of
@@ -37,11 +38,18 @@ def label_count(dataset: Path) -> int:
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
     """Builds the untrained classifier over the data set's label space."""
-    return untrained(context, model, load_codes(dataset), seed=seed)
+    at_index = model.prior == "titles" and model.prior_examples
+    index = load_index(dataset, model.prior_examples) if at_index else None
+    return untrained(context, model, load_codes(dataset), seed=seed, index=index)
 
 
 def untrained(
-    context: Context, model: ModelConfig, codes: Sequence[Code], *, seed: int
+    context: Context,
+    model: ModelConfig,
+    codes: Sequence[Code],
+    *,
+    seed: int,
+    index: CodingIndex | None = None,
 ) -> Classifier:
     """Builds the untrained classifier over these codes, on the run's device: random, or at its
     prior.
@@ -56,4 +64,6 @@ def untrained(
     )
     if model.prior != "none":
         prior.start(context, built, codes, words)
+    if index is not None:
+        prior.start_at_index(context, built, codes, words, index)
     return built

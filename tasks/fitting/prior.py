@@ -27,12 +27,13 @@ from storage.codelist import (
     describe_in_sentence,
     describe_with_levels,
 )
+from storage.coding_index import CodingIndex
 from storage.errors import InputError
 from storage.ingest import read_codes
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
 
-_FILE = "titles.safetensors"
+_FILE, _HEAD = "titles.safetensors", "head.safetensors"
 
 
 def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
@@ -149,6 +150,49 @@ def start(
         kinds = zip(embedded, texts_of(built.config, codes), strict=True)
         embedded = torch.stack([lexicon.join(kind, lexicon.words(texts)) for kind, texts in kinds])
     prior.start(built, embedded, with_title)
+
+
+def start_at_index(
+    context: Context,
+    built: Classifier,
+    codes: Sequence[Code],
+    lexicon: Lexicon | None,
+    index: CodingIndex,
+) -> None:
+    """Moves a head that starts at titles to the entries of a public index, near the titles."""
+    step = _index_step(built, codes, lexicon, index)
+    folder = context.store.open(step.find(context.store) or run_step(context, step))
+    prior.put(built, checkpoint.load(folder / _HEAD)[0]["weight"])
+
+
+def _index_step(
+    built: Classifier, codes: Sequence[Code], lexicon: Lexicon | None, index: CodingIndex
+) -> Step:
+    model, texts = built.config, [text for text, _ in index.entries]
+
+    def body(work: Work) -> Mapping[str, Any]:
+        embedded, _ = embeddings(work.context, _step("coding index", model, [texts]))
+        features = embedded[0]
+        if lexicon is not None:
+            features = lexicon.join(features, lexicon.words(texts))
+        labels = torch.tensor(index.labels(codes))
+        found = prior.at_examples(built, features, labels, progress=work.progress)
+        checkpoint.save(work.out / _HEAD, {"weight": found.weight}, {})
+        return {"entries": len(texts), "pull": found.pull, "left_out_loss": found.left_out_loss}
+
+    return Step(
+        name="public-start",
+        label=f"head at {len(texts):,} public examples",
+        config={
+            "model": model.model_dump(mode="json"),
+            "codes": digest([code.as_json() for code in codes]),
+            "index": index.digest,
+            "encoder_digest": encoder_digest(model),
+        },
+        inputs={},
+        body=body,
+        modules=("tasks.fitting.prior",),
+    )
 
 
 def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> Lexicon | None:

@@ -61,7 +61,11 @@ SEARCHED = "c: searched for a target epsilon by fits on these records, each a ro
 NOT_METHOD: Any = {
     "release": True,
     "data": dict.fromkeys(
-        ("source", "codelist", "labels", "classification", "classification_version", "public"), True
+        (
+            *("source", "codelist", "labels", "classification", "classification_version"),
+            *("public", "examples", "examples_read"),
+        ),
+        True,
     ),
 }
 """Parameters about paths and requester, which do not affect the training."""
@@ -125,6 +129,12 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
         lines.append(
             "the titles of the codes, with the levels above, through the encoder: where the head "
             "starts"
+        )
+    if model.prior == "titles" and model.prior_examples:
+        lines.append(
+            "the entries of a published coding index, texts with their codes (SHA-256 "
+            f"{model.prior_examples}), through the encoder: where the head starts, near the titles. "
+            "That no entry comes from a record is the operator's word"
         )
     if model.lexical == "titles":
         whose = (

@@ -17,7 +17,7 @@ from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger
 from tasks.fitting.ingest import ingest_records
-from tasks.parameters import RetrainParameters
+from tasks.parameters import RetrainParameters, require_index
 from tasks.releasing import publish
 from tasks.releasing.ledger_access import given_policy, ledger_url
 from tasks.running import engine, timings
@@ -194,6 +194,7 @@ def check(
                 "model.lexical: `titles` need a code list. Give --codelist, or set "
                 "model.lexical=hashed"
             )
+    require_index(parameters)
     device = check_device(context)
     context.store.check()
     engine.check(context.engine)

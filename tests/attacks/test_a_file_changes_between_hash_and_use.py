@@ -26,11 +26,14 @@ from safetensors.torch import load_file, save_file
 from sealed_bundle import Sealed
 
 from mechanisms.model import checkpoint, export
+from mechanisms.model.config import ModelConfig
 from storage.artifacts import ArtifactRef, CopiedStore, Store, digest
 from storage.bundle import registry
 from storage.bundle.check import check
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.trust import Trust
+from storage.codelist import read_codelist
+from storage.coding_index import CodingIndex, read_index
 from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
@@ -38,17 +41,20 @@ from storage.ledger import Ledger
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.bundle import golden, public_features
+from tasks.fitting.ingest import ingest_records
+from tasks.fitting.model_inputs import build
 from tasks.fitting.prior import lexicon_of
-from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.parameters import BundleParameters, DataParameters, RetrainParameters
 from tasks.releasing import drawing, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.samples import Sample
-from tasks.running.stage import Context
+from tasks.running.stage import Context, run_step
 
 DECLARES = """
 what was signed is what is released
 | a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's
-figures; an encoder's weights; embedded public words and the features of public texts; another sample before, while
+figures; an encoder's weights; embedded public words and the features of public texts; a coding index between
+two readings; another sample before, while
 and after the release takes its own; a bundle's weights and settings while `handover` packs it
 | anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in the hub's cache
 
@@ -389,3 +395,36 @@ def test_a_bundle_that_changes_while_it_is_packed(
     assert len(ledger.rows()) == before
     assert invoke(*handed, "--home", home)[0] == 0
     assert list((tmp_path / "outbox").iterdir())
+
+
+def test_an_index_that_changed_between_two_readings(tmp_path: Path, tiny_bert: Path) -> None:
+    """The plan names the coding index by its digest, and ingest read it before: a head starts at no
+    other entries, such as private ones that were there for that moment alone.
+    """
+    context = tiny_jobs.workspace(tmp_path / "home")
+    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    code = load_codelist(data)[0]
+    index = tmp_path / "index.csv"
+
+    def write(first: str) -> CodingIndex:
+        entries = [first, *(f"entry {n}" for n in range(30))]
+        index.write_text("text,code\n" + "".join(f"{text},{code}\n" for text in entries))
+        return read_index(index)
+
+    private = write(NARRATIVE.decode().strip())
+    dataset = run_step(
+        context,
+        ingest_records(DataParameters.model_validate(data | {"examples": str(index)})),
+    ).path
+    public = write("published")
+    model = ModelConfig.model_validate(
+        {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32}
+        | {"prior": "titles", "prior_examples": public.digest}
+    )
+    with pytest.raises(StorageError):
+        build(context, model, dataset, seed=1)
+    assert private.digest != public.digest
+
+
+def load_codelist(data: dict[str, Any]) -> list[str]:
+    return [code.code for code in read_codelist(Path(data["codelist"]))]

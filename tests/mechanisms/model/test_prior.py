@@ -78,3 +78,47 @@ def test_a_sentence_holds_one_place() -> None:
     for wrong in ("Someone had it.", "{} and {}.", "{name}"):
         with pytest.raises(ValidationError, match="prior_sentence"):
             ModelConfig(prior="titles", pooling="mean", prior_sentence=wrong)
+
+
+def examples(noise: float, *, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Public texts beside what their codes mean, which is not where the titles are."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(200) % 4
+    means = torch.tensor([[5.0, 0.0, 2.0], [5.0, 1.0, 0.0], [4.0, 0.0, -2.0], [5.0, -1.0, 0.0]])
+    return means[labels] + noise * torch.randn(200, 3, generator=random), labels
+
+
+def test_examples_move_the_head_from_the_titles() -> None:
+    """To what new texts of the same codes have, a code without a title among them."""
+    head = untrained()
+    prior.start(head, EMBEDDINGS, KNOWN)
+    texts, labels = examples(0.1, seed=4)
+    before = (head.predict(FeatureInputs(texts)).argmax(1) == labels).float().mean()
+    found = prior.at_examples(head, *examples(0.1))
+    prior.put(head, found.weight)
+    after = (head.predict(FeatureInputs(texts)).argmax(1) == labels).float().mean()
+    assert found.pull in prior.PULLS
+    assert before < 0.5 < 0.95 < after
+    again = prior.at_examples(start_again(), *examples(0.1))
+    assert torch.equal(found.weight, again.weight)
+
+
+def start_again() -> Classifier:
+    head = untrained()
+    prior.start(head, EMBEDDINGS, KNOWN)
+    return head
+
+
+def test_examples_that_say_nothing_do_not_lose_the_titles() -> None:
+    """Labels at random: the pull is strong, and no entry's accident is kept."""
+    head = start_again()
+    texts, labels = examples(0.1)
+    titles = prior.head_of(head).weight.detach().clone()
+    mixed = labels[torch.randperm(200, generator=torch.Generator().manual_seed(5))]
+    found = prior.at_examples(head, texts, mixed)
+    assert head.centre is not None
+    about = texts - head.centre
+    scores = about @ found.weight.T
+    loss = float(nn.functional.cross_entropy(scores, mixed))
+    assert loss < float(nn.functional.cross_entropy(about @ titles.T, mixed))
+    assert float(scores.softmax(1).max()) < 0.6, "it is sure of nothing"

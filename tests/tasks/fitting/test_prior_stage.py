@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from mechanisms.model.config import ModelConfig
+from mechanisms.prior_descent import NOISE_AT_EXAMPLES, PriorDescent
 from storage.codelist import Code, describe_with_levels, read_codelist
 from storage.datasets import load_codes
 from storage.errors import InputError
+from tasks.branches.branch import mechanism_for, model_for
+from tasks.branches.released import released_branch
 from tasks.fitting import prior
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build
@@ -141,3 +144,60 @@ def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
         preflight.check(
             Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without), {}
         )
+
+
+def test_a_head_starts_at_a_coding_index(tiny_bert: Path, tmp_path: Path) -> None:
+    """Every seed at the same rows, found once; the plan's model names the index by its digest, and
+    without one the model is the same as ever.
+    """
+    context = tiny_jobs.workspace(tmp_path)
+    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    codes = read_codelist(Path(data["codelist"]))
+    index = tmp_path / "index.csv"
+    rows = [f"case {n} of {code.title.lower()}" for n in range(3) for code in codes]
+    with index.open("w", newline="", encoding="utf-8") as file:
+        names = [code.code for code in codes] * 3
+        csv.writer(file).writerows([("text", "code"), *zip(rows, names, strict=True)])
+    parameters = tiny_jobs.retrain(
+        data | {"examples": str(index)}, tiny_bert, model={"prior": "titles"}
+    )
+    method, _ = released_branch(parameters)
+    started = model_for(method, parameters)
+    assert started.prior_examples == parameters.data.coding_index.digest  # pyrefly: ignore
+    plain = tiny_jobs.retrain(data, tiny_bert, model={"prior": "titles"})
+    assert "prior_examples" not in model_for(method, plain).model_dump(mode="json")
+    assert "examples" not in plain.data.model_dump(mode="json")
+    with_index, without = (ingest_records(each.data) for each in (parameters, plain))
+    assert with_index.config != without.config
+    dataset = run_step(context, with_index).path
+
+    def head(model: ModelConfig, seed: int) -> torch.Tensor:
+        part = build(context, model, dataset, seed=seed).whole.head
+        assert isinstance(part, nn.Linear)
+        return part.weight.detach().clone()
+
+    assert torch.equal(head(started, 1), head(started, 2))
+    assert not torch.equal(head(started, 1), head(model_for(method, plain), 1))
+    assert len(list((context.workspace.private / "stages" / "public-start").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("settings", "noise"), [({}, None), ({"weight_noise": 0.5}, 0.5)])
+def test_less_noise_for_a_head_that_starts_at_an_index(
+    tiny_bert: Path, tmp_path: Path, settings: dict[str, Any], noise: float | None
+) -> None:
+    """Unless the noise is set, also to what it is without an index."""
+    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    code = read_codelist(Path(data["codelist"]))[0].code
+    index = tmp_path / "index.csv"
+    index.write_text("text,code\n" + "".join(f"case {n},{code}\n" for n in range(20)))
+    values: Any = {
+        "model": {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean"}
+        | {"prior": "titles"},
+        "method": {"name": "prior-descent", "target_epsilon": 1, **settings},
+    }
+    for examples, expected in (({}, 0.5), ({"examples": str(index)}, NOISE_AT_EXAMPLES)):
+        parameters = RetrainParameters.model_validate(values | {"data": data | examples})
+        method, terms = released_branch(parameters)
+        mechanism = mechanism_for(method, parameters, terms)
+        assert isinstance(mechanism, PriorDescent)
+        assert mechanism.weight_noise == (noise or expected)

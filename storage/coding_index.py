@@ -1,0 +1,100 @@
+"""Reads a published coding index: texts with the code that each stands for, such as job titles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from storage.artifacts import digest
+from storage.codelist import Code, normalise_code
+from storage.durable import write_atomically
+from storage.errors import InputError, StorageError
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
+from storage.tables.reader import read_small
+
+INDEX = "index.json"
+"""In the folder of a data set: the entries that its digest is of."""
+_OPTION = "--examples"
+_COLUMNS = ("text", "code")
+_FEWEST = 20
+
+
+@dataclass(frozen=True)
+class CodingIndex:
+    """Holds the entries of a public index in their order, as text and code."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """Returns the SHA-256 of texts and codes, by which a plan names the index."""
+        return digest([list(entry) for entry in self.entries])
+
+    def labels(self, codes: Sequence[Code]) -> tuple[int, ...]:
+        """Returns the place of each entry's code in a list.
+
+        Raises:
+            InputError: an entry has a code that the list has not.
+        """
+        places = {code.code: place for place, code in enumerate(codes)}
+        found = [places.get(normalise_code(code, places), -1) for _, code in self.entries]
+        if unknown := [number for number, place in enumerate(found, 1) if place < 0]:
+            first = self.entries[unknown[0] - 1][1]
+            raise InputError(
+                f"{_OPTION}: {len(unknown):,} of {len(found):,} entries have a code that is not on "
+                f"the code list, {first[:40]!r} first (entry {unknown[0]:,}). Give an index of this "
+                "classification and level"
+            )
+        return tuple(found)
+
+    def save(self, folder: Path) -> None:
+        content = [list(entry) for entry in self.entries]
+        write_atomically(folder / INDEX, json.dumps(content, ensure_ascii=False).encode())
+
+
+def read_index(path: Path, read: ReadOptions = AS_IT_LOOKS) -> CodingIndex:
+    """Reads the columns `text` and `code`. A row without one of them is left out.
+
+    Raises:
+        InputError: there is no such file, or too few entries.
+    """
+    if not path.is_file():
+        raise InputError(f"{_OPTION}: file {path} does not exist. Check the path")
+    status = path.stat()
+    return _read(path, read.model_dump_json(), status.st_ctime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, read: str, changed: int, size: int) -> CodingIndex:
+    """Reads a file once a process, as long as it is the same file."""
+    header, rows = read_small(
+        path, _COLUMNS, option=_OPTION, read=ReadOptions.model_validate_json(read)
+    )
+    text, code = map(header.index, _COLUMNS)
+    entries = ((row[text].strip(), row[code].strip()) for row in rows)
+    index = CodingIndex(tuple(dict.fromkeys(entry for entry in entries if all(entry))))
+    if len(index.entries) < _FEWEST:
+        raise InputError(
+            f"{_OPTION}: {path} has {len(index.entries)} entries with text and code. An index has "
+            f"{_FEWEST} or more"
+        )
+    return index
+
+
+def load_index(dataset: Path, sha256: str) -> CodingIndex:
+    """Loads the entries that ingest read; refuses others than those of this digest."""
+    try:
+        content = json.loads((dataset / INDEX).read_bytes())
+        index = CodingIndex(tuple((text, code) for text, code in content))
+    except (OSError, ValueError, TypeError):
+        index = None
+    # guard: test_an_index_that_changed_between_two_readings
+    if index is None or index.digest != sha256:
+        raise StorageError(
+            "--examples: the index that ingest read is not the one that the fit names. Keep the "
+            "file as it is while a command runs, and run again"
+        )
+    return index
