@@ -2,4 +2,12 @@
 
 
 class MechanismError(ValueError):
-    """A setting or an input that a mechanism cannot work with; the text says what to do."""
+    """A setting or an input that a mechanism cannot work with; the text says what to do.
+
+    `kind` names the fault, so that one can be told from another while its sentence is free to
+    change.
+    """
+
+    def __init__(self, text: str = "", *, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind

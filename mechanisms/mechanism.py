@@ -341,6 +341,10 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """Tells whether it needs a target epsilon to plan."""
         return False
 
+    def without_target(self) -> tuple[Self, float | None, float | None]:
+        """Returns the same without the target and delta that its noise is solved for, and these."""
+        return self, None, None
+
     @property
     def searches(self) -> bool:
         """Tells whether a fit searches settings on the records, for a target epsilon."""
@@ -477,6 +481,10 @@ class Aimed(Mechanism, frozen=True):
     @property
     def has_target(self) -> bool:
         return True
+
+    def without_target(self) -> tuple[Self, float | None, float | None]:
+        without = self.model_copy(update={"target_epsilon": None, "delta": None})
+        return without, self.target_epsilon, self.delta
 
     @property
     def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:

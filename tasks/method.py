@@ -142,12 +142,15 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     @property
     def guarantee_kind(self) -> GuaranteeKind:
         """The kind of claim that a release of it has."""
-        return "formal" if self.mechanism.has_target else "asymptotic-local"
+        if self.mechanism.has_target:
+            return "formal"
+        return "asymptotic-local" if self.mechanism.draws else "none"
 
     @property
     def aims(self) -> bool:
         """Whether its noise is solved for the run's target epsilon and delta."""
-        return self.mechanism.has_target and self.target_epsilon is None and self.delta is None
+        fixed = self.target_epsilon is not None or self.delta is not None
+        return self.guarantee_kind == "formal" and not fixed
 
     def model_of(self, model: ModelConfig, *, has_titles: bool) -> ModelConfig:
         """Returns a run's model, with the method's prior where the data allow it."""

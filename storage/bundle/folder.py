@@ -47,8 +47,8 @@ OWN_FILES = frozenset(
 class UnsoundBundle(StorageError):
     """Reports a bundle that may not leave or was changed since; names the file and the fault."""
 
-    def __init__(self, file: str, problem: str) -> None:
-        super().__init__(f"bundle: {file}: {problem}")
+    def __init__(self, file: str, problem: str, *, kind: str = "") -> None:
+        super().__init__(f"bundle: {file}: {problem}", kind=kind)
         self.file = file
         self.problem = problem
 

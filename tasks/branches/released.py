@@ -17,7 +17,7 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
     method = parameters.method
     if why := obstacle(method, parameters):
         raise InputError(f"method: {method.name} {why}")
-    if not (method.mechanism.has_target or method.mechanism.draws):
+    if method.guarantee_kind == "none":
         raise InputError(
             f"method: {method.name} protects nothing, and cannot be released. Choose another"
         )
@@ -26,22 +26,15 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
         raise InputError(
             "method.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER"
         )
-    return _of_terms(method), terms
+    # target and delta come from the terms, as in a comparison, so that both share their stages
+    mechanism = method.mechanism.without_target()[0]
+    return method.model_copy(update={"mechanism": mechanism}), terms
 
 
 def terms_of(method: Method) -> Terms:
-    """Returns the terms of a release: those of a method whose noise is solved for a target."""
-    if not method.mechanism.has_target:
-        return Terms()
-    return Terms(target_epsilon=method.target_epsilon, delta=method.delta)
-
-
-def _of_terms(method: Method) -> Method:
-    """Target and delta come from the terms, as in a comparison, so that both share their stages."""
-    if not method.mechanism.has_target:
-        return method
-    mechanism = method.mechanism.model_copy(update={"target_epsilon": None, "delta": None})
-    return method.model_copy(update={"mechanism": mechanism})
+    """Returns the terms of a release: the target and delta that its noise is solved for."""
+    _, target, delta = method.mechanism.without_target()
+    return Terms(target_epsilon=target, delta=delta)
 
 
 def find_stages(
