@@ -247,7 +247,10 @@ class Store:
     def _final(self, name: str, key: str) -> Path:
         """Returns the folder of a finished stage. Both names may come from a flow's parameters."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not re.fullmatch(r"[0-9a-f]{32}", key):
-            raise StorageError("artifact: its kind or key is malformed. Pass references unchanged")
+            raise StorageError(
+                "artifact: its kind or key is malformed. Pass references unchanged",
+                kind="malformed-artifact",
+            )
         return self.private / "stages" / name / key
 
     @contextmanager
@@ -340,7 +343,8 @@ class Store:
             if self.shared is None:
                 raise StorageError(
                     f"release plan: its artifact {ref.kind} is in another workspace than "
-                    f"{self.private.parent}. Release it there, where the ledger charges its records"
+                    f"{self.private.parent}. Release it there, where the ledger charges its records",
+                    kind="artifact-of-another-workspace",
                 )
             return self.adopt(ref)
         return ref

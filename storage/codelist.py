@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError
 from storage.list_formats import refuse_published_forms
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
@@ -233,10 +233,11 @@ def _entries(
         name, entries = found[0]
         return entries, [f"its sheet {name!r} is the only one with codes and titles"]
     fitting = [name for name, _ in found] or list(sheets)
-    raise InputError(
+    raise Contradiction(
         f"{option}: {path}: {'several' if found else 'none'} of its {len(sheets)} sheets has "
         f"codes and titles. Name one of {', '.join(map(repr, fitting[:20]))} with --read-codelist "
-        "sheet=…"
+        "sheet=…",
+        kind="several-sheets",
     )
 
 

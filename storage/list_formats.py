@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from xml.etree import ElementTree
 
-from storage.errors import InputError
+from storage.errors import InputError, Unreadable
 
 Form = Literal["RDF", "ClaML", "SDMX", "FHIR"]
 RDF_ENDINGS: Final = {".ttl": "turtle", ".nt": "nt", ".rdf": "xml", ".xml": "xml", ".owl": "xml"}
@@ -53,9 +53,10 @@ def published_form(path: Path) -> Form | None:
 def refuse_published_forms(path: Path, option: str) -> None:
     """Refuses a list that is no table, and names the command that makes one of it."""
     if form := published_form(path):
-        raise InputError(
+        raise Unreadable(
             f"{option}: {path} is {form}, not a table. Make one of it: autocoder codelist "
-            f"{path.name} --out codes.csv"
+            f"{path.name} --out codes.csv",
+            kind="not-a-table",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.errors import InputError
+from storage.errors import OutOfRange
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Workspace:
         """
         file = self.ledger.resolve()
         if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
-            raise InputError(
+            raise OutOfRange(
                 f"--home {self.home}: a workspace's path cannot have a question mark. Name "
-                "another folder"
+                "another folder",
+                kind="question-mark",
             )
         return f"sqlite:///{file}"
 

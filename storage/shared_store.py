@@ -219,7 +219,8 @@ def _require_closed(folder: Path) -> None:
         raise InputError(
             f"{VARIABLE}: {folder}: every user of this machine may enter it, and it holds "
             "records. Run chmod o-rwx "
-            "on it (workers of several users share it by their group)"
+            "on it (workers of several users share it by their group)",
+            kind="open-to-every-user",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.codelist import MAX_CODE
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Unknown
 from storage.list_formats import RDF_ENDINGS, Concept, concepts_of, published_form
 
 if TYPE_CHECKING:
@@ -84,9 +84,10 @@ def import_codes(
         concept: code for concept in current if (code := _notation(kinds[concept], notation, path))
     }
     if twice := [code for code, number in Counter(codes.values()).items() if number > 1]:
-        raise InputError(
+        raise Contradiction(
             f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name "
-            "a --scheme"
+            "a --scheme",
+            kind="several-concepts",
         )
     if len(codes) < 2 or max(map(len, codes.values())) > MAX_CODE:
         raise InputError(
@@ -215,7 +216,9 @@ def _language(tags: Counter[str], wanted: str | None, path: Path) -> str:
     fitting = fitting or [tag for tag in tagged if tag.startswith(f"{str(wanted).lower()}-")]
     if tagged and len(fitting) != 1:
         shown = ", ".join(f"{tag} ({tags[tag]:,})" for tag in tagged)
-        raise InputError(f"--language: {path} has titles in {shown}. Name one of them")
+        raise Unknown(
+            f"--language: {path} has titles in {shown}. Name one of them", kind="unknown-language"
+        )
     return fitting[0] if fitting else ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Final
 
 from storage.codelist import describe_shape, normalise_code
-from storage.errors import InputError
+from storage.errors import Unknown
 from storage.tables.options import MARKS
 
 _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
@@ -344,11 +344,12 @@ def human_codes(
     where = "on the list" if complete else "among the model's codes of the file"
     if unlisted and not allowed and (complete or unlisted == given >= _TOO_MANY):
         hint = spellings.described(odd_ones)
-        raise InputError(
+        raise Unknown(
             f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
             f"{'; ' + hint if hint else ''}). Correct them, give the list that has them, or "
             "leave their cells blank: blank ones are counted. --allow-unlisted takes them as "
-            "they are"
+            "they are",
+            kind="unlisted-codes",
         )
     return codes, (
         f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"

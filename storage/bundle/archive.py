@@ -77,7 +77,9 @@ def unpack(archive: Path, into: Path) -> Path:
                         unpacked, entry.size + allowed
                     )  # what was cut off states sizes that it does not have
                     raise UnsoundBundle(
-                        archive.name, "decompresses to more than a bundle of its size can contain"
+                        archive.name,
+                        "decompresses to more than a bundle of its size can contain",
+                        kind="archive-too-large",
                     )
                 if len(tops) > 1:
                     raise UnsoundBundle(archive.name, "contains two folders")
@@ -93,7 +95,9 @@ def unpack(archive: Path, into: Path) -> Path:
                 raise
             raise InputError(f"{archive}: {error.strerror}") from None
         raise UnsoundBundle(
-            archive.name, "is cut off, damaged or no archive of a bundle. Fetch it again"
+            archive.name,
+            "is cut off, damaged or no archive of a bundle. Fetch it again",
+            kind="damaged-archive",
         ) from None
     if not tops:
         raise UnsoundBundle(archive.name, "is empty")
@@ -144,7 +148,9 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     )
     if entry.type != tarfile.REGTYPE:
         raise UnsoundBundle(
-            shown, "is not a regular file. Archives of bundles contain nothing else"
+            shown,
+            "is not a regular file. Archives of bundles contain nothing else",
+            kind="archive-not-a-regular-file",
         )
     parts = place.parts
     plain = (

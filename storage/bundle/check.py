@@ -48,7 +48,7 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     """
     root = None if trust is None else trust.load()
     if root is None and not unsigned:
-        raise UnsoundBundle(SIGNATURE, "cannot be checked without a key. Pass --key")
+        raise UnsoundBundle(SIGNATURE, "cannot be checked without a key. Pass --key", kind="no-key")
     allowed = frozenset(FILES)
     list_files(folder, allowed=allowed)
     public, digests = (None, content_files(folder)) if root is None else _signing_key(folder, root)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.artifacts import digest
 from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle, require_same_files
-from storage.errors import InputError, StorageError
+from storage.errors import DamagedData, InputError
 from storage.ledger import heads
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def proof_of(
     bundle's content.
     """
     if row.state != "committed" or row.bundle_digest != digest(files):
-        raise StorageError(
-            f"release {row.release_id}: ledger row {row.sequence} does not match this bundle"
+        raise DamagedData(
+            f"release {row.release_id}: ledger row {row.sequence} does not match this bundle",
+            kind="bundle-of-another-row",
         )
     whole, day = row.as_json(), row.recorded_at[:10]
     head = heads.state_head(row.sequence, row.hash, key=key, stated_at=day)
@@ -105,5 +106,7 @@ def check_proof(
             heads.check_signature(head, key)
         except InputError:
             raise UnsoundBundle(
-                PROOF, "its head is not signed by the key that signed the bundle"
+                PROOF,
+                "its head is not signed by the key that signed the bundle",
+                kind="head-by-another-key",
             ) from None

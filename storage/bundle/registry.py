@@ -14,7 +14,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
 from storage.bundle.seal import sealed_by
 from storage.bundle.trust import EarlierBundle, RevokedRelease
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, WrongState
 from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.entries import HandedOver, Revoked, Row
 from storage.ledger.heads import key_id, parse_public_key
@@ -91,8 +91,9 @@ def record_revocation(
         raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
     release = ledger.release(release_id)
     if release.state != "committed":
-        raise StorageError(
-            f"release {release_id} is {release.state}. Only a committed release can be revoked."
+        raise WrongState(
+            f"release {release_id} is {release.state}. Only a committed release can be revoked.",
+            kind="not-committed",
         )
     entry = Revoked(
         release_id=release_id,
@@ -109,10 +110,11 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
     """
     for row in _revocations(ledger):
         if row.release_id == release_id or row.entry.bundle_digest == bundle_digest:
-            raise StorageError(
+            raise WrongState(
                 f"release {release_id} was revoked on {row.recorded_at[:10]}: "
                 f"{row.entry.reason} "
-                f"(ledger row {row.sequence})"
+                f"(ledger row {row.sequence})",
+                kind="revoked",
             )
 
 

@@ -63,11 +63,12 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
             raise UnsoundBundle(
                 SIGNATURE,
                 "was not made with a bare key alone. Ask the agency for a bundle that was",
+                kind="not-a-bare-key",
             )
         (signature,) = envelope["signatures"]
         payload = base64.b64decode(envelope["payload"], validate=True)
         if material["publicKey"]["hint"] != _hint(key):
-            raise UnsoundBundle(SIGNATURE, "was made by another key")
+            raise UnsoundBundle(SIGNATURE, "was made by another key", kind="another-key")
         if (whole["mediaType"], envelope["payloadType"]) != (
             _BUNDLE,
             _PAYLOAD,

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from storage.artifacts import digest
 from storage.bundle.folder import STATEMENT, UnsoundBundle
 from storage.durable import read_regular, write_atomically
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, OutOfRange, Unknown, Unreadable
 from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
 from storage.locks import locked
 from storage.paths import Workspace
@@ -148,7 +148,9 @@ class Root(BaseModel):
             not in self.earlier
         ):
             raise UnsoundBundle(
-                STATEMENT, "was signed by a replaced key, and the agency's root does not name it"
+                STATEMENT,
+                "was signed by a replaced key, and the agency's root does not name it",
+                kind="replaced-key",
             )
 
 
@@ -173,7 +175,9 @@ class Trust:
         newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))
         if newest.expires_on is not None and newest.expires_on < _today():
             raise UnsoundBundle(
-                NAME, f"is expired since {newest.expires_on}. Ask the agency for its newest roots"
+                NAME,
+                f"is expired since {newest.expires_on}. Ask the agency for its newest roots",
+                kind="expired-roots",
             )
         return newest
 
@@ -181,12 +185,16 @@ class Trust:
         # guard: test_roots_that_were_forged (the pinned root is continued)
         if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
             raise UnsoundBundle(
-                NAME, "does not continue the pinned root. Ask the agency for its newest roots"
+                NAME,
+                "does not continue the pinned root. Ask the agency for its newest roots",
+                kind="roots-do-not-continue",
             )
         # guard: test_roots_that_were_forged (a root has enough signatures)
         if incomplete(roots):
             raise UnsoundBundle(
-                NAME, "is not signed by the required keys. Ask the agency for its newest roots"
+                NAME,
+                "is not signed by the required keys. Ask the agency for its newest roots",
+                kind="roots-not-signed",
             )
         self._remember(pinned, roots)
         return roots[-1]
@@ -223,7 +231,11 @@ class Trust:
             ) from None
         # guard: test_a_revoked_bundle (no older roots after newer ones)
         if version > len(roots) or roots[version - 1].digest != accepted:
-            raise UnsoundBundle(NAME, "is older than the last accepted version, or another chain")
+            raise UnsoundBundle(
+                NAME,
+                "is older than the last accepted version, or another chain",
+                kind="older-roots",
+            )
         if version < len(roots):
             try:
                 content = {"version": len(roots), "digest": roots[-1].digest}
@@ -248,7 +260,7 @@ def read_roots(path: Path) -> tuple[Root, ...]:
         if any(root.threshold > len(set(root.keys)) for root in roots):
             raise ValueError("more signatures than keys")
     except (ValueError, RecursionError):
-        raise InputError(f"--roots {path} is not a file of roots.") from None
+        raise Unreadable(f"--roots {path} is not a file of roots.", kind="not-roots") from None
     if not linked:
         raise UnsoundBundle(
             NAME, "its roots do not continue each other. Ask the agency for its newest roots"
@@ -286,8 +298,9 @@ def with_next_root(
     pems = _pems(keys) or newest.keys
     needed = threshold or min(newest.threshold, len(pems))
     if needed > len(pems):
-        raise InputError(
-            f"--threshold: {needed} signatures are required, but there are {len(pems)} root keys."
+        raise OutOfRange(
+            f"--threshold: {needed} signatures are required, but there are {len(pems)} root keys.",
+            kind="too-few-root-keys",
         )
     root = Root(
         version=len(signed) + 1,
@@ -309,8 +322,9 @@ def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Ro
     """
     pem = public_pem(key.public_key()).decode()
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
-        raise InputError(
-            f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots."
+        raise Unknown(
+            f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots.",
+            kind="not-a-root-key",
         )
     return (*roots[:-1], roots[-1].signed_by(key))
 
@@ -342,7 +356,9 @@ def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
         known = read_roots(file) if file.exists() else ()
         complete = known[:-1] if known and incomplete(known) else known
         if [root.digest for root in roots[: len(complete)]] != [root.digest for root in complete]:
-            raise InputError(f"{file}: it has newer roots, or others. Sign those.")
+            raise Contradiction(
+                f"{file}: it has newer roots, or others. Sign those.", kind="newer-roots"
+            )
         write_roots(file, roots)
 
 

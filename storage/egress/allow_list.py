@@ -158,7 +158,9 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
         other |= _AT_THE_TOP
     for name in sorted(present & other):
         raise UnsoundBundle(
-            name, "conflicts with the other files of the model, which have another layout"
+            name,
+            "conflicts with the other files of the model, which have another layout",
+            kind="conflicting-layout",
         )
     return needed
 
@@ -206,7 +208,9 @@ def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
     for answer in contents[bundle.GOLDEN]:
         if not set(answer["codes"]) <= set(codes):
             raise UnsoundBundle(
-                bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list"
+                bundle.GOLDEN,
+                f"narrative {answer['id']} has a code that is not on the list",
+                kind="unlisted-code",
             )
     return codes
 
@@ -215,7 +219,11 @@ def _configured(config: dict[str, Any]) -> tuple[str, ...]:
     labels, places = config["id2label"], config["label2id"]
     codes = tuple(labels.get(str(n), "") for n in range(len(labels)))
     if "" in codes or places != {code: n for n, code in enumerate(codes)}:
-        raise UnsoundBundle("config.json", "id2label and label2id do not name the same codes")
+        raise UnsoundBundle(
+            "config.json",
+            "id2label and label2id do not name the same codes",
+            kind="different-labels",
+        )
     return codes
 
 
@@ -230,16 +238,22 @@ def check_layers(contents: dict[str, Any]) -> None:
     if lexicon is None:
         layers = ["0_Transformer", "1_Pooling", "2_Dense"]
         if [module["path"] for module in contents["modules.json"]] != layers:
-            raise UnsoundBundle("modules.json", "has other layers than the model")
+            raise UnsoundBundle(
+                "modules.json", "has other layers than the model", kind="other-layers"
+            )
     else:
         if lexicon["kind"] == "titles" and lexicon["columns"] != len(lexicon["vocabulary"]):
-            raise UnsoundBundle(LEXICON, "has another number of stems than columns")
+            raise UnsoundBundle(
+                LEXICON, "has another number of stems than columns", kind="wrong-number-of-stems"
+            )
         width += lexicon["columns"]
     codes = len(contents[bundle.CODELIST])
     config = contents["2_Dense/config.json"]
     if (config["in_features"], config["out_features"]) != (width, codes):
         raise UnsoundBundle(
-            "2_Dense/config.json", "does not map the encoder's features to the codes"
+            "2_Dense/config.json",
+            "does not map the encoder's features to the codes",
+            kind="wrong-width",
         )
     if contents["2_Dense/model.safetensors"] != {
         "linear.weight": (codes, width),

@@ -47,6 +47,7 @@ def inspect(folder: Path, expected: Expected) -> None:
             f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan "
             "lists nor an approver "
             "signed. Plan again",
+            kind="unsigned-texts",
         )
     contents = read_files(folder, allowed=CONTENT)
     check_codes(contents)
@@ -60,7 +61,11 @@ def inspect(folder: Path, expected: Expected) -> None:
                 )
         # guard: test_the_gate_refuses_it_and_quotes_nothing (bytes)
         elif file_digest(folder / name) != expected.files.get(name):
-            raise UnsoundBundle(name, "differs from what this release's plan and row render to")
+            raise UnsoundBundle(
+                name,
+                "differs from what this release's plan and row render to",
+                kind="differs-from-plan",
+            )
 
 
 def tokenizer_digest(tokenizer: dict[str, Any]) -> str:

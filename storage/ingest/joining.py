@@ -13,7 +13,7 @@ from typing import Literal
 import pyarrow as pa
 
 from storage.durable import replace_atomically
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError
 from storage.ingest.units import unit_form
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Table, open_table, pieces
@@ -91,9 +91,10 @@ def join(
                 if form in matches and any(
                     row[mine].strip() != more[theirs].strip() for mine, theirs in same
                 ):
-                    raise InputError(
+                    raise Contradiction(
                         f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
-                        "the first table, too, and have other cells there. Rename or remove them"
+                        "the first table, too, and have other cells there. Rename or remove them",
+                        kind="same-columns",
                     )
                 yield row + tuple(more[place] for place in kept)
 
@@ -129,9 +130,10 @@ def _rows_by_id(
         if several != "first" or form not in rows:
             rows[form].append(tuple(others))
     if repeated and several == "refuse":
-        raise InputError(
+        raise Contradiction(
             f"{table.source.label}, column {on!r}: {repeated:,} rows repeat an id. --several first "
             "takes the first row of each id; --several each writes a row for every one, and then "
-            f"only --set data.ingest.unit_column={on} protects the whole of a person"
+            f"only --set data.ingest.unit_column={on} protects the whole of a person",
+            kind="repeated-ids",
         )
     return dict(rows)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from storage.codelist import Code, CodeList, read_list, restrict
 from storage.datasets import CELLS, CODES, SplitWriter, split_file
 from storage.durable import write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, OutOfRange, StorageError
 from storage.ingest.cell_digests import SIZE, cell_digests
 from storage.ingest.code_cells import Numbers, numbered
 from storage.ingest.config import CohortsSource, IngestConfig
@@ -297,9 +297,10 @@ def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection
                 if day
                 else "Change test_share or holdout_share"
             )
-            raise InputError(
+            raise OutOfRange(
                 f"{records.source.label}: no usable records for the {name} "
-                f"half{'; ' if day else '. '}{by}"
+                f"half{'; ' if day else '. '}{by}",
+                kind="no-usable-records",
             )
     return selection
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.codelist import MAX_CODE, Code, describe_shape
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Missing, Unknown, Unreadable
 from storage.ingest.code_cells import CodeCells, Numbers, Respelling, numbered
 from storage.ingest.config import IngestConfig
 from storage.ingest.dates import NO_DAYS, Days, cohort_of, fitting
@@ -230,10 +230,11 @@ def survey(
         raise _not_listed(read.codes, f"{label}, column {config.label_column!r}", rows)
     lacking = read.lacking
     if lacking.any() and config.empty_text == "refuse":
-        raise InputError(
-            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them "
-            "in, or set "
-            "data.ingest.empty_text=drop"
+        raise Missing(
+            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them in, "
+            "or set "
+            "data.ingest.empty_text=drop",
+            kind="no-text",
         )
     units, notes = None, lines.notes()
     if config.unit_column is not None:
@@ -305,11 +306,12 @@ def _not_listed(codes: _Codes, label: str, rows: int) -> InputError:
     ]
     several = [spellings.is_several(code) for code in unknown]
     ways += ["data.ingest.several_codes=first (or each)"] if all(several) else []
-    return InputError(
+    return Unknown(
         f"{label}: {unknown.total()} of {rows} records have a code that is "
         f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
         "Give the right list or column, or set data.ingest.unknown_codes=drop"
-        f"{''.join(f' or {way}' for way in ways)}"
+        f"{''.join(f' or {way}' for way in ways)}",
+        kind="unlisted-codes",
     )
 
 
@@ -344,11 +346,12 @@ def _units(
     several = several_ids(units.forms)
     shared = units.spread(several)
     if shared.any():
-        raise InputError(
+        raise Contradiction(
             f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that "
             "one of "
             "these would be protected less than the claim says. Give each record one id, or leave "
-            "the cell blank: such records are dropped and counted"
+            "the cell blank: such records are dropped and counted",
+            kind="ids-of-several",
         )
     spellings = np.where(_blank(units.forms), 0, np.bincount(place))
     return units, unit_notes(spellings, units.forms)
@@ -378,14 +381,15 @@ def _dates(
     bad = (days.numbers < 0) & (state == USABLE)
     if bad.any():
         formats = fitting(days.unread, month_first=days.month_first)
-        raise InputError(
+        raise Unreadable(
             f"{label}: {bad.sum()} dates are missing or do not read as "
             f"{config.date_format or '2015-01-31 or 1/31/2015'} ({lines.named(bad)}{formats})"
             f"{days.causes(bad)}. "
             "Correct them, set "
             "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
             "data.ingest.cohort=none"
-            f"{' and no data.ingest.train_before' if config.train_before else ''}"
+            f"{' and no data.ingest.train_before' if config.train_before else ''}",
+            kind="unreadable-dates",
         )
     both = 0 if days.month_first else days.ambiguous
     if both and (config.cohort in ("quarter", "month") or config.train_before):
@@ -399,11 +403,12 @@ def _dates(
         declared = {number: name in config.cohorts for number, name in names.items()}
         outside = ~days.spread(declared, otherwise=True) & (state == USABLE)
         if outside.any() and config.outside_cohorts == "refuse":
-            raise InputError(
+            raise Unknown(
                 f"{label}: {outside.sum()} records are of a {config.cohort} that "
                 "data.ingest.cohorts does not declare "
                 f"({lines.named(outside)}). Correct their dates, declare it, or set "
-                "data.ingest.outside_cohorts=drop"
+                "data.ingest.outside_cohorts=drop",
+                kind="undeclared-cohort",
             )
         state[outside] = OTHER_COHORT
     numbers = {number: np.int32(place[name]) for number, name in names.items()}

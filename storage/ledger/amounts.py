@@ -10,7 +10,7 @@ import math
 import sys
 from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
 
-from storage.errors import InputError
+from storage.errors import InputError, OutOfRange
 
 EPSILON_SCALE = 12
 """Decimals of epsilon and of the sensitivity Delta, in nats."""
@@ -63,7 +63,7 @@ def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Dec
 def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
     number = amount(value, name=name, scale=DELTA_SCALE)
     if number >= 1:
-        raise InputError(f"{name}: {value} is not below one")
+        raise OutOfRange(f"{name}: {value} is not below one", kind="not-below-one")
     return number
 
 
@@ -99,8 +99,9 @@ def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
     factor = _CONTEXT.add(Decimal(1), _CONTEXT.next_plus(_CONTEXT.exp(eps)))
     product = _CONTEXT.multiply(factor, delta)
     if product >= 1:
-        raise InputError(
-            "delta: under replace-one it would be one or more, which guarantees nothing"
+        raise OutOfRange(
+            "delta: under replace-one it would be one or more, which guarantees nothing",
+            kind="replaced-delta",
         )
     return doubled, product.quantize(ZERO_DELTA, rounding=ROUND_CEILING, context=_CONTEXT)
 

@@ -4,7 +4,7 @@ signatures are on.
 
 from __future__ import annotations
 
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.entries import ReleaseRow, Reserved, Row, StatedAudit
@@ -21,7 +21,8 @@ def settled(plan: ReleasePlan) -> ReleasePlan:
         raise BudgetRefused(
             f"{plan.release_label}: mechanism {plan.event.of_training.mechanism} with guarantee "
             f"`{claim.guarantee_kind}`"
-            " protects no one; it can be recorded as an evaluation, never released"
+            " protects no one; it can be recorded as an evaluation, never released",
+            kind="unmatched-claim",
         )
     if claim.epsilon is None:
         raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
@@ -32,9 +33,10 @@ def settled(plan: ReleasePlan) -> ReleasePlan:
     if len(set(plan.cohorts)) != len(plan.cohorts):
         raise InputError("cohorts: one is named twice and would be charged twice")
     if ALL_COHORTS in plan.cohorts:
-        raise InputError(
+        raise Contradiction(
             f"cohorts: none may be called `{ALL_COHORTS}`, which is the account of a "
-            "population's units"
+            "population's units",
+            kind="reserved-cohort",
         )
     Exact.of(claim)  # refuses numbers that no budget can be kept with
     return plan.model_copy(update={"cohorts": tuple(sorted(plan.cohorts))})

@@ -14,7 +14,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
-from storage.errors import InputError, StorageError, Unavailable
+from storage.errors import Changed, InputError, StorageError, Unavailable
 from storage.ledger import schema
 from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import (
@@ -207,7 +207,8 @@ class Database:
             return LedgerLocked(
                 f"ledger {self.name}: locked by another process for {self.lock_timeout:g} "
                 f"s{self._holder()}. Nothing "
-                "was recorded; try again when that one is done"
+                "was recorded; try again when that one is done",
+                kind="locked",
             )
         if "disk is full" in original or code in ("53100", "53200"):
             return StorageError(
@@ -218,7 +219,8 @@ class Database:
         if code == "42501":
             return StorageError(
                 f"ledger {self.name}: this role may not do that ({original}). Rows of the chain "
-                "are added by the role given to `autocoder ledger migrate --release-role`"
+                "are added by the role given to `autocoder ledger migrate --release-role`",
+                kind="role-may-not",
             )
         if isinstance(error, exc.IntegrityError):
             return StorageError(
@@ -231,7 +233,8 @@ class Database:
             # psycopg names host and port first, and the reason last
             reason = original.rpartition(": ")[2]
             return ConnectionLost(
-                f"ledger {self.name}: can't connect: {reason}. Check AUTOCODER_LEDGER_URL"
+                f"ledger {self.name}: can't connect: {reason}. Check AUTOCODER_LEDGER_URL",
+                kind="no-connection",
             )
         if gone:
             return ConnectionLost(
@@ -271,7 +274,8 @@ class Database:
                 raise ForeignLedger(
                     f"no ledger at {path}, {journal.name} has used {mark}. A new one is not "
                     "begun in its place: "
-                    "restore it, or `autocoder ledger recover`"
+                    "restore it, or `autocoder ledger recover`",
+                    kind="no-ledger-where-one-was",
                 )
 
     def prepare(self) -> None:
@@ -339,10 +343,11 @@ def migrate(
         if revision is None:
             schema.create(connection)
         elif revision != REVISION:
-            raise StorageError(
+            raise Changed(
                 f"ledger {database.name}: its schema {revision} is not known to this code, which "
                 f"has {REVISION}. One of an unpublished version is begun anew; of a later version, "
-                "update this program"
+                "update this program",
+                kind="unknown-schema",
             )
         for role, tables in ((app_role, _MEASURE), (release_role, _WRITE)):
             if role is not None:

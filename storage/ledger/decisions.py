@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from storage.errors import InputError
+from storage.errors import InputError, Unknown, Unreadable
 from storage.ledger import chain
 from storage.ledger.heads import is_signed, key_id, signature_of
 
@@ -68,8 +68,9 @@ class Decision(BaseModel):
                 content = base64.b64decode("".join(text.split()), altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
-            raise InputError(
-                "approval: not a signed decision. Paste what `autocoder approve` printed"
+            raise Unreadable(
+                "approval: not a signed decision. Paste what `autocoder approve` printed",
+                kind="not-a-decision",
             ) from None
 
 
@@ -118,9 +119,10 @@ def signer(
     name = next((name for name, key in keys.items() if key_id(key) == decision.key_id), None)
     if name is None:
         names = ", ".join(sorted(keys)) or "no one"
-        raise InputError(
+        raise Unknown(
             f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: "
-            f"{names}"
+            f"{names}",
+            kind="not-an-approver",
         )
     if not is_signed(decision, decision.signature, keys[name]):
         raise InputError(f"approval by {name}: invalid signature")
@@ -131,10 +133,14 @@ def signer(
     ):
         raise InputError(
             f"approval by {name}: it is stale, or for something else: what it was signed for "
-            "differs"
+            "differs",
+            kind="stale-decision",
         )
     if name == matter.requester:
-        raise InputError(f"approval by {name}: the requester cannot decide. Ask another approver")
+        raise InputError(
+            f"approval by {name}: the requester cannot decide. Ask another approver",
+            kind="own-request",
+        )
     try:
         age = (moment or datetime.now(UTC)) - datetime.fromisoformat(decision.signed_at)
     except (ValueError, TypeError):

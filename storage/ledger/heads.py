@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.durable import read_regular
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Unreadable
 
 _MOST = 1 << 16
 """Bytes of a key's file."""
@@ -70,7 +70,9 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
     except FileExistsError as error:
-        raise InputError(f"{folder}: it holds a key already, which is never overwritten") from error
+        raise Contradiction(
+            f"{folder}: it holds a key already, which is never overwritten", kind="key-exists"
+        ) from error
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
     return paths
@@ -85,7 +87,9 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
                 f"{path}: this is a public key; sign with the private one that was made with it"
             )
         if path.stat().st_mode & 0o077:
-            raise InputError(f"{path}: others may read this private key; chmod 600 it")
+            raise InputError(
+                f"{path}: others may read this private key; chmod 600 it", kind="key-open-to-others"
+            )
         key = serialization.load_pem_private_key(content, password=None)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
@@ -124,7 +128,7 @@ def _public(
     try:
         key = load(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise InputError(f"{name}: not a public key{form}") from None
+        raise Unreadable(f"{name}: not a public key{form}", kind="not-a-public-key") from None
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InputError(f"{name}: not a P-256 key")
     return key
@@ -211,7 +215,9 @@ def _signed_bytes(statement: BaseModel) -> bytes:
 
 def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
     if head.signature is None or head.key_id != key_id(key):
-        raise InputError(f"head of row {head.sequence}: not signed with this key")
+        raise InputError(
+            f"head of row {head.sequence}: not signed with this key", kind="head-by-another-key"
+        )
     if not is_signed(head, head.signature, key):
         raise InputError(f"head of row {head.sequence}: invalid signature")
 
@@ -221,7 +227,7 @@ def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
     try:
         head = Head.model_validate_json(read_regular(path, _MOST))
     except ValueError as error:
-        raise InputError(f"{path}: not an exported ledger head") from error
+        raise Unreadable(f"{path}: not an exported ledger head", kind="not-a-head") from error
     if key is not None:
         check_signature(head, key)
     return head

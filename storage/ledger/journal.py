@@ -90,7 +90,8 @@ class Journal:
                     if len(line) == _LONGEST:
                         raise ForeignLedger(
                             f"{self.file}: line {reading.lines + 1} is longer than any row. "
-                            "Restore it from a copy"
+                            "Restore it from a copy",
+                            kind="line-too-long",
                         )
                     if not line.endswith(b"\n"):
                         break  # being written, or torn
@@ -172,7 +173,8 @@ class Journal:
             if not self.file.parent.is_dir():
                 if not self.own:
                     raise StorageError(
-                        f"{VARIABLE}: folder {self.file.parent} does not exist. Mount its disk"
+                        f"{VARIABLE}: folder {self.file.parent} does not exist. Mount its disk",
+                        kind="no-journal-folder",
                     )
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
@@ -198,7 +200,8 @@ class Journal:
             raise StorageError(
                 f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. "
                 "Nothing was released "
-                "since. Correct that and run again"
+                "since. Correct that and run again",
+                kind="journal-not-kept",
             ) from error
 
 

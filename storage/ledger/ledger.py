@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, DamagedData, InputError, Missing, StorageError, WrongState
 from storage.ledger import amounts, chain, measurements
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.content import policy_terms, release_terms, settled
@@ -148,7 +148,8 @@ class Ledger(LedgerReader):
         if signed and self._key is None:
             raise InputError(
                 f"ledger {self.database.name}: a row of kind {entry.kind} is signed with the "
-                "releasing worker's key, and there is none here. Set AUTOCODER_SIGNING_KEY"
+                "releasing worker's key, and there is none here. Set AUTOCODER_SIGNING_KEY",
+                kind="not-signed-here",
             )
         stored = chain.append(connection, entry.as_json(), key=self._key if signed else None)
         row = state.take(stored)
@@ -250,7 +251,8 @@ class Ledger(LedgerReader):
         """
         if policy.require_clean_code and plan.code_dirty:
             raise BudgetRefused(
-                f"policy {policy.name} releases only from committed code; commit the changes first"
+                f"policy {policy.name} releases only from committed code; commit the changes first",
+                kind="uncommitted-code",
             )
         refused = state.refusals.get(plan.idempotency_key)
         if refused is not None:
@@ -270,7 +272,8 @@ class Ledger(LedgerReader):
             raise BudgetRefused(
                 "this machine's signing key is not among the policy's `release_keys`. Release "
                 "where that key is, or "
-                "list this one (`autocoder ledger change-policy`)"
+                "list this one (`autocoder ledger change-policy`)",
+                kind="not-a-release-key",
             )
 
     def require_drawable(self, release_id: str, state: State | None = None) -> None:
@@ -283,10 +286,11 @@ class Ledger(LedgerReader):
         release = state.release(release_id)
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
-            raise StorageError(
+            raise DamagedData(
                 f"release {release.row.release_id}: its reservation (row "
                 f"{release.sequence}) does not bear it "
-                f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`"
+                f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`",
+                kind="unfounded-release",
             )
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> ChainRow:
@@ -302,15 +306,17 @@ class Ledger(LedgerReader):
             matter = Matter("release", decision.digest, release_terms(plan), plan.requester)
             name = signer(decision, policy.approvals, matter)
             if decision.decision != "refuse":
-                raise InputError(
+                raise Contradiction(
                     f"decision by {name}: it approves; a refusal is signed with `autocoder "
-                    "approve --refuse`"
+                    "approve --refuse`",
+                    kind="approval-as-refusal",
                 )
             released = state.release_of_key(plan.idempotency_key)
             if released is not None:
                 row = released.row
                 raise InputError(
-                    f"refusal: too late, the plan is release {row.release_id} ({row.state})"
+                    f"refusal: too late, the plan is release {row.release_id} ({row.state})",
+                    kind="refused-too-late",
                 )
             entry = Refused(decision=decision, by=name, requester=plan.requester)
             self._append(connection, state, entry)
@@ -351,9 +357,10 @@ class Ledger(LedgerReader):
             require_plan(row, plan_digest)
             if row.draw_digest is not None:
                 if row.draw_digest != draw_digest:
-                    raise StorageError(
+                    raise WrongState(
                         f"release {release_id}: another sample is recorded already. A release "
-                        "has only one"
+                        "has only one",
+                        kind="drawn-twice",
                     )
                 if row.state == "burned" and row.cause != "surplus-refused":
                     raise StorageError(f"release {release_id} is burned: {row.reason}")
@@ -364,9 +371,10 @@ class Ledger(LedgerReader):
                 )
             self.require_drawable(release_id, state)
             if cost is None and largest is not None and largest > (row.sensitivity or 0):
-                raise InputError(
+                raise Missing(
                     "epsilon: the sample's sensitivity is above the planned one; give its "
-                    "epsilon too"
+                    "epsilon too",
+                    kind="epsilon-of-sample",
                 )
             planned = row.epsilon or amounts.ZERO_EPSILON
             if cost is not None and cost > planned:
@@ -415,9 +423,10 @@ class Ledger(LedgerReader):
                     )
                 return row
             if row.state != "drawn":
-                raise StorageError(
+                raise WrongState(
                     f"release {release_id} is {row.state}: only one in the state `drawn` "
-                    "(sampled) can be committed"
+                    "(sampled) can be committed",
+                    kind="not-drawn",
                 )
             self.require_drawable(release_id, state)
             committed = Committed(release_id=release_id, bundle_digest=bundle_digest)
@@ -435,8 +444,9 @@ class Ledger(LedgerReader):
             if row.state == "burned":
                 return row
             if row.state == "committed":
-                raise StorageError(
-                    f"release {release_id} is committed: a released bundle can't be burned"
+                raise WrongState(
+                    f"release {release_id} is committed: a released bundle can't be burned",
+                    kind="committed",
                 )
             burned = Burned(release_id=release_id, reason=reason)
             return self._append_to(connection, state, burned)
@@ -559,10 +569,11 @@ def _require_same(existing: Release, plan: ReleasePlan) -> None:
     before, now = _identity(existing.plan), _identity(plan)
     different = [name for name, value in now.items() if before[name] != value]
     if different:
-        raise InputError(
+        raise Contradiction(
             f"idempotency key: it belongs to release {existing.row.release_id}, whose "
             f"{', '.join(different)} differ;"
-            " another release needs another key (another release.label), and spends again"
+            " another release needs another key (another release.label), and spends again",
+            kind="key-of-another-release",
         )
 
 
@@ -602,5 +613,6 @@ def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
         raise BudgetRefused(
             f"policy {policy.name} needs {policy.approvals.signatures_required} by others than "
             "the requester;"
-            f" {len(approved)} given (`autocoder approve`)"
+            f" {len(approved)} given (`autocoder approve`)",
+            kind="approvals-missing",
         )

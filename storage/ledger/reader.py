@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError
 from storage.ledger import chain, measurements
 from storage.ledger.budget import (
     Account,
@@ -297,7 +297,10 @@ class LedgerReader:
     def _require_here(self, connection: Connection, state: State, plan: ReleasePlan) -> None:
         mark = plan.ledger
         if mark is None:
-            raise BudgetRefused("the plan names no ledger: it was made manually. Plan again.")
+            raise BudgetRefused(
+                "the plan names no ledger: it was made manually. Plan again.",
+                kind="plan-without-ledger",
+            )
         # guard: test_a_plan_under_another_ledger
         if state.ledger != mark.ledger:
             present = "an empty one" if state.ledger is None else f"{state.ledger[:12]}…"
@@ -308,7 +311,8 @@ class LedgerReader:
         if chain.hash_of(connection, mark.sequence) != mark.hash:
             raise BudgetRefused(
                 f"the plan was made under {mark}, and the ledger has no such row any more; plan "
-                "again"
+                "again",
+                kind="plan-after-rollback",
             )
 
     def _charges(
@@ -329,11 +333,12 @@ class LedgerReader:
             return []
         shared = compare(connection, records, state.named_sets())
         if None in shared.values():
-            raise InputError(
+            raise Contradiction(
                 "registry key: the ledger's records are marked with another key than this "
                 "workspace's. Give that of "
                 "the workspace that released first (private/registry.key) by "
-                "AUTOCODER_REGISTRY_KEY."
+                "AUTOCODER_REGISTRY_KEY.",
+                kind="another-registry-key",
             )
         return state.sharing(sought, shared)
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.durable import read_regular, sync
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError
 from storage.ledger.models import Sample
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
@@ -142,8 +142,9 @@ def registry_key(private: Path) -> bytes:
         _make_key(file)
     key = read_regular(file, 1 << 10, option=f"{VARIABLE}:")
     if len(key) != 32:
-        raise StorageError(
-            f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it"
+        raise DamagedData(
+            f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it",
+            kind="not-a-registry-key",
         )
     return key
 

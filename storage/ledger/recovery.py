@@ -349,7 +349,8 @@ def _require_known_policy(row: LedgerRow, named: Policy | None) -> None:
         raise StorageError(
             f"recover: row {row.sequence} would restore policy {row.title}, which no one signed. "
             "No row was put "
-            "back. Read it, then give its file by --policy"
+            "back. Read it, then give its file by --policy",
+            kind="unsigned-policy",
         )
 
 

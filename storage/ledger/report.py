@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from storage.durable import read_regular
-from storage.errors import InputError
+from storage.errors import Unreadable
 from storage.figures import escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
@@ -188,7 +188,7 @@ def read_export(path: Path) -> Sequence[Mark]:
             Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows
         ]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
-        raise InputError(f"{path}: not a JSON export of a ledger") from error
+        raise Unreadable(f"{path}: not a JSON export of a ledger", kind="not-an-export") from error
 
 
 def current_rows(ledger: LedgerReader) -> list[LedgerRow]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from storage.errors import InputError
+from storage.errors import InputError, Unreadable
 from storage.tables.encodings import decodes
 from storage.tables.layouts import CUT, Cut, published_layout
 from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
@@ -428,10 +428,11 @@ def csv_batches(
                     raise _bad_row(source, rows + batch.num_rows, _OPEN)
                 # guard: test_an_open_quote_swallows_rows
                 if columns is None and (swallowed := _swallowed(batch, source.delimiter)):
-                    raise InputError(
+                    raise Unreadable(
                         f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and "
                         f"{swallowed[1]} of its "
-                        "lines read as records. Close an open quote"
+                        "lines read as records. Close an open quote",
+                        kind="swallowed-records",
                     )
                 if columns is None and batch.num_rows:
                     seen.headers += [rows + number for number in _headers(source, batch)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from storage.errors import InputError
+from storage.errors import InputError, Unreadable
 from storage.tables.options import ReadOptions
 from storage.tables.source import AS_CSV, MOST_EXPANSION, SMALL, Source, read_safely
 
@@ -68,9 +68,10 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
             size += len(chunk)
             if read.encoding is None and (place := chunk.find(b"\0")) >= 0:
                 line += chunk.count(b"\n", 0, place)
-                raise InputError(
+                raise Unreadable(
                     f"{source.label}, line {line}: a NUL byte, so the file is damaged or not "
-                    "text. Save it as UTF-8"
+                    "text. Save it as UTF-8",
+                    kind="nul-byte",
                 )
             if size > limit:
                 raise InputError(

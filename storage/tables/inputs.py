@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Final
 
-from storage.errors import InputError
+from storage.errors import InputError, Missing, Unreadable
 
 _LEFT_OUT = re.compile(r"\..*|~\$.*|Thumbs\.db|desktop\.ini", re.IGNORECASE)
 """What programs leave in folders next to the files."""
@@ -37,12 +37,15 @@ def files_in(path: Path | Sequence[Path], option: str) -> list[Path]:
 def _inside(folder: Path, option: str) -> list[Path]:
     found = sorted(file for file in folder.iterdir() if not _LEFT_OUT.fullmatch(file.name))
     if within := [file for file in found if file.is_dir()]:
-        raise InputError(
+        raise Unreadable(
             f"{option}: {folder} has folders inside ({len(within):,}). Give the files of one table "
-            "in one folder, or give each folder"
+            "in one folder, or give each folder",
+            kind="folder-of-folders",
         )
     if not found:
-        raise InputError(f"{option}: {folder} is an empty folder. Give files of records")
+        raise Missing(
+            f"{option}: {folder} is an empty folder. Give files of records", kind="empty-folder"
+        )
     return found
 
 

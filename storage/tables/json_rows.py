@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from storage.errors import InputError
+from storage.errors import InputError, OutOfRange, Unreadable
 from storage.tables.source import MOST_COLUMNS, Source, read_safely
 
 ABSENT: Final = "\x00absent\x00"
@@ -90,14 +90,16 @@ def scan_json(
                 kinds[name], characters = set(), characters + len(name)
             kinds[name].add(type(value))
             if name in required and not _is_text(value):
-                raise InputError(
+                raise Unreadable(
                     f"{source.label}, {place}, key {name!r}: an object, or a list of several. Give "
-                    "text, or the path of keys to it, such as data.text or labels.0"
+                    "text, or the path of keys to it, such as data.text or labels.0",
+                    kind="nested-value",
                 )
         if len(kinds) > MOST_COLUMNS or characters > _LONGEST_KEYS:
-            raise InputError(
+            raise OutOfRange(
                 f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or long ones. "
-                "Give a table"
+                "Give a table",
+                kind="too-many-keys",
             )
     if not kinds:
         raise InputError(f"{source.label} has no records. Give a file of records")
@@ -142,9 +144,10 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
     with source.open() as file:
         content = read_safely(source, lambda: file.read(LONGEST_ARRAY))
     if len(content) == LONGEST_ARRAY:
-        raise InputError(
+        raise OutOfRange(
             f"{source.label}: over {LONGEST_ARRAY:,} characters in one array. Write one object "
-            "per line"
+            "per line",
+            kind="long-array",
         )
     records, fault = _parsed(content)
     lists = (

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.artifacts import file_digest
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Unreadable
 from storage.tables import guarded
 from storage.tables.csv_rows import Seen, csv_batches, open_source
 from storage.tables.encodings import require_one_encoding
@@ -149,9 +149,10 @@ class Table:
             if part.apart or {field.name: field.type for field in part.schema} != {
                 field.name: field.type for field in self.schema
             }:
-                raise InputError(
+                raise Contradiction(
                     f"{part.source.label} has other columns than the first file, or columns of "
-                    "another type. All columns are written, so give files of one layout"
+                    "another type. All columns are written, so give files of one layout",
+                    kind="other-columns",
                 )
 
     def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
@@ -225,10 +226,11 @@ class Table:
             yield part
         # guard: test_rows_that_come_or_go_between_count_and_reading
         if rows != self.rows:
-            raise InputError(
+            raise Unreadable(
                 f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted: "
                 "it changed during "
-                "reading or is damaged. Run again, or write it again"
+                "reading or is damaged. Run again, or write it again",
+                kind="changed-while-read",
             )
 
 
@@ -470,9 +472,10 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         readable = False
     if not readable:
-        raise InputError(
+        raise Unreadable(
             f"{source.label}, column {name!r}: type {column.type} cannot become text. Write it "
-            "as text"
+            "as text",
+            kind="column-type",
         )
     return pc.call_function(
         "replace_substring",

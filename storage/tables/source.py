@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from storage.errors import InputError
+from storage.errors import InputError, Unreadable
 from storage.tables import guarded
 from storage.tables.inputs import STREAM, is_stream, title_of
 from storage.tables.options import Quotes, ReadOptions
@@ -267,11 +267,12 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     open.
     """
     if path.is_dir():
-        raise InputError(f"{option}: {path} is a folder. Give a file")
+        raise Unreadable(f"{option}: {path} is a folder. Give a file", kind="folder")
     if is_stream(path):
         what = "standard input" if path == STREAM else "a pipe"
-        raise InputError(
-            f"{option}: {path} is {what}, which can be read only once. Save it to a file first"
+        raise Unreadable(
+            f"{option}: {path} is {what}, which can be read only once. Save it to a file first",
+            kind="read-once",
         )
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
@@ -312,9 +313,10 @@ def _statistics(source: Source) -> Source:
     for first, program in _STATISTICS.items():
         if re.match(first, head, re.DOTALL):
             if find_spec("pyreadstat") is None:
-                raise InputError(
+                raise Unreadable(
                     f"{source.label} is a file of {program}. Export it as CSV or Parquet, or "
-                    "install the extra that reads it: pip install '.[stats]'"
+                    "install the extra that reads it: pip install '.[stats]'",
+                    kind="needs-export",
                 )
             return replace(source, container="statistics", member=program)
     return source

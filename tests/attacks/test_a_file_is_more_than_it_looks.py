@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from refusals import of_kind
 
 from flows.commands import options
 from mechanisms.errors import MechanismError
@@ -203,7 +204,7 @@ def test_a_record_of_more_memory_than_text(
     with pytest.raises(InputError, match="line 1: over 2,097,152 characters"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
     (tmp_path / "in.json").write_bytes(b"[" + content + b"]")
-    with pytest.raises(InputError, match="over 2,097,152 characters in one array"):
+    with pytest.raises(InputError, check=of_kind("long-array"), match=r"\b2,097,152\b"):
         survey(tmp_path / "in.json", text_columns=["Text"])
     (tmp_path / "sound.jsonl").write_bytes(b'{"Text": "fell from a ladder"}\n' * 100_000)
     assert survey(tmp_path / "sound.jsonl", text_columns=["Text"]).rows == 100_000
@@ -217,7 +218,7 @@ def test_keys_that_are_long_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "in.jsonl").write_text(
         "".join(f'{{"Text": "a", "{"k" * 10_000}{n}": 1}}\n' for n in range(110))
     )
-    with pytest.raises(InputError, match=r"line 105: .* different keys, or long ones"):
+    with pytest.raises(InputError, check=of_kind("too-many-keys"), match=r"line 105"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
     (tmp_path / "in.csv").write_text("Text" + ",x" * 100_000 + "\na" + ",1" * 100_000)
     with pytest.raises(InputError, match="over 100,000 columns"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import of_kind
 from sealed_bundle import Sealed
 
 from storage.artifacts import digest
@@ -163,21 +164,21 @@ def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:
         "while it is in force it seals: that is what the next root is for"
     )
     assert agency.root("anna", "ben", release=("release",)) == 0
-    with pytest.raises(UnsoundBundle, match="signed by a replaced key"):
+    with pytest.raises(UnsoundBundle, check=of_kind("replaced-key")):
         check(forged, agency.partner())
     assert check(agency.bundle, agency.partner())
     agency.roots = sign_newest(
         with_next_root(agency.roots, keys=agency.public("thief"), threshold=1, days=9),
         agency.key("thief"),
     )
-    with pytest.raises(InputError, match="is not a root key"):
+    with pytest.raises(InputError, check=of_kind("not-a-root-key")):
         sign_newest(agency.roots, agency.key("first"))
 
 
 def test_a_bundle_of_a_strangers_key(agency: Agency) -> None:
     """Under the release's name, and under a name that no one has."""
     forged = another(agency, "thief")
-    with pytest.raises(UnsoundBundle, match="another key"):
+    with pytest.raises(UnsoundBundle, check=of_kind("another-key")):
         check(forged, agency.partner())
     proof = json.loads((forged / PROOF).read_text())
     for name in ("unknown", "../../x", "", 7, None):
@@ -197,7 +198,7 @@ def test_a_revoked_bundle(agency: Agency) -> None:
     assert agency.root("anna", "ben", release=("release",)) == 0
     with pytest.raises(UnsoundBundle, match=r"revoked on .*: an error"):
         check(agency.bundle, agency.partner())
-    with pytest.raises(UnsoundBundle, match="older than the last accepted"):
+    with pytest.raises(UnsoundBundle, check=of_kind("older-roots")):
         check(agency.bundle, older)
     with pytest.raises(UnsoundBundle, match="an error"):
         agency.roots[-1].check("another-name", str(agency.sealed.row.bundle_digest), None)
@@ -221,9 +222,9 @@ def test_roots_that_are_expired(agency: Agency) -> None:
     assert agency.root("anna", "ben", days=0) == 0
     assert check(agency.bundle, agency.partner()), "the last day counts"
     assert agency.root("anna", "ben", days=-1) == 0
-    with pytest.raises(UnsoundBundle, match=r"roots.json: is expired"):
+    with pytest.raises(UnsoundBundle, check=of_kind("expired-roots"), match=r"roots\.json"):
         check(agency.bundle, agency.partner())
-    with pytest.raises(UnsoundBundle, match=r"roots.json: is expired"):
+    with pytest.raises(UnsoundBundle, check=of_kind("expired-roots"), match=r"roots\.json"):
         check(agency.bundle, Trust(agency.partner().roots or Path()))  # pinned themselves
     assert agency.root("anna", "ben") == 0
     assert check(agency.bundle, agency.partner())
@@ -309,7 +310,7 @@ def test_a_fork_by_the_first_key_after_it_was_replaced(agency: Agency) -> None:
     assert check(agency.bundle, trust)
     fork = sign_newest(with_next_root(agency.roots[:1], days=900), agency.key("first"))
     write_roots(agency.file, fork)
-    with pytest.raises(UnsoundBundle, match="another chain"):
+    with pytest.raises(UnsoundBundle, check=of_kind("older-roots")):
         check(agency.bundle, agency.partner())
 
 
@@ -375,11 +376,11 @@ def test_two_of_three(agency: Agency) -> None:
     adds nothing.
     """
     assert agency.root("anna", release=("thief",)) == 1
-    with pytest.raises(UnsoundBundle, match="not signed by the required keys"):
+    with pytest.raises(UnsoundBundle, check=of_kind("roots-not-signed")):
         check(agency.bundle, agency.partner())
     agency.roots = sign_newest(agency.roots, agency.key("anna"))
     assert incomplete(agency.roots) == 1, "the same key twice is one"
-    with pytest.raises(InputError, match="is not a root key"):
+    with pytest.raises(InputError, check=of_kind("not-a-root-key")):
         sign_newest(agency.roots, agency.key("thief"))
     agency.roots = sign_newest(agency.roots, agency.key("carla"))
     assert incomplete(agency.roots) == 0
@@ -427,7 +428,7 @@ def test_older_roots_in_the_place_of_newer_ones(agency: Agency) -> None:
     assert agency.root("anna", "ben") == 0
     write_roots(workspace.roots, agency.roots)
     for others in (older, older[:1], with_next_root(older, days=9)):
-        with pytest.raises(InputError, match="newer roots"):
+        with pytest.raises(InputError, check=of_kind("newer-roots")):
             replace_roots(workspace, others)
     assert read_roots(workspace.roots) == agency.roots
     assert agency.root("anna", "ben") == 0

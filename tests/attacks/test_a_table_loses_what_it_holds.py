@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import of_kind
 
 from storage.codelist import Code
 from storage.egress.allow_list import FILES
@@ -351,5 +352,5 @@ def test_rows_that_come_or_go_between_count_and_reading(
     (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
     table = open_table(tmp_path / "in.csv", ["Text"])
     (tmp_path / "in.csv").write_text("Text,n\n" + change)
-    with pytest.raises(InputError, match="rows were read where 2 were counted"):
+    with pytest.raises(InputError, check=of_kind("changed-while-read"), match=r"\b2\b"):
         list(table.texts(["Text"]))

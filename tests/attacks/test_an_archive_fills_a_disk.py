@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from refusals import of_kind
 from sealed_bundle import Sealed
 
 from storage.bundle.archive import open_folder, pack, unpack
@@ -66,7 +67,7 @@ def test_weights_that_are_a_bomb(tmp_path: Path, into: Path, says: bool) -> None
             for piece in pieces:
                 packed.write(piece)
     assert bomb.stat().st_size < 20_000
-    with pytest.raises(UnsoundBundle, match="decompresses to more"):
+    with pytest.raises(UnsoundBundle, check=of_kind("archive-too-large")):
         unpack(bomb, into)
     assert not list(into.rglob("*"))
 
@@ -77,7 +78,7 @@ def test_many_files_that_are_a_bomb_together(tmp_path: Path, into: Path) -> None
         (f"0123456789abcdef/{name}", bytes(9 << 20)) for name in ("codelist.csv", "config.json")
     ]
     (tmp_path / "a.tar.zst").write_bytes(compressed(tar(*files)))
-    with pytest.raises(UnsoundBundle, match="decompresses to more"):
+    with pytest.raises(UnsoundBundle, check=of_kind("archive-too-large")):
         unpack(tmp_path / "a.tar.zst", into)
 
 
@@ -125,10 +126,10 @@ def test_a_cut_download_is_said_to_be_cut(tmp_path: Path, into: Path) -> None:
     for length in (len(whole.read_bytes()) // 2, 40):
         cut = tmp_path / f"{length}.tar.zst"
         cut.write_bytes(whole.read_bytes()[:length])
-        with pytest.raises(UnsoundBundle, match=r"is cut off,.* Fetch it again"):
+        with pytest.raises(UnsoundBundle, check=of_kind("damaged-archive")):
             unpack(cut, into)
     # weights whose header states more than what came could unfold to
     noise = np.random.default_rng(0).bytes(24 << 20)
     cut.write_bytes(compressed(tar(("0123456789abcdef/model.onnx", noise)))[:300_000])
-    with pytest.raises(UnsoundBundle, match=r"is cut off,.* Fetch it again"):
+    with pytest.raises(UnsoundBundle, check=of_kind("damaged-archive")):
         unpack(cut, into)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import of_kind
 from workbooks import workbook
 
 from storage.errors import InputError
@@ -515,7 +516,7 @@ def test_nested_json_by_paths_of_keys(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"keys are nested: .* such as data\.text"):
         open_table(tmp_path / "in.json", ["text"])
     several = json.dumps([{"text": "a", "labels": ["1", "2"]}])
-    with pytest.raises(InputError, match=r"list of several.*labels\.0"):
+    with pytest.raises(InputError, check=of_kind("nested-value")):
         read(tmp_path / "in.json", several, ["text", "labels"])
     assert read(tmp_path / "in.json", several, ["text", "labels.0"]) == [("a", "1")]
 
@@ -576,12 +577,12 @@ def test_folders_that_are_no_table(tmp_path: Path) -> None:
     years = yearly(tmp_path)
     with pytest.raises(InputError, match=r"named twice"):
         open_table([years, years / "2023.csv"], ["text"])
-    with pytest.raises(InputError, match=r"has folders inside \(1\)"):
+    with pytest.raises(InputError, check=of_kind("folder-of-folders"), match=r"\b1\b"):
         open_table(tmp_path, ["text"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"is an empty folder"):
+    with pytest.raises(InputError, check=of_kind("empty-folder")):
         open_table(tmp_path / "empty", ["text"])
-    with pytest.raises(InputError, match=r"is a folder. Give a file"):
+    with pytest.raises(InputError, check=of_kind("folder")):
         read_small(years, ["text"], option="code list")
 
 
@@ -624,7 +625,7 @@ def test_what_is_read_only_once(tmp_path: Path) -> None:
         open_table(Path("-"), HEADER)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="is a pipe, which can be read only once"):
+    with pytest.raises(InputError, check=of_kind("read-once"), match=r"is a pipe"):
         open_table(pipe, HEADER)
     writer = Thread(target=pipe.write_text, args=("text,code\nfell,1\n",))
     writer.start()
@@ -678,5 +679,5 @@ def test_a_statistical_file_without_its_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"is a file of Stata.*\[stats\]"):
+    with pytest.raises(InputError, check=of_kind("needs-export"), match=r"Stata"):
         read(tmp_path / "in.dta", b"r\x02\x01\0\x02\0" + bytes(100))

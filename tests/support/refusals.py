@@ -1,13 +1,13 @@
 """Tells refusals apart by their kind, so that a sentence is free to change.
 
-    with pytest.raises(InputError, check=kind("no-column")):
+with pytest.raises(InputError, check=of_kind("no-column")):
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class kind:  # noqa: N801: it reads as what is asked
+class of_kind:
     """Whether an error is of this kind."""
 
     name: str

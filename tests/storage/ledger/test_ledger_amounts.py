@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import of_kind
 
 from storage.errors import InputError
 from storage.ledger import amounts
@@ -69,7 +70,7 @@ def test_what_no_budget_can_hold_is_refused(value):
 def test_a_probability_is_below_one():
     """A delta of one allows everything."""
     assert amounts.probability(0.5, name="delta") == Decimal("0.5")
-    with pytest.raises(InputError, match="not below one"):
+    with pytest.raises(InputError, check=of_kind("not-below-one")):
         amounts.probability(1.0, name="delta")
 
 
@@ -100,5 +101,5 @@ def test_the_group_of_two_is_not_understated(epsilon, delta):
 
 def test_a_group_of_two_without_any_guarantee_is_refused():
     """Where (1 + e^epsilon) delta reaches one, there is nothing to add up."""
-    with pytest.raises(InputError, match="replace-one"):
+    with pytest.raises(InputError, check=of_kind("replaced-delta")):
         amounts.as_replace_one(Decimal(20), Decimal("0.001"))
