@@ -97,7 +97,7 @@ def compare(
             for column, value in row.items():
                 rows.setdefault(column, []).append(value)
     if not rows:
-        raise MechanismError("no mechanism to compare. Name at least one")
+        raise MechanismError("no mechanism to compare. Name at least one", kind="no-mechanism")
     return pd.DataFrame(rows).set_index("mechanism")
 
 

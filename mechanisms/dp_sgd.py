@@ -157,7 +157,8 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
             raise MechanismError(
                 f"batch_size is {self._batch(task)}, larger than the data ({task.records} "
                 "training records); lower it "
-                "(--batch-size)"
+                "(--batch-size)",
+                kind="batch-too-large",
             )
 
     def plan(self, task: Task) -> Plan:

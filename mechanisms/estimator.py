@@ -347,7 +347,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         labels = np.unique(y if self.classes is None else np.asarray(self.classes)).tolist()
         absent = [label for label in labels if not isinstance(self.titles.get(label), str)]
         if absent:
-            raise MechanismError(f"titles has no text for {len(absent)} of the classes. Add them.")
+            raise MechanismError(
+                f"titles has no text for {len(absent)} of the classes. Add them.",
+                kind="titles-missing",
+            )
 
     def _start(self, width: int) -> Tensor | None:
         if self.titles is None:

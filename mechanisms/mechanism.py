@@ -124,7 +124,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         """
         if len(records) != self.records and not run.resampled:
             raise MechanismError(
-                f"the plan is for {self.records} records, there are {len(records)}: plan again"
+                f"the plan is for {self.records} records, there are {len(records)}: plan again",
+                kind="other-records",
             )
         event = self.event
         # guard: test_an_event_edited_by_hand
@@ -136,7 +137,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
             raise MechanismError(
-                f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it"
+                f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it",
+                kind="another-event",
             )
         return fitted
 

@@ -66,7 +66,8 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
         )
     if not 0 <= delta < 1 or not 0 < confidence < 1:
         raise MechanismError(
-            f"delta is {delta} and confidence {confidence}; both must be probabilities below 1"
+            f"delta is {delta} and confidence {confidence}; both must be probabilities below 1",
+            kind="not-a-probability",
         )
     top = max(0.0, float(logit(beta.ppf(1 - confidence, v, r - v + 1)))) if v else 0.0
     if delta == 0 or top == 0:

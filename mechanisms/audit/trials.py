@@ -51,7 +51,10 @@ class Records:
             self.included.shape != (len(self.seeds), len(self.labels))
             or not self.included.any(1).all()
         ):
-            raise MechanismError("audit trials: every trial needs a seed and at least one record")
+            raise MechanismError(
+                "audit trials: every trial needs a seed and at least one record",
+                kind="empty-trials",
+            )
         object.__setattr__(self, "with_bias", with_bias(self.features))
 
 
@@ -102,7 +105,8 @@ def fit(
         raise MechanismError(
             "reruns side by side know a constant learning rate (schedule=constant) without "
             "max_grad_norm; give "
-            "--trials 0"
+            "--trials 0",
+            kind="unsupported-phase",
         )
     order = sizes.argsort(descending=True, stable=True)
     parameters, start = theta[order], theta[order]

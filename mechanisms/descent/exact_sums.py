@@ -277,7 +277,8 @@ def require_room(records: int, norm: float, *, bits: int = 51) -> None:
     if records * norm * 2.0**SUM_BITS >= 2.0**bits:
         raise MechanismError(
             f"{records} records are more than exact sums hold: lower clip or batch, or split the "
-            "records"
+            "records",
+            kind="too-many-records",
         )
 
 

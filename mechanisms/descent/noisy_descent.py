@@ -221,7 +221,9 @@ class NoisyDescent:
             numbers["losses"].append(total / max(records, 1))
             numbers["clipped"].append(beyond / max(records, 1))
             if not bool(torch.isfinite(update.theta).all()):
-                raise MechanismError(f"the descent diverged by step {step}: {self._remedy}")
+                raise MechanismError(
+                    f"the descent diverged by step {step}: {self._remedy}", kind="diverged"
+                )
             self._state.tensors = update.tensors()
             self._state.save()
         # steps over all records of a whole encoder are few and long

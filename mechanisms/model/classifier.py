@@ -260,7 +260,8 @@ def build(
     device = torch.device(device)
     if ("none" if lexicon is None else lexicon.kind) != config.lexical:
         raise MechanismError(
-            "model.lexical: the head needs the lexicon of its features, and without it none"
+            "model.lexical: the head needs the lexicon of its features, and without it none",
+            kind="lexicon-missing",
         )
     with seeded(seed, "initialise"):
         if config.pooling == "none":
@@ -321,7 +322,8 @@ def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
     longest = encoder_files.longest(config.encoder)
     if config.max_length > longest:
         raise MechanismError(
-            f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens"
+            f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens",
+            kind="max-length",
         )
     return partial(
         encoders.token_inputs,

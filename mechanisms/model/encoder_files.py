@@ -69,7 +69,8 @@ def load(loader: Any, name: str, **options: Any) -> Any:
             f"encoder: cannot load `{name}`: no whole model here (config.json, "
             "model.safetensors, tokenizer.json), "
             "none at the hub, or one whose head has other labels; give a local folder, or "
-            f"`{PACKAGED}`"
+            f"`{PACKAGED}`",
+            kind="no-model",
         ) from None
 
 

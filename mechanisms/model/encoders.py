@@ -109,7 +109,8 @@ def last_layers(model: nn.Module, count: int) -> nn.Module:
     if count >= len(all_layers):
         raise MechanismError(
             f"model.lora_layers is {count}; this encoder has {len(all_layers)} layers. Set "
-            "fewer, or leave it empty"
+            "fewer, or leave it empty",
+            kind="too-many-layers",
         )
     upper = _with_layers(model, [*all_layers][len(all_layers) - count :])
     upper.add_module("embeddings", _StatesAsEmbeddings())
@@ -171,6 +172,7 @@ def standard_head(model: nn.Module) -> nn.Module:
     if family not in _STANDARD_HEADS:
         raise MechanismError(
             f"encoder: the head of family `{family}` is not known; set pooling to `mean`, "
-            f"or use one of {', '.join(sorted(_STANDARD_HEADS))}"
+            f"or use one of {', '.join(sorted(_STANDARD_HEADS))}",
+            kind="unknown-head",
         )
     return _STANDARD_HEADS[family](model)

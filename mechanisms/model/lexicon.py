@@ -295,7 +295,8 @@ def build(
     if not columns:
         raise MechanismError(
             "model.lexical: the titles of the code list have no words. Set it to `hashed` or "
-            "`none`."
+            "`none`.",
+            kind="no-title-words",
         )
     alike = dict(table or {}) if kind == "titles" else {}
     known = frozenset(alike).union(*map(words_of, texts))

@@ -84,7 +84,8 @@ class OwnModel(Classifier):
             raise MechanismError(
                 "the loss is below 0 for some records: swag_ppm takes a negative log-likelihood "
                 "of a discrete target "
-                "(cross-entropy), or a loss that is never below 0"
+                "(cross-entropy), or a loss that is never below 0",
+                kind="negative-loss",
             )
         return -losses.clamp(min=0)
 
@@ -230,7 +231,8 @@ def unchanged_buffers(part: nn.Module) -> Iterator[None]:
             raise MechanismError(
                 f"`{name}` of the model, a buffer or a frozen parameter, changes while it runs: "
                 "it would carry the "
-                "records past the noise. Use layers without running statistics"
+                "records past the noise. Use layers without running statistics",
+                kind="changing-buffer",
             )
 
 

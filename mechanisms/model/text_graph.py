@@ -159,7 +159,9 @@ def inputs(
 
     read = json.loads(tokenizer)
     if not reads(read):
-        raise MechanismError("model.onnx: needs an encoder with BERT's word pieces")
+        raise MechanismError(
+            "model.onnx: needs an encoder with BERT's word pieces", kind="no-word-pieces"
+        )
     ids = {token["content"]: token["id"] for token in read["added_tokens"]} | read["model"]["vocab"]
     table = lexicon.table if lexicon is not None else {}
     # a further text, dropped in the end, so that no step is without a word

@@ -146,7 +146,8 @@ def train(
             if not math.isfinite(losses[-1]) or not math.isfinite(classifier.flat.sum()):
                 raise MechanismError(
                     f"training diverged in epoch {epoch} of phase {purpose} ({phase.optimiser}): "
-                    f"lower learning_rate (now {phase.learning_rate:g}) or set max_grad_norm"
+                    f"lower learning_rate (now {phase.learning_rate:g}) or set max_grad_norm",
+                    kind="diverged",
                 )
             state.after_epoch(epoch, classifier.flat)
             if file is not None and not ranks.rank():
@@ -224,7 +225,8 @@ def _resume(
     if meta.get("run") != run or tensors["theta"].shape != classifier.flat.shape:
         raise MechanismError(
             f"checkpoint {file} belongs to another phase, seed, data or model; remove it to "
-            "start over"
+            "start over",
+            kind="another-fit",
         )
     classifier.flat.copy_(tensors["theta"])
     slots: dict[int, dict[str, Any]] = {}

@@ -150,7 +150,9 @@ def at_draw(
         for loss in over(largest, length_sorted_batches(inputs, batch_size=size)):
             worst = torch.maximum(worst, loss)  # hands a NaN on, where Python's max would drop it
     if not math.isfinite(worst):
-        raise MechanismError("a log-likelihood at the released sample is not finite")
+        raise MechanismError(
+            "a log-likelihood at the released sample is not finite", kind="not-finite"
+        )
     return float(worst)
 
 

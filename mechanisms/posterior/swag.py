@@ -73,7 +73,7 @@ def init(num_parameters: int, *, rank: int, folder: Path) -> State:
     covariance.
     """
     if rank < 2:
-        raise MechanismError(f"swag.rank is {rank}; it must be at least 2")
+        raise MechanismError(f"swag.rank is {rank}; it must be at least 2", kind="rank")
     folder.mkdir(parents=True, exist_ok=True)
     return State(
         rank=rank, folder=folder, mean=torch.zeros(num_parameters), m2=torch.zeros(num_parameters)
@@ -105,7 +105,8 @@ def save(state: State) -> None:
     if state.count < 2:
         raise MechanismError(
             f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of "
-            "phase sgd"
+            "phase sgd",
+            kind="too-few-snapshots",
         )
     checkpoint.save(
         state.folder / "moments.safetensors",

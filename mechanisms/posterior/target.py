@@ -53,6 +53,7 @@ def search(goal: float, *, risk: Tensor, fit: Callable[[float], float]) -> float
     if not met:
         raise MechanismError(
             f"no c gives a Delta of at most {goal:.3g} nats; the smallest of {len(seen)} fits was "
-            f"{min(seen.values()):.3g}: raise target_epsilon"
+            f"{min(seen.values()):.3g}: raise target_epsilon",
+            kind="unreachable-target",
         )
     return max(met, key=lambda c: met[c])

@@ -139,11 +139,13 @@ def claim_of(
     if accountant is None:
         raise MechanismError(
             f"no accountant supports event `{event.mechanism}`; supported: "
-            + ", ".join(sorted(t.model_fields["mechanism"].default for t in _ACCOUNTANTS))
+            + ", ".join(sorted(t.model_fields["mechanism"].default for t in _ACCOUNTANTS)),
+            kind="no-accountant",
         )
     if max_records_per_unit < 1:
         raise MechanismError(
-            f"max_records_per_unit is {max_records_per_unit}; it must be at least 1"
+            f"max_records_per_unit is {max_records_per_unit}; it must be at least 1",
+            kind="records-per-unit",
         )
     if delta is not None and not 0 <= delta < 1:
         raise MechanismError(f"delta is {delta}; it must be at least 0 and below 1")
@@ -237,7 +239,8 @@ def pseudo_posterior(
     """
     if delta is not None:
         raise MechanismError(
-            "the pseudo posterior does not quantify delta (it is O(n^-1/2)). Leave delta out."
+            "the pseudo posterior does not quantify delta (it is O(n^-1/2)). Leave delta out.",
+            kind="no-delta",
         )
     m = int(unit["max_records_per_unit"])
     group = (

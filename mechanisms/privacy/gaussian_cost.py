@@ -138,7 +138,8 @@ def require_parallel(event: ParallelEvent, records_per_unit: int) -> None:
     if records_per_unit > 1 and event.split != "unit" and gaussian_rate(event.training) is None:
         raise MechanismError(
             "event `parallel`: records of a unit are in both halves, and training samples them. "
-            "Split by unit, or leave the table out"
+            "Split by unit, or leave the table out",
+            kind="units-in-both-halves",
         )
 
 
@@ -362,7 +363,8 @@ def _bracket(
                 f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta "
                 f"{delta:g}: "
                 "fixed parts of the mechanism (class counts) may cost more than the target, or "
-                "the target is too small"
+                "the target is too small",
+                kind="unreachable-target",
             )
     while low >= high or excess(low) <= 0:
         high, low = min(low, high), min(low, high) - math.log(2)
@@ -405,7 +407,8 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
             if event.sampling != "poisson":
                 raise MechanismError(
                     f"event `{event.mechanism}` sampled by `{event.sampling}`: the accountants "
-                    "support only `poisson`"
+                    "support only `poisson`",
+                    kind="unsupported-sampling",
                 )
             for segment in event.segments:
                 yield segment.noise_multiplier, event.sampling_prob, segment.steps

@@ -114,7 +114,8 @@ def segments(
     if steps < len(ratios):
         raise MechanismError(
             f"schedule {schedule.kind}: {len(ratios)} phases need at least as many steps, there "
-            f"are {steps}"
+            f"are {steps}",
+            kind="too-few-steps",
         )
     total, ends, before = sum(length for length, _, _ in ratios), [0], 0.0
     for number, (length, _, _) in enumerate(ratios, start=1):

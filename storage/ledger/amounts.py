@@ -40,7 +40,7 @@ def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Deci
     except (InvalidOperation, ValueError, TypeError):
         raise InputError(f"{name}: not a number") from None
     if not number.is_finite():
-        raise InputError(f"{name}: {value} is not a finite number")
+        raise OutOfRange(f"{name}: {value} is not a finite number", kind="not-finite")
     if isinstance(value, float) and 0 < abs(value) < sys.float_info.min:
         raise InputError(
             f"{name}: {value} is subnormal and was already rounded; no budget can hold it"

@@ -350,7 +350,7 @@ def read_small(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_dir():
-        raise InputError(f"{option}: {path} is a folder. Give a file")
+        raise Unreadable(f"{option}: {path} is a folder. Give a file", kind="folder")
     if path.is_file() and path.stat().st_size > SMALL:
         raise InputError(
             f"{option}: {path} has over {SMALL >> 20} MB. Give a smaller file, not the data file"

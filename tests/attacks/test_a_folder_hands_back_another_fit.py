@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import of_kind
 from small_heads import head_of
 from torch import Tensor, nn
 
@@ -76,7 +77,7 @@ def test_a_loud_fit_under_a_quiet_claim(kind: str, tmp_path: Path) -> None:
     something else.
     """
     loud = said(fit(planned(kind, 50.0), tmp_path / "loud"))
-    with pytest.raises(MechanismError, match="another event or config; remove it to start over"):
+    with pytest.raises(MechanismError, check=of_kind("another-fit"), match=r"event or config"):
         fit(planned(kind, 0.5), tmp_path / "loud")
     assert not torch.equal(said(fit(planned(kind, 0.5), tmp_path / "quiet")), loud)
     assert torch.equal(said(fit(planned(kind, 50.0), tmp_path / "loud")), loud)
@@ -96,7 +97,7 @@ def test_others_records_under_the_same_plan(kind: str, tmp_path: Path) -> None:
         Records(FeatureInputs(moved), records().labels),
         Records(records().inputs, exchanged),
     ):
-        with pytest.raises(MechanismError, match="other records; remove it to start over"):
+        with pytest.raises(MechanismError, check=of_kind("another-fit"), match=r"records"):
             fit(plan, tmp_path, other)
 
 
@@ -112,7 +113,7 @@ def test_a_broken_fit_is_gone_on_with_by_nobody_else(kind: str, tmp_path: Path) 
     plan = planned(kind, 4.0)
     with pytest.raises(Killed):
         fit(plan, tmp_path, progress=kill)
-    with pytest.raises(MechanismError, match="other records; remove it to start over"):
+    with pytest.raises(MechanismError, check=of_kind("another-fit"), match=r"records"):
         fit(plan, tmp_path, records(seed=2))
     assert fit(plan, tmp_path).event == plan.event
 
@@ -137,12 +138,10 @@ def test_a_folder_of_before_is_nobodys(tmp_path: Path) -> None:
     plan = planned("prior-descent", 4.0)
     fit(plan, tmp_path)
     (tmp_path / IDENTITY).unlink()
-    with pytest.raises(
-        MechanismError, match="does not say whose fit it holds; remove it to start over"
-    ):
+    with pytest.raises(MechanismError, check=of_kind("unknown-fit")):
         fit(plan, tmp_path)
     (tmp_path / IDENTITY).write_text("{}")
-    with pytest.raises(MechanismError, match="does not say whose"):
+    with pytest.raises(MechanismError, check=of_kind("unknown-fit")):
         fit(plan, tmp_path)
 
 

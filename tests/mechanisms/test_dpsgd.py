@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from refusals import of_kind
 from small_heads import KEY, MakeLinear, scale_p_value
 from torch import Tensor
 
@@ -287,7 +288,8 @@ class TestRefused:
     def test_batch_larger_than_the_data(self) -> None:
         with pytest.raises(
             MechanismError,
-            match=r"batch_size is 512, larger than the data \(100 training records\)",
+            check=of_kind("batch-too-large"),
+            match=r"\b512\b.*\b100\b",
         ):
             DpSgd().plan(Task(records=100, classes=4, target_epsilon=4.0))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import of_kind
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -200,7 +201,7 @@ def test_texts_and_their_titles() -> None:
     assert made.claim.unprotected_inputs == (estimator._KEY,)
     assert made.plan_.task.features == 384 + len(lexicon.vocabulary_of(list(titles.values())))
     assert made.set_params(words=False).fit(texts, labels).plan_.task.features == 384
-    with pytest.raises(MechanismError, match="Add them"):
+    with pytest.raises(MechanismError, check=of_kind("titles-missing")):
         made.set_params(titles={"cut": "Cuts"}).fit(texts, labels)
 
 

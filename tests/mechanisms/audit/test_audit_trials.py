@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import of_kind
 from small_heads import MakeLinear
 from torch import nn
 
@@ -99,7 +100,7 @@ def test_what_trials_do_not_know_is_refused(linear: MakeLinear) -> None:
     start = from_flat(head.flat, classes=4).repeat(2, 1, 1)
     for change in ({"schedule": "linear"}, {"max_grad_norm": 1.0}):
         phase = ADAMW.model_copy(update=change)
-        with pytest.raises(MechanismError, match="constant learning rate"):
+        with pytest.raises(MechanismError, check=of_kind("unsupported-phase")):
             next(trials.fit(start, records, phase=phase, purpose="x"))
-    with pytest.raises(MechanismError, match="at least one record"):
+    with pytest.raises(MechanismError, check=of_kind("empty-trials")):
         Records(inputs.features, labels, torch.zeros(1, 8, dtype=torch.bool), seeds=(1,))

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from refusals import of_kind
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -261,7 +262,7 @@ def test_words_next_to_the_encoder(
 def test_a_head_without_its_words_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """A classifier is not built without its lexicon, and a damaged one is named."""
     made, _ = worded(tiny_bert, "titles")
-    with pytest.raises(MechanismError, match="needs the lexicon"):
+    with pytest.raises(MechanismError, check=of_kind("lexicon-missing")):
         classifier.build(made.config, num_labels=2, seed=0)
     export.save(made, tmp_path, codes=CODES)
     (tmp_path / lexicon.FILE).write_text('{"kind": "titles"}')

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import of_kind
 from scipy import stats
 from small_heads import collected
 from torch import Tensor
@@ -238,9 +239,9 @@ def test_a_failing_source_of_noise_fails_the_draw() -> None:
 
 def test_too_little_for_a_covariance_is_refused(tmp_path: Path) -> None:
     """Rank 1 and a single snapshot have no covariance: say so, naming what to change."""
-    with pytest.raises(MechanismError, match=r"swag\.rank is 1"):
+    with pytest.raises(MechanismError, check=of_kind("rank"), match=r"\b1\b"):
         swag.init(3, rank=1, folder=tmp_path)
     state = swag.init(3, rank=2, folder=tmp_path)
     swag.update(state, torch.zeros(3))
-    with pytest.raises(MechanismError, match="raise the epochs of phase sgd"):
+    with pytest.raises(MechanismError, check=of_kind("too-few-snapshots")):
         swag.save(state)

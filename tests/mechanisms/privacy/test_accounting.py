@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from refusals import of_kind
 from scipy.stats import norm
 from small_heads import claim
 
@@ -182,7 +183,7 @@ class TestFormal:
 
     def test_targets_out_of_reach(self) -> None:
         """Counts that cost more than the target alone are named as the cause."""
-        with pytest.raises(MechanismError, match="class counts"):
+        with pytest.raises(MechanismError, check=of_kind("unreachable-target")):
             gaussian_cost.calibrate(
                 lambda x: ComposedEvent(events=(release(0.5), sgd(x, prob=0.1, steps=5))),
                 target_epsilon=1.0,
@@ -198,7 +199,9 @@ class TestFormal:
         """An event of other batches is refused by every accountant, alone and among others."""
         other = sgd(1.0, prob=0.1, steps=1).model_copy(update={"sampling": sampling})
         for event in (other, ComposedEvent(events=(release(5.0), other))):
-            with pytest.raises(MechanismError, match=f"`{sampling}`.*only `poisson`"):
+            with pytest.raises(
+                MechanismError, check=of_kind("unsupported-sampling"), match=f"{sampling}"
+            ):
                 claim(event, delta=1e-4)
 
     @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ class TestSwagPpm:
         assert 1 < worst_pair <= 2
 
     def test_no_delta_may_be_put_in(self) -> None:
-        with pytest.raises(MechanismError, match="does not quantify delta"):
+        with pytest.raises(MechanismError, check=of_kind("no-delta")):
             claim(SWAG, delta=1e-5)
 
 
@@ -318,7 +321,7 @@ def test_an_unknown_event_is_refused() -> None:
     class Unknown(Event, frozen=True):
         mechanism: str = "unknown"
 
-    with pytest.raises(MechanismError, match="no accountant supports event `unknown`"):
+    with pytest.raises(MechanismError, check=of_kind("no-accountant"), match=r"unknown"):
         claim(Unknown())
-    with pytest.raises(MechanismError, match="max_records_per_unit is 0"):
+    with pytest.raises(MechanismError, check=of_kind("records-per-unit"), match=r"\b0\b"):
         claim(SWAG, m=0)

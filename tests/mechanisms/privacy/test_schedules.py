@@ -5,6 +5,7 @@ against their target.
 import math
 
 import pytest
+from refusals import of_kind
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost, schedules
@@ -81,9 +82,7 @@ def epsilon(schedule: schedules.Schedule, noise: float) -> float:
 
 def test_more_phases_than_steps_are_refused() -> None:
     """A phase of no steps would make another schedule than the one named."""
-    with pytest.raises(
-        MechanismError, match="sad: 3 phases need at least as many steps, there are 2"
-    ):
+    with pytest.raises(MechanismError, check=of_kind("too-few-steps"), match=r"sad: 3.*\b2\b"):
         schedules.segments(
             SadSchedule(), steps=2, final_noise_multiplier=1.0, final_l2_clip_norm=1.0
         )
