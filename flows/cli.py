@@ -67,6 +67,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "drift": ("drift:drift", "Compare a period with an earlier one"),
         "successor": ("successor:successor", "Compare a new bundle with the one in use"),
+        "relabel": ("relabel:relabel", "Move coded rows to a revised classification"),
     },
     "Admin": {
         "ledger": ("ledger:app", "Releases, budgets, verification, recovery"),

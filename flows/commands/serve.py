@@ -58,7 +58,7 @@ def serve(
     ] = False,
     sensitive: Annotated[
         Path | None,
-        options.data(help="CSV with a column code: a public list, shown first in the review."),
+        options.more(help="CSV with a column code: a public list, shown first in the review."),
     ] = None,
     descriptions: Annotated[
         Path | None,

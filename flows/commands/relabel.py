@@ -1,0 +1,85 @@
+"""Defines `autocoder relabel`: moves a coded table to a revised classification."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.codelist_options import CodelistOptions
+from flows.commands.console import ConsoleListener
+from flows.commands.terminal import say
+from flows.server.settings import home_of
+from storage.errors import InputError
+from tasks.running.failures import private_errors
+
+
+def relabel(
+    data: Annotated[Path, options.data(help="Table with the old codes and the texts.")],
+    correspondence: Annotated[
+        Path, options.data(help="Table of the revision: columns old and new, a row each pair.")
+    ],
+    out: Annotated[Path, options.data(help="Table to write: .csv, .parquet or .jsonl.")],
+    start: CodelistOptions,
+    code: Annotated[str, options.data(help="Column of the old codes.")] = "code",
+    text: options.Text = None,
+    template: options.Template = None,
+    threshold: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the candidates' scores below which a person must choose.",
+        ),
+    ] = 0.8,
+    read: options.Read = None,
+    read_codelist: options.ReadCodelist = None,
+    home: options.Home = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Move codes to a revised classification: a correspondence limits, the new titles choose.
+
+    A code that became one code is replaced. Of several, the untrained coder of the new list takes
+    the one whose title fits the text best, if it is sure; the others need review. Column new_way
+    says how each row got its code.
+
+    Example
+
+      autocoder relabel --data coded.csv --code code --text Narrative \
+          --correspondence soc2010-2020.csv --codelist soc2020.csv --out moved.csv
+    """
+    if start.codelist is None:
+        raise InputError("--codelist: missing. Specify the list of the revision")
+    start.require_alone(bundle=False)
+    options.require_readable("--data", data)
+    options.require_readable("--correspondence", correspondence)
+    options.require_writable("--out", out, overwrite=overwrite)
+    reading = options.read_options(read)
+    of_list = options.read_options(read_codelist, "--read-codelist")
+    with private_errors("relabel"):
+        from storage.codelist import read_codelist as listed_codes
+        from storage.tables.narratives import Narratives
+        from storage.tables.reader import survey
+        from tasks.coding.relabel import Relabelling, read_correspondence
+        from tasks.coding.relabel import relabel as write_relabelled
+
+        narratives = Narratives(tuple(text or ("Final Narrative",)), template)
+        table = survey(data, text_columns=[code, *narratives.columns], read=reading)
+        table.require_one_layout()
+        listed = listed_codes(start.codelist, option="--codelist", read=of_list)
+        known = [entry.code for entry in listed]
+        pairs = read_correspondence(correspondence, known)
+        with ConsoleListener() as console:
+            console.started("read the titles")
+            coder = start.coder(home_of(home), read=of_list)
+            how = Relabelling(coder, pairs, narratives, code, threshold)
+            done = write_relabelled(table, out, how)
+    if as_json:
+        counts = {"rows": done.rows, "needs_review": done.review, "out": str(out)}
+        say(json.dumps(counts | asdict(done) | coder.origin))
+        return
+    shares = "; ".join(f"{way} {count:,}" for way, count in done.ways.items() if count)
+    say(f"{done.rows:,} rows written to {out}: {shares}. {done.review:,} need review")
