@@ -13,6 +13,7 @@ import pytest
 import slow_imports
 from in_process import command, invoke, write_policy
 from jobs import Job
+from refusals import of_kind
 
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, ReleaseRow
@@ -84,9 +85,7 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     with pytest.raises(InputError, match="already given"):
         approve(job, plan, "officer")
     write_policy(job.home.parent, "stranger", minimum=1)  # a file that is not in force lends no key
-    with pytest.raises(
-        InputError, match=r"the policy does not list key .*Its approvers: director, officer"
-    ):
+    with pytest.raises(InputError, check=of_kind("not-an-approver"), match=r"director, officer"):
         approve(job, plan, "stranger")
     refused = job.command("release", plan)
     assert refused.returncode == 2

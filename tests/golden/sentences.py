@@ -40,7 +40,7 @@ def _refusals(tree: ast.AST) -> Iterator[tuple[str, str]]:
         kind = named.get("kind")
         if not isinstance(kind, ast.Constant) or not call.func.id[0].isupper():
             continue
-        yield kind.value, f"{call.func.id}: {': '.join(map(_text, call.args))}"
+        yield str(kind.value), f"{call.func.id}: {': '.join(map(_text, call.args))}"
 
 
 def _text(node: ast.expr) -> str:
