@@ -22,7 +22,7 @@ from mechanisms.model import checkpoint, inputs
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
@@ -95,9 +95,10 @@ def _pool(work: Work, *, canaries: int, seed: int) -> Mapping[str, Any]:
     records = inputs.joined([_narrowed(half) for half, _ in halves])
     labels = torch.cat([given for _, given in halves])
     if canaries > len(labels):
-        raise InputError(
+        raise OutOfRange(
             f"--canaries: {canaries} are more than the {len(labels)} records. Give at most "
-            f"{len(labels)}."
+            f"{len(labels)}.",
+            kind="too-many-canaries",
         )
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from tasks.branches.branch import choose
 from tasks.method import RELEASE_BRANCH, Method
 from tasks.parameters import RetrainParameters
@@ -87,9 +87,10 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     limit = min(config.risk_draws, config.sensitivity_draws)
     # guard: test_reruns_with_more_draws_than_the_candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
-        raise InputError(
+        raise OutOfRange(
             f"--trial-draws: {settings.trial_draws} are more than the {limit} samples of {name}, "
             "so that trials would "
-            f"claim more than it does and not count. Give at most {limit}."
+            f"claim more than it does and not count. Give at most {limit}.",
+            kind="too-many-draws",
         )
     return min(settings.trial_draws, limit)

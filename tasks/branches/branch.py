@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from mechanisms.mechanism import Mechanism, Workload, form_of
 from mechanisms.model.config import ModelConfig
-from storage.errors import InputError
+from storage.errors import InputError, Missing
 from tasks.method import Method, parse_method, standard_methods
 from tasks.parameters import Delta, Epsilon, RetrainParameters
 
@@ -143,7 +143,9 @@ def choose(
         else:
             chosen[name] = methods[name]
     if not chosen:
-        raise InputError(f"--branches is empty. Name at least one of {', '.join(methods)}")
+        raise Missing(
+            f"--branches is empty. Name at least one of {', '.join(methods)}", kind="no-branches"
+        )
     return tuple(chosen.values())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from storage.durable import write_atomically
-from storage.errors import InputError
+from storage.errors import InputError, Missing
 from tasks.branches.branch import Terms, model_for
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
@@ -69,9 +69,10 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
         try:
             origin = Origin.model_validate_json(file.read_bytes())
         except OSError:
-            raise InputError(
+            raise Missing(
                 f"plan {plan}: {file.name}, which holds its settings, is not next to it. "
-                "Give the options of `train` in place of the plan"
+                "Give the options of `train` in place of the plan",
+                kind="no-settings",
             ) from None
         except ValidationError as error:
             raise InputError(f"{first_fault(error, file.name)}. Plan again") from None

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from storage.artifacts import ArtifactRef
-from storage.errors import InputError
+from storage.errors import InputError, Missing
 from tasks.branches.branch import Terms, model_for, obstacle
 from tasks.branches.experiment import Experiment, Study, prepare
 from tasks.method import Method
@@ -23,8 +23,9 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
         )
     terms = terms_of(method)
     if method.mechanism.has_target and terms.target_epsilon is None:
-        raise InputError(
-            "method.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER"
+        raise Missing(
+            "method.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER",
+            kind="no-epsilon",
         )
     # target and delta come from the terms, as in a comparison, so that both share their stages
     mechanism = method.mechanism.without_target()[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mechanisms.mechanism import Workload
 from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
-from storage.errors import InputError
+from storage.errors import Missing
 from tasks.branches.branch import Terms, workloads
 from tasks.branches.experiment import Do, Experiment, Outcome, Study
 from tasks.branches.plan import Origin, plan_release
@@ -53,8 +53,9 @@ def refuse_early(
     if terms.target_epsilon is None and (
         aiming := [branch.name for branch in chosen if branch.aims]
     ):
-        raise InputError(
-            f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER"
+        raise Missing(
+            f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER",
+            kind="no-epsilon",
         )
     loads: dict[str, Workload] = {}
     for branch in chosen:

@@ -28,7 +28,7 @@ from storage.codelist import (
     describe_with_levels,
 )
 from storage.coding_index import CodingIndex
-from storage.errors import InputError
+from storage.errors import Missing
 from storage.ingest import read_codes
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
@@ -58,9 +58,10 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
         instead = (
             "--set model.prior=none" if model.prior == "titles" else "--set model.lexical=hashed"
         )
-        raise InputError(
+        raise Missing(
             f"model.{setting}: the code list has no titles. Give --codelist a list with titles, "
-            f"or {instead}"
+            f"or {instead}",
+            kind="no-titles",
         )
     return _step("titles", model, texts)
 

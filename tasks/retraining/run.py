@@ -113,7 +113,8 @@ def _check_code_lists(
                 "no one has reviewed. "
                 "Train without --release. `autocoder plan PLAN` then prints them with their "
                 "digest, and "
-                "`autocoder release PLAN --accept-texts DIGEST` releases"
+                "`autocoder release PLAN --accept-texts DIGEST` releases",
+                kind="unreviewed-titles",
             )
 
 

@@ -89,7 +89,8 @@ def check(engine: str) -> None:
         raise InputError(
             f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with "
             "`autocoder engine`, "
-            f"and give all machines the certificates of one folder ({CERTIFICATES})."
+            f"and give all machines the certificates of one folder ({CERTIFICATES}).",
+            kind="no-scheduler",
         ) from None
     if not workers:
         raise InputError(
@@ -232,7 +233,8 @@ def _failure(client: Client, topic: str, engine: str) -> Exception:
             return _ERRORS[kind](printable)
     return StorageError(
         f"engine {engine}: workers died at one part several times, or their program is another "
-        "version. Give them more memory, or upgrade them, and run again."
+        "version. Give them more memory, or upgrade them, and run again.",
+        kind="workers-died",
     )
 
 

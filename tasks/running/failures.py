@@ -61,7 +61,7 @@ def private_errors(stage: str) -> Iterator[None]:
                 f"{stage}: {_kind(error)} at {_place(error)}. Run again to resume, or report it."
             ) from None
         raise StorageError(
-            f"{stage}: {disk}. Free space or repair the disk, then run again."
+            f"{stage}: {disk}. Free space or repair the disk, then run again.", kind="disk"
         ) from None
 
 

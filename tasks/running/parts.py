@@ -112,7 +112,8 @@ def run_parts(
             place = "AUTOCODER_STORAGE" if own else "this workspace"
             raise StorageError(
                 f"{label}: its output is not in {place}. Give all workers the same one, and run "
-                "again"
+                "again",
+                kind="output-elsewhere",
             )
     return [ref for _, ref in outputs if ref is not None]
 
