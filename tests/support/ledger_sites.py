@@ -15,22 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import sqlalchemy as sa
-from releases import make_claim, make_plan, release_key
-from sqlalchemy import exc
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.pool import NullPool
-
-from mechanisms.privacy.events import Claim
-from storage.ledger import Ledger, Policy, ReleasePlan, chain
-from storage.ledger.database import Database, migrate
-from storage.ledger.entries import Entry
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from sqlalchemy.engine import URL, Engine
+
+    from mechanisms.privacy.events import Claim
+    from storage.ledger import Ledger, Policy, ReleasePlan
+    from storage.ledger.entries import Entry
 
 _ROLES = ("owner", "release", "training")
 DEFAULT_SERVER = "postgresql+psycopg://127.0.0.1:5432/postgres"
+
+
+def engine_of(url: str | URL, **options: Any) -> Engine:
+    """Returns an engine that keeps no connection."""
+    import sqlalchemy as sa
+    from sqlalchemy.pool import NullPool
+
+    return sa.create_engine(url, poolclass=NullPool, **options)
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,21 @@ class Site:
 
     def open(self, policy: Policy | None = None, **options: Any) -> Ledger:
         """As the releasing worker, whose key is the same in all tests."""
+        from releases import release_key
+
+        from storage.ledger import Ledger
+
         return Ledger.open(self.url, policy=policy, key=release_key(), **options)
 
     def sql(self, *statements: str, owner: bool = False) -> None:
         """Run statements past the ledger, each in the same transaction."""
-        engine = sa.create_engine(self.owner_url if owner else self.url, poolclass=NullPool)
+        engine = engine_of(self.owner_url if owner else self.url)
         with engine.begin() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        engine = sa.create_engine(self.owner_url, poolclass=NullPool)
+        engine = engine_of(self.owner_url)
         with engine.connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(query)]
 
@@ -73,7 +80,9 @@ def append_past(
     """Adds an entry past the ledger's own checks, signed with a key or by no one; returns its row's
     number.
     """
-    plain = entry.as_json() if isinstance(entry, Entry) else entry
+    from storage.ledger import chain
+
+    plain = entry if isinstance(entry, dict) else entry.as_json()
     with ledger.database.write() as connection:
         return chain.append(connection, plain, key=key).sequence
 
@@ -81,9 +90,12 @@ def append_past(
 @pytest.fixture(scope="session")
 def postgres_server() -> URL:
     """A server that may create databases and roles, or a skip with the reason."""
+    from sqlalchemy import exc
+    from sqlalchemy.engine import make_url
+
     url = make_url(os.environ.get("AUTOCODER_TEST_POSTGRES", DEFAULT_SERVER))
     try:
-        engine = sa.create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 3})
+        engine = engine_of(url, connect_args={"connect_timeout": 3})
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
     except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
@@ -102,7 +114,7 @@ def postgres_database(postgres_server: URL) -> Iterator[Site]:
     """
     tag = uuid.uuid4().hex[:10]
     names = {"db": f"autocoder_test_{tag}"} | {role: f"autocoder_{role}_{tag}" for role in _ROLES}
-    admin = sa.create_engine(postgres_server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    admin = engine_of(postgres_server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         for role in _ROLES:
             connection.exec_driver_sql(
@@ -128,11 +140,13 @@ def postgres_database(postgres_server: URL) -> Iterator[Site]:
 @pytest.fixture
 def postgres_site(postgres_server: URL, postgres_database: Site) -> Site:
     """That database with fresh tables: what the test before left in it, connections too, is gone."""
+    from sqlalchemy.engine import make_url
+
+    from storage.ledger.database import Database, migrate
+
     app, owner = make_url(postgres_database.url), make_url(postgres_database.owner_url)
     training = make_url(postgres_database.training_url)
-    admin = sa.create_engine(
-        postgres_server.set(database=app.database), poolclass=NullPool, isolation_level="AUTOCOMMIT"
-    )
+    admin = engine_of(postgres_server.set(database=app.database), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         others = (
             "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -193,9 +207,13 @@ def small_disks() -> tuple[str, ...]:
 
 @pytest.fixture
 def plan() -> Callable[..., ReleasePlan]:
+    from releases import make_plan
+
     return make_plan
 
 
 @pytest.fixture
 def claim() -> Callable[..., Claim]:
+    from releases import make_claim
+
     return make_claim

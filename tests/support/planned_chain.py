@@ -1,14 +1,16 @@
 """A plan of a finished chain, for tests that try to release other than it says."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import tiny_jobs
 
-from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import ledger_access, publish
-from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context
+if TYPE_CHECKING:
+    from tasks.parameters import RetrainParameters
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
 SMALL = {"epochs": 2, "batch_size": 64}
 
@@ -19,6 +21,8 @@ def chosen(
 ) -> tuple[Context, RetrainParameters]:
     """A workspace, and the settings of a small training run in it."""
     from storage.demo_data import write_demo_data
+    from tasks.parameters import RetrainParameters
+    from tasks.running.stage import Context
 
     home = tmp_path_factory.mktemp("made")
     written = write_demo_data(home / "source", records=240, seed=3)
@@ -52,6 +56,9 @@ def chosen(
 @pytest.fixture(scope="module")
 def made(chosen: tuple[Context, RetrainParameters]) -> tuple[Context, PlannedRelease]:
     """The plan of a finished chain, and its workspace."""
+    from tasks.releasing import publish
+    from tasks.releasing.plan import PlannedRelease
+
     context, parameters = chosen
     planned = planned_chain(context, parameters)
     case = publish.save_plan(context, planned, parameters.release)
@@ -63,11 +70,16 @@ def made(chosen: tuple[Context, RetrainParameters]) -> tuple[Context, PlannedRel
 
 def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRelease:
     """Run the chain; its last round, planned under no ledger yet."""
+    import tiny_jobs
+
     return tiny_jobs.planned(context, parameters, tiny_jobs.fitted(context, parameters))
 
 
 def nothing_charged(context: Context, planned: PlannedRelease | None = None) -> bool:
     """No release, of this plan if there is one, is in the ledger, in whatever state."""
+    from tasks.parameters import BundleParameters
+    from tasks.releasing import ledger_access
+
     return not [
         row
         for row in ledger_access.open_ledger(context, BundleParameters()).releases()

@@ -1,23 +1,24 @@
 """A real bundle, sealed, made without training: tests copy it and attack the copy."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from releases import make_event, make_plan
 
-from storage.bundle.folder import PROOF, SIGNATURE
-from storage.bundle.trust import Trust
-from storage.ledger import Ledger, ReleasePlan, ReleaseRow
-from tasks.fitting.candidate import Candidate
-from tasks.fitting.ingest import ingest_records
+if TYPE_CHECKING:
+    import numpy as np
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from storage.bundle.trust import Trust
+    from storage.ledger import Ledger, ReleasePlan, ReleaseRow
+    from tasks.fitting.candidate import Candidate
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Sealed:
 
     def copy(self, place: Path, *, seal: bool = True) -> Path:
         """A copy to attack, without its seal if so wished."""
+        from storage.bundle.folder import PROOF, SIGNATURE
+
         made = place / self.folder.name
         shutil.copytree(self.folder, made)
         if not seal:
@@ -51,11 +54,11 @@ class Sealed:
 
     def unsigned_proof(self, folder: Path) -> Path:
         """Make a copy that was changed pass for whole, as anyone who needs no signature can."""
-        (folder / SIGNATURE).unlink(missing_ok=True)
         from storage.artifacts import digest
-        from storage.bundle.folder import content_files
+        from storage.bundle.folder import PROOF, SIGNATURE, content_files
         from storage.bundle.proof import proof_of
 
+        (folder / SIGNATURE).unlink(missing_ok=True)
         files = content_files(folder)
         row = replace(self.row, bundle_digest=digest(files))
         (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=None)))
@@ -64,6 +67,8 @@ class Sealed:
 
 def plan(key: str, candidate: Candidate | None = None) -> ReleasePlan:
     """A release of synthetic records, and of a candidate's artifacts."""
+    from releases import make_event, make_plan
+
     claim = {"epsilon": 3.0, "sensitivity": 1.5, "draws": 99, "neighbouring_relation": "add-remove"}
     own: Any = {"population": "demo", "cohorts": ("2021", "2022"), "requester": "Jane Requester"}
     own |= {"release_label": key, "event": make_event(sensitivity=1.5)}
@@ -119,10 +124,14 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
     from mechanisms.model import checkpoint
     from storage.bundle import folder as bundle
     from storage.bundle.seal import release_key, seal
+    from storage.bundle.trust import Trust
     from storage.datasets import load_split
     from storage.demo_data import write_demo_data
     from storage.egress.allow_list import CONTENT
+    from storage.ledger import Ledger
     from tasks.bundle import fill
+    from tasks.fitting.candidate import Candidate
+    from tasks.fitting.ingest import ingest_records
     from tasks.parameters import BundleParameters, DataParameters
     from tasks.running.stage import Context, run_step
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from mechanisms.model.config import ModelConfig
 
 _WHO = ("employee", "worker", "driver", "roofer", "nurse", "technician")
 _DID = ("fell from", "slipped on", "was struck by", "was caught in", "lifted", "touched")
@@ -102,6 +99,8 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _save(kind: Any, config: Any, tokenizer: Any, folder: Path) -> Path:
+    import torch
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
         kind(config).save_pretrained(folder)
@@ -131,6 +130,7 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     nor in a ledger.
     """
     from mechanisms.model import classifier, export, onnx_graph
+    from mechanisms.model.config import ModelConfig
 
     folder = tmp_path_factory.mktemp("bundles") / "tiny"
     config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
