@@ -106,12 +106,12 @@ def text_of(cell: Any) -> str:
 
 
 def main(kind: str, memory: int, *settings: str) -> int:
-    # guard: test_parquet_that_takes_all_memory
     try:
         import resource
     except ImportError:  # Windows has no such limit
         pass
     else:
+        # guard: test_parquet_that_takes_all_memory
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         if kind == "parquet":
