@@ -102,6 +102,10 @@ ReadCodelist = Annotated[
         "widths=[8,60]. Repeatable.",
     ),
 ]
+ReadCorrespondence = Annotated[
+    list[str] | None,
+    more("--read-correspondence", help="How the correspondence is read, as --read. Repeatable."),
+]
 AllowUnlisted = Annotated[
     bool,
     more(

@@ -36,6 +36,7 @@ def relabel(
     ] = 0.8,
     read: options.Read = None,
     read_codelist: options.ReadCodelist = None,
+    read_correspondence: options.ReadCorrespondence = None,
     home: options.Home = None,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
@@ -59,24 +60,24 @@ def relabel(
     options.require_writable("--out", out, overwrite=overwrite)
     reading = options.read_options(read)
     of_list = options.read_options(read_codelist, "--read-codelist")
+    of_pairs = options.read_options(read_correspondence, "--read-correspondence")
     with private_errors("relabel"):
         from storage.codelist import read_codelist as listed_codes
         from storage.tables.narratives import Narratives
         from storage.tables.reader import survey
-        from tasks.coding.relabel import Relabelling, read_correspondence
-        from tasks.coding.relabel import relabel as write_relabelled
+        from tasks.coding import relabel as relabelling
 
         narratives = Narratives(tuple(text or ("Final Narrative",)), template)
         table = survey(data, text_columns=[code, *narratives.columns], read=reading)
         table.require_one_layout()
         listed = listed_codes(start.codelist, option="--codelist", read=of_list)
         known = [entry.code for entry in listed]
-        pairs = read_correspondence(correspondence, known)
+        pairs = relabelling.read_correspondence(correspondence, known, of_pairs)
         with ConsoleListener() as console:
             console.started("read the titles")
             coder = start.coder(home_of(home), read=of_list)
-            how = Relabelling(coder, pairs, narratives, code, threshold)
-            done = write_relabelled(table, out, how)
+            how = relabelling.Relabelling(coder, pairs, narratives, code, threshold)
+            done = relabelling.relabel(table, out, how)
     if as_json:
         counts = {"rows": done.rows, "needs_review": done.review, "out": str(out)}
         say(json.dumps(counts | asdict(done) | coder.origin))

@@ -61,6 +61,15 @@ def test_what_the_titles_are_not_sure_of_goes_to_a_person(
     assert [row["needs_review"] for row in moved][:3] == ["false", "true", "true"]
 
 
+def test_the_correspondence_is_read_as_it_is_told(given: list[object], tmp_path: Path) -> None:
+    pairs = "".join(f"{old};{new}\n" for old, new in PAIRS)
+    (tmp_path / "pairs.csv").write_text(f"Published by the office\nold;new\n{pairs}")
+    read = ("--read-correspondence", "skip=1", "--read-correspondence", "separator=;")
+    invoke(*given, *read, "--threshold", "0.5")
+    moved = read_csv(tmp_path / "out.csv")
+    assert [(row["new_way"], row["new_code"]) for row in moved] == [row[2:] for row in ROWS]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
