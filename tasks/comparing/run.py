@@ -66,7 +66,7 @@ def refuse_early(
 def estimate_seconds(estimate: Estimate, *, seeds: int) -> float:
     """Returns the seconds of a comparison of all fits that the estimate knows."""
     fits = sum(map(estimate.of_kind, estimate.fits))
-    return seeds * fits + estimate.of_kind("features")
+    return seeds * fits + estimate.preparing
 
 
 def run(

@@ -65,5 +65,5 @@ def untrained(
     if model.prior != "none":
         prior.start(context, built, codes, words)
     if index is not None:
-        prior.start_at_index(context, built, codes, words, index)
+        prior.start_at_index(context, built, codes, index)
     return built

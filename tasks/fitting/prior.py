@@ -34,11 +34,13 @@ from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
 
 _FILE, _HEAD = "titles.safetensors", "head.safetensors"
+INDEX_TEXTS, INDEX_HEAD = "coding index", "head at the coding index"
+"""Labels of the stages of public examples."""
 
 
 def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
     """Returns the stages that a run needs before its fits: one for the code list, where its titles
-    are read.
+    are read, and two for a coding index.
 
     That is a list whose every code is a class. For observed codes, which ingest counts, `start`
     embeds them.
@@ -47,7 +49,11 @@ def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
     codelist = data.complete_codelist
     if "titles" not in (model.prior, model.lexical) or codelist is None:
         return public
-    return [*public, titles(model, read_codes(codelist, data.ingest).codes)]
+    codes = read_codes(codelist, data.ingest).codes
+    public.append(titles(model, codes))
+    if model.prior_examples and (index := data.coding_index) is not None:
+        public += [entries(model, index), head_at_index(model, codes, index)]
+    return public
 
 
 def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
@@ -154,36 +160,47 @@ def start(
 
 
 def start_at_index(
-    context: Context,
-    built: Classifier,
-    codes: Sequence[Code],
-    lexicon: Lexicon | None,
-    index: CodingIndex,
+    context: Context, built: Classifier, codes: Sequence[Code], index: CodingIndex
 ) -> None:
     """Moves a head that starts at titles to the entries of a public index, near the titles."""
-    step = _index_step(built, codes, lexicon, index)
+    step = head_at_index(built.config, codes, index)
     folder = context.store.open(step.find(context.store) or run_step(context, step))
     prior.put(built, checkpoint.load(folder / _HEAD)[0]["weight"])
 
 
-def _index_step(
-    built: Classifier, codes: Sequence[Code], lexicon: Lexicon | None, index: CodingIndex
-) -> Step:
-    model, texts = built.config, [text for text, _ in index.entries]
+def entries(model: ModelConfig, index: CodingIndex) -> Step:
+    """Embeds the texts of a coding index."""
+    return _step(INDEX_TEXTS, model, [[text for text, _ in index.entries]])
+
+
+def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex) -> Step:
+    """Finds the head at the entries of a coding index, near the titles."""
 
     def body(work: Work) -> Mapping[str, Any]:
-        embedded, _ = embeddings(work.context, _step("coding index", model, [texts]))
-        features = embedded[0]
+        lexicon = lexicon_of(work.context, model, codes)
+        built = classifier.build(
+            model,
+            num_labels=len(codes),
+            seed=0,
+            device=classifier.device_of(work.context.device),
+            lexicon=lexicon,
+        )
+        start(work.context, built, codes, lexicon)
+        features = embeddings(work.context, entries(model, index))[0][0]
         if lexicon is not None:
-            features = lexicon.join(features, lexicon.words(texts))
+            features = lexicon.join(features, lexicon.words([text for text, _ in index.entries]))
         labels = torch.tensor(index.labels(codes))
         found = prior.at_examples(built, features, labels, progress=work.progress)
         checkpoint.save(work.out / _HEAD, {"weight": found.weight}, {})
-        return {"entries": len(texts), "pull": found.pull, "left_out_loss": found.left_out_loss}
+        return {
+            "entries": len(index.entries),
+            "pull": found.pull,
+            "left_out_loss": found.left_out_loss,
+        }
 
     return Step(
         name="public-start",
-        label=f"head at {len(texts):,} public examples",
+        label=INDEX_HEAD,
         config={
             "model": model.model_dump(mode="json"),
             "codes": digest([code.as_json() for code in codes]),

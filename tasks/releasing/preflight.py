@@ -17,6 +17,7 @@ from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger
 from tasks.fitting.ingest import ingest_records
+from tasks.fitting.prior import INDEX_HEAD, INDEX_TEXTS
 from tasks.parameters import RetrainParameters, require_index
 from tasks.releasing import publish
 from tasks.releasing.ledger_access import given_policy, ledger_url
@@ -35,6 +36,8 @@ _SIDE_BY_SIDE = 5.0
 """Times as many reruns of a linear head a second, where they are one product, as one by one."""
 _WITNESSED = 3.0
 """Times as long as a fit takes one whose every noisy sum is examined."""
+_INDEX_PRODUCTS = 300
+"""Products of all entries and weights until a head is found at public examples."""
 _LABELS, _BATCH = 100, 8
 _START = 15.0
 """Seconds of imports and of Prefect."""
@@ -57,7 +60,13 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        return _START + sum(map(self.of_kind, ("features", *self.fits)))
+        return _START + self.preparing + sum(map(self.of_kind, self.fits))
+
+    @property
+    def preparing(self) -> float:
+        """Seconds of encoding, and of a head at public examples, once for all fits."""
+        kinds = ("features", INDEX_TEXTS, INDEX_HEAD)
+        return sum(self.of_kind(kind) for kind in kinds if kind in self.stages)
 
     @property
     def measured(self) -> bool:
@@ -154,10 +163,21 @@ class Estimate:
                 "epoch": train * scale / _TRAIN_PER_SECOND[device],
             }
             disk = 0
+        stages |= _of_index(parameters, width=width, per_second=_ENCODE_PER_SECOND[device] / scale)
         stages |= {name: _seconds(load, stages) for name, load in fits.items()}
         vectors = sum(load.vectors for load in fits.values())
         disk += vectors * trained * 4 + trained * 16 + size * 4
         return Estimate(records, train, trained, int(disk), stages, fits, timed)
+
+
+def _of_index(parameters: RetrainParameters, *, width: int, per_second: float) -> dict[str, float]:
+    """Returns the seconds of the stages of a coding index; none where there is none."""
+    index = parameters.data.coding_index
+    if index is None:
+        return {}
+    number, codes = len(index.entries), len({code for _, code in index.entries})
+    products = number * width * codes / _PRODUCTS_PER_SECOND
+    return {INDEX_TEXTS: number / per_second, INDEX_HEAD: _INDEX_PRODUCTS * products}
 
 
 def _seconds(load: Workload, stages: Mapping[str, float]) -> float:

@@ -23,6 +23,7 @@ from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing import preflight
+from tasks.retraining.run import dry_run
 from tasks.running.stage import Context, run_step
 
 
@@ -170,6 +171,9 @@ def test_a_head_starts_at_a_coding_index(tiny_bert: Path, tmp_path: Path) -> Non
     with_index, without = (ingest_records(each.data) for each in (parameters, plain))
     assert with_index.config != without.config
     dataset = run_step(context, with_index).path
+    steps = prior.stages(started, parameters.data)
+    assert [step.name for step in steps] == ["titles", "titles", "public-start"]
+    assert not any(step.find(context.store) for step in steps)
 
     def head(model: ModelConfig, seed: int) -> torch.Tensor:
         part = build(context, model, dataset, seed=seed).whole.head
@@ -179,6 +183,11 @@ def test_a_head_starts_at_a_coding_index(tiny_bert: Path, tmp_path: Path) -> Non
     assert torch.equal(head(started, 1), head(started, 2))
     assert not torch.equal(head(started, 1), head(model_for(method, plain), 1))
     assert len(list((context.workspace.private / "stages" / "public-start").iterdir())) == 1
+    assert all(step.find(context.store) for step in steps), (
+        "what a builder found is what is planned"
+    )
+    names = [step.name for step, _ in dry_run(parameters, context).steps]
+    assert names[:4] == ["ingest", "titles", "titles", "public-start"]
 
 
 @pytest.mark.parametrize(("settings", "noise"), [({}, None), ({"weight_noise": 0.5}, 0.5)])

@@ -9,8 +9,10 @@ import pytest
 import tiny_jobs
 
 from mechanisms.mechanism import Workload
+from storage.codelist import read_codelist
 from storage.errors import InputError
 from tasks.comparing.run import estimate_seconds
+from tasks.fitting.prior import INDEX_HEAD, INDEX_TEXTS
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
 from tasks.releasing.preflight import Estimate
@@ -133,3 +135,24 @@ def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
     """In any precision an engine gives what one process gives, so that nothing else is refused."""
     with pytest.raises(InputError, match="--engine 0"):
         preflight.check(Context(home=str(tmp_path), engine="0"), parameters, {})
+
+
+def test_a_coding_index_takes_time_once(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Its texts are encoded, and a head is found at them, before all fits: more for more entries."""
+    data = tiny_jobs.demo(tmp_path / "data", population="demo")
+    code = read_codelist(Path(data["codelist"]))[0].code
+    told: dict[int, Estimate] = {}
+    for number in (0, 100, 300):
+        index = tmp_path / f"index-{number}.csv"
+        index.write_text("text,code\n" + "".join(f"case {n},{code}\n" for n in range(number)))
+        examples = {"examples": str(index)} if number else {}
+        chosen = tiny_jobs.retrain(data | examples, tiny_roberta, model={"prior": "titles"})
+        told[number] = Estimate.of(chosen, rows=10_000, device="cpu", fits=FITS, timed={})
+    added = {number: each.seconds - told[0].seconds for number, each in told.items()}
+    assert added[300] == pytest.approx(3 * added[100])
+    labels = (INDEX_TEXTS, INDEX_HEAD)
+    assert added[100] == pytest.approx(told[100].of_labels(labels) - told[0].of_labels(labels))
+    assert added[100] > 0
+    more = {seeds: estimate_seconds(told[100], seeds=seeds) for seeds in (1, 2)}
+    plain = {seeds: estimate_seconds(told[0], seeds=seeds) for seeds in (1, 2)}
+    assert more[1] - plain[1] == pytest.approx(more[2] - plain[2])
