@@ -44,6 +44,7 @@ async function codeFirst(file, column) {
   if (!response.ok) throw new Error(await refusal(response));
   const coded = readTable(await response.text());
   if (coded.rows.length !== Number(response.headers.get("X-Rows"))) throw new Error("the answer ended early. Open the file again.");
+  at("warnings").replaceChildren(...warnedBy(response));
   return coded;
 }
 at("open").addEventListener("submit", async (event) => {
@@ -58,6 +59,7 @@ at("open").addEventListener("submit", async (event) => {
     const response = await fetch("codes", { headers: headers("application/json") });
     if (!response.ok) throw new Error(await refusal(response));
     const list = await response.json();
+    at("warnings").replaceChildren();
     const coded = table.columns.includes("code") ? table : await codeFirst(file, column);
     const other = at("task").value === "adjudicate" && at("other").files[0] ? await readFile(at("other").files[0]) : null;
     begin(coded, list, column, other, file.name);

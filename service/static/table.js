@@ -17,6 +17,11 @@ async function refusal(response) {
   if (response.status === 401) return "Enter your API key.";
   try { return (await response.json()).detail; } catch { return "the service answered " + response.status; }
 }
+const warned = (lines) => lines.map((line) => make("p", `Warning: ${line}.`, "warning"));
+function warnedBy(response) {
+  const notes = response.headers.get("X-Warnings");
+  return warned(notes ? [notes] : []);
+}
 const percent = (share) => (100 * share).toFixed(1) + " %";
 function offerColumns(names) {
   at("column").replaceChildren(...names.map((name) => make("option", name)));

@@ -235,11 +235,28 @@ def test_a_narratives_file_is_coded_first(
         opened(page, address, tmp_path / "new.csv")
         page.locator("ol.candidates li").nth(4).wait_for()
         assert page.locator("details dt").text_content() == "id"
+        assert page.locator("#warnings p").count() == 0
         page.locator("#case").focus()
         page.keyboard.press("1")
         rows = rows_of(saved(page, "#save", tmp_path / "saved.csv"))
     assert sum(bool(row["code_by_hand"]) for row in rows) == 1
     assert all(row["code"] for row in rows)
+
+
+def test_the_service_warns_of_narratives_that_it_does_not_read(
+    address: str, tmp_path: Path
+) -> None:
+    """Of those that it codes; a file that was coded elsewhere has none."""
+    long = "Employee fell from a ladder and fractured his wrist. " * 200
+    (tmp_path / "long.csv").write_text(csv_lines([("narrative",), (long,)]), newline="")
+    (tmp_path / "coded.csv").write_text(coded(3), newline="")
+    with browsing() as page:
+        opened(page, address, tmp_path / "long.csv")
+        assert page.locator("#warnings p").count() == 1
+        assert "1 of 1 narratives" in page.inner_text("#warnings")
+        check_accessible(page)
+        opened(page, address, tmp_path / "coded.csv")
+        assert page.locator("#warnings p").count() == 0
 
 
 def test_its_arithmetic(address: str) -> None:
