@@ -125,14 +125,17 @@ def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
 
 def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping[str, Any]:
     device = classifier.device_of(work.context.device)
-    public, done = [text for kind in texts for text in kind], 0
+    public = [text for kind in texts for text in kind]
+    places = {text: place for place, text in enumerate(dict.fromkeys(public))}
+    done = 0
 
     def on_batch(number: int) -> None:
         nonlocal done
         done += number
-        work.progress(done, len(public))
+        work.progress(done, len(places))
 
-    embeddings = prior.embed(model, public, device=device, on_batch=on_batch)
+    distinct = prior.embed(model, list(places), device=device, on_batch=on_batch)
+    embeddings = distinct[[places[text] for text in public]]
     with_title = [bool(text) for text in texts[0]]
     kinds = {"embeddings": embeddings.unflatten(0, (len(texts), len(with_title)))}
     checkpoint.save(work.out / _FILE, kinds, {"with_title": with_title})

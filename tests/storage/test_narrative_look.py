@@ -1,5 +1,7 @@
 """What is said of narratives before they are read by a model: their language, and how many it cuts."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,19 @@ def test_a_language_that_a_model_does_not_read(tmp_path: Path) -> None:
 def test_the_language_of_a_single_text(text: str, language: str | None) -> None:
     """A sentence tells it; abbreviations, signs and names are of none."""
     assert look_at_texts([text]).language == language
+
+
+def test_single_texts_are_looked_at_as_those_of_a_table(tmp_path: Path) -> None:
+    texts = [FRENCH, "工人 " * 90, "", "short", "word " * 127]
+    alone, of_table = look_at_texts(texts), look(tmp_path / "in.csv", texts)
+    assert (alone.narratives, alone.language) == (of_table.narratives, of_table.language)
+    assert alone.lengths.tolist() == of_table.lengths.tolist()
+
+
+def test_a_single_text_imports_no_pandas() -> None:
+    """That is a second before the first answer."""
+    code = (
+        "import sys; from storage.narrative_look import look_at_texts; "
+        "assert look_at_texts(['Employee fell.']).narratives == 1; sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
