@@ -34,15 +34,15 @@ import fails.
 
 _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
-        "train": ("train:train", "Train on your records; ends with a plan, releases nothing"),
+        "train": ("train:train", "Train on your records and write a plan; releases nothing"),
         "demo-data": (
             "demo_data:demo_data",
             "Write synthetic records and their code list, to try everything",
         ),
-        "status": ("status:status", "What waits, and the command to type next"),
+        "status": ("status:status", "Show what waits, and the command to type next"),
     },
     "Decide": {
-        "plan": ("plan:plan", "Read a plan: what it would release, guarantee, cost, accuracy"),
+        "plan": ("plan:plan", "Read a plan: guarantee, cost, accuracy, leakage"),
         "audit": ("audit:audit", "Attack the model and compare with the claimed epsilon"),
         "approve": ("approve:approve", "Sign a decision on a plan or a policy"),
         "release": ("release:release", "Charge the budget, then build and sign the bundle"),
@@ -63,14 +63,14 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "sample": ("sample:sample", "Take a sample of a coded table for people to code"),
         "estimate": (
             "estimate:estimate",
-            "Agreement with people, and counts by code with intervals",
+            "Measure agreement with people, and estimate counts by code",
         ),
         "drift": ("drift:drift", "Compare a period with an earlier one"),
         "successor": ("successor:successor", "Compare a new bundle with the one in use"),
         "relabel": ("relabel:relabel", "Move coded rows to a revised classification"),
     },
     "Admin": {
-        "ledger": ("ledger:app", "Releases, budgets, verification, recovery"),
+        "ledger": ("ledger:app", "Show releases and budgets, verify, recover"),
         "codelist": ("codelist:codelist", "Write a code list from SKOS, ClaML, SDMX or FHIR"),
         "join": ("join:join", "Join two tables by an id, such as reports and their codes"),
         "deploy": ("deploy:deploy", "Register flows on a Prefect server"),

@@ -18,9 +18,11 @@ def adopt(
         Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")
     ],
     key: Annotated[
-        Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")
+        Path, typer.Option(help="The agency's first public key (PEM), obtained out of band.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to create. Pass it to later commands as --bundle.")
+    ],
     roots: bundle_options.Roots = None,
     data: Annotated[
         Path | None,
@@ -38,7 +40,7 @@ def adopt(
     sets: Annotated[
         bool,
         typer.Option(
-            "--sets", help="Also find the limits of sets, for `autocoder code --coverage`."
+            "--sets", help="Also fit the limits of sets, for `autocoder code --coverage`."
         ),
     ] = False,
     allow_unlisted: options.AllowUnlisted = False,
@@ -51,10 +53,10 @@ def adopt(
     key from it, check the bundle again, and refuse it once the file of --roots says that it was
     revoked.
 
-    It prints how often the model is right, as the agency states it, and with --data whether your
-    own records agree. Without --data the thresholds are the bundle's, if it has any: fitted on
-    the agency's test half. A few hundred records coded manually give better ones. The folder then
-    depends on your records: keep it as confidential as they are.
+    It prints how often the model is right according to the agency, and with --data whether your own
+    records agree with that. Without --data, the thresholds are the bundle's, if it has any. They
+    were fitted on the agency's test half, and a few hundred manually coded records of your own give
+    better ones. The folder then depends on your records, so keep it as confidential as they are.
 
     Examples
 

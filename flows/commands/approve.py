@@ -58,52 +58,61 @@ def approve(
     refuse: Annotated[
         bool,
         typer.Option(
-            "--refuse", help="Refuse the plan: it cannot be released any more. Needs --reason."
+            "--refuse", help="Refuse the plan, so that it can never be released. Requires --reason."
         ),
     ] = False,
     despite_audit: Annotated[
         bool,
         typer.Option(
             "--despite-audit",
-            help="Let it pass although an audit contradicts its claim, or was inconclusive where "
-            "one is required. "
-            "Needs --reason, which the privacy statement states.",
+            help=(
+                "Allow the release although an audit contradicts its claim, or although "
+                "a required audit was inconclusive. Requires --reason, which the "
+                "privacy statement quotes."
+            ),
         ),
     ] = False,
     reason: Annotated[
-        str, typer.Option(help="Reason, which the ledger records; with --policy word for word.")
+        str, typer.Option(help="Reason, which the ledger records (with --policy, word for word).")
     ] = "",
     policy: Annotated[
         Path | None,
-        typer.Option(help="Approve this budget policy instead of a plan; prints the line."),
+        typer.Option(
+            help=("Approve this budget policy instead of a plan, and print the signed line.")
+        ),
     ] = None,
     requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
     agency_key: Annotated[
         Path | None,
         typer.Option(
-            help="The agency's public key, or its roots; pinned on this machine at the first use."
+            help=(
+                "The agency's public key or roots. They are pinned on this machine at "
+                "the first use."
+            )
         ),
     ] = None,
     first_release: Annotated[
         bool,
         typer.Option(
             "--first-release",
-            help="With a pinned key: the agency released nothing yet, so no signature is in its "
-            "ledger.",
+            help=(
+                "With a pinned key: the agency has not released anything yet, so its "
+                "ledger contains no signature."
+            ),
         ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Sign without being asked, in a script.")
+        bool, typer.Option("--yes", help="Sign without asking for confirmation, for scripts.")
     ] = False,
 ) -> None:
     r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
-    The signature covers everything that the plan releases, and counts only for that plan; it is
-    saved next to the plan. One despite an audit covers the measurement too: a later audit blocks
-    again. A plan without an audit cannot pass this way, and no one can sign for their own request.
-    The budget policy names the keys that count, and how many are needed. `--print` and `--post`
-    save nothing here. Objections to a plan are shown first, and you are asked; one that `autocoder
-    release` would refuse is not approved.
+    The signature covers everything that the plan releases, counts only for that plan, and is saved
+    next to it (except with `--print` and `--post`). A signature despite an audit also covers the
+    measurement, so a later audit blocks the release again. A plan without an audit cannot pass this
+    way, and no one can sign for their own request. The budget policy lists the keys that count, and
+    how many are needed. You see all objections to a plan before you are asked to confirm. A plan
+    that `autocoder release` would refuse is not approved.
 
     Examples
 

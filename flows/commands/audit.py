@@ -28,8 +28,8 @@ def audit(
         int,
         typer.Option(
             help=(
-                "Training runs of the whole mechanism with canaries; 0: none, which satisfies "
-                "no policy."
+                "Number of repeated training runs with canaries. 0 skips them and "
+                "satisfies no policy that requires an audit."
             )
         ),
     ] = 32,
@@ -40,7 +40,8 @@ def audit(
         int,
         typer.Option(
             help=(
-                "Canary records of one more training run whose every noisy sum is checked; 0: none."
+                "Number of canary records in one more training run, in which every "
+                "noisy sum is checked. 0 skips it."
             )
         ),
     ] = 200,
@@ -49,8 +50,9 @@ def audit(
         typer.Option(
             metavar="auto|FOLDER",
             help=(
-                "Also write the model's probabilities of members and non-members, for SACRO-ML "
-                "and LeakPro; auto: into the workspace's private folder. As private as the records."
+                "Folder to write the model's probabilities of members and non-members "
+                "to, for SACRO-ML and LeakPro; `auto` is a folder in the private "
+                "workspace. The files are as confidential as the records."
             ),
         ),
     ] = None,
@@ -60,10 +62,10 @@ def audit(
 ) -> None:
     r"""Measure what the release of a plan would leak, and compare it with the claim.
 
-    Two kinds of evidence: repeated training on records and canaries chosen at random, and one more
-    training run with canary records, whose every noisy sum is checked. Both bound epsilon from
-    below. The ledger records claim and measurement. A bound above the claim, or a sum that is not
-    as stated, blocks the release; the command exits with 3.
+    It collects two kinds of evidence: repeated training on records and canaries chosen at random,
+    and one more training run with canary records, in which every noisy sum is checked. Both give a
+    lower bound on epsilon. The ledger records the claim and the measurement. A bound above the
+    claim, or a sum that differs from the claim, blocks the release, and the command exits with 3.
 
     Example
 

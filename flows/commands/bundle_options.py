@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Key = Annotated[
     Path | None,
-    options.privacy("--key", help="First public key (PEM) of the agency, from a safe source."),
+    options.privacy("--key", help="The agency's first public key (PEM), obtained out of band."),
 ]
 Roots = Annotated[
     Path | None,
@@ -31,7 +31,7 @@ Roots = Annotated[
 AllowUnsigned = Annotated[
     bool,
     options.more(
-        "--allow-unsigned", help="Take a bundle without a signature check; the rest is checked."
+        "--allow-unsigned", help="Skip the signature check. Everything else is still checked."
     ),
 ]
 _WHICH = "Bundle: folder, .tar.zst, or a folder of `autocoder adopt`."

@@ -39,18 +39,21 @@ class FileOptions:
     data: Annotated[
         Path | None,
         options.data(
-            help="Table of narratives, to be coded whole: a file, a folder of files of one layout, "
-            "or - for standard input."
+            help=(
+                "Table of narratives to code: a file, a folder of files of one layout, "
+                "or - for standard input."
+            )
         ),
     ] = None
     text: options.Text = None
     template: options.Template = None
     out: Annotated[
         Path | None,
-        options.data(help="File to write: .csv, .parquet or .jsonl; needed with --data."),
+        options.data(help="File to write: .csv, .parquet or .jsonl. Required with --data."),
     ] = None
     append: Annotated[
-        bool, options.data("--append", help="Append to an --out of the same columns.")
+        bool,
+        options.data("--append", help="Append to an existing --out file with the same columns."),
     ] = False
     overwrite: options.Overwrite = False
     read: options.Read = None
@@ -64,8 +67,8 @@ class ReviewOptions:
             min=0,
             max=1,
             help=(
-                "Score below which a person must check: adds needs_review, and the group of "
-                "codes that reaches it."
+                "Score below which a person must check the code. Adds needs_review, and "
+                "the group of codes whose total score reaches it."
             ),
         ),
     ] = None
@@ -75,8 +78,8 @@ class ReviewOptions:
             min=0,
             max=1,
             help=(
-                "In place of --threshold: the score that reached this accuracy when thresholds "
-                "were fitted."
+                "Instead of --threshold: use the score that achieved this accuracy when "
+                "thresholds were fitted."
             ),
         ),
     ] = None
@@ -86,8 +89,9 @@ class ReviewOptions:
             min=0,
             max=1,
             help=(
-                "Adds set, codes that hold the right one with this probability, by limits of the "
-                "bundle's table or of `autocoder adopt --sets`."
+                "Add the column set: codes that contain the right one with this "
+                "probability, by the limits of the bundle or of `autocoder adopt "
+                "--sets`."
             ),
         ),
     ] = None
@@ -95,9 +99,11 @@ class ReviewOptions:
         str,
         options.more(
             metavar="auto|digits|none|LIST",
-            help="Groups of codes: by digits where it is OIICS, by leading signs (digits), none, "
-            "or by columns code "
-            "and parent of a list.",
+            help=(
+                "Groups of codes: `digits` (leading characters of a code), `none`, or a "
+                "list with the columns code and parent. Default: digits for OIICS, "
+                "otherwise none."
+            ),
         ),
     ] = "auto"
     read_codelist: options.ReadCodelist = None
@@ -147,12 +153,13 @@ def code(
 ) -> None:
     r"""Code narratives with a released model, or by a published code list alone.
 
-    With --codelist no bundle is needed: the coder is the one that training would start at, by the
-    titles of the list. It has read no record, and every answer says so (model_kind: untrained).
+    With --codelist you need no bundle: the coder is the model from which training would start, made
+    from the titles of the list. It has read no record, and every answer says so (model_kind:
+    untrained).
 
     A file of any size is read and written in pieces. After an interruption, run the same command to
-    resume. Every row names its model, classification and bundle. In CSV, cells that a spreadsheet
-    would take for formulas get an apostrophe.
+    resume. Every row lists its model, classification and bundle. In CSV, a cell that a spreadsheet
+    would read as a formula gets an apostrophe in front.
 
     Examples
 

@@ -23,15 +23,19 @@ class CodelistOptions:
     codelist: Annotated[
         Path | None,
         options.data(
-            help="In place of a bundle, a published list of codes and titles: codes by its titles "
-            "alone, without any record."
+            help=(
+                "Instead of a bundle: a published list of codes and titles, to code "
+                "from its titles alone."
+            )
         ),
     ] = None
     sentence: Annotated[
         str,
         options.more(
-            help="With --codelist: a sentence as narratives say it, with {} for a title, such as "
-            "'An employee suffered {}.'."
+            help=(
+                "With --codelist: a sentence in which titles are read, with {} for the "
+                "title, such as 'An employee suffered {}.'."
+            )
         ),
     ] = ""
 

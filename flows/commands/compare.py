@@ -29,7 +29,8 @@ class SharedOptions:
         ),
     ] = None
     epsilons: Annotated[
-        str, options.privacy(help="Further targets by comma, such as 1,2,5: accuracy at each ε.")
+        str,
+        options.privacy(help="Further target ε to compare at, separated by commas, such as 1,2,5."),
     ] = ""
     seeds: Annotated[int, options.more(help="Runs per branch, from fit.seed on.")] = 5
 
@@ -38,13 +39,15 @@ def compare(
     run: options.RunOptions,
     shared: SharedOptions,
     output: options.OutputOptions,
-    branches: Annotated[str, typer.Option(help="Names by comma, or `all`.")] = "all",
+    branches: Annotated[
+        str, typer.Option(help="Names of branches, separated by commas, or `all`.")
+    ] = "all",
     engine: options.Engine = "",
 ) -> None:
     r"""Compare branches on the same records. Nothing is released; the results are internal.
 
-    Writes results.json, a table and a plot: claim, F1 with its errors and seconds of each branch at
-    each epsilon. Each branch with a claim gets a release plan, which `autocoder release` takes.
+    It writes results.json, a table and a plot with the claim, F1 with its errors, and seconds of
+    each branch at each epsilon. Each branch with a claim gets a plan for `autocoder release`.
 
     `--set rivals.epochs=10` sets what the other methods have in common: epochs, batch_size.
 

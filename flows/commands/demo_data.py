@@ -12,12 +12,14 @@ from storage.errors import InputError
 
 def demo_data(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("demo-data"),
-    records: Annotated[int, typer.Option(min=200, max=10_000_000, help="Narratives.")] = 1800,
+    records: Annotated[
+        int, typer.Option(min=200, max=10_000_000, help="Number of narratives.")
+    ] = 1800,
 ) -> None:
     """Write synthetic injury narratives in OSHA's column layout, with their code list.
 
-    Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of
-    dates.
+    The data have over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases,
+    and three years of dates.
 
     Example
 

@@ -23,7 +23,7 @@ def drift(
 ) -> None:
     """Compare codes and scores of a period with a reference; the first line is the verdict.
 
-    Exits with 3 for `drift`, with 0 otherwise.
+    It exits with 3 for `drift`, and with 0 otherwise.
 
     Examples
 

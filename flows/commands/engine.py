@@ -17,27 +17,35 @@ from storage.errors import InputError
 def engine(
     join: Annotated[
         str,
-        typer.Option(help="Compute for the scheduler at this address; empty: be the scheduler."),
+        typer.Option(
+            help=(
+                "Address of the scheduler to compute for. Without it, this process is "
+                "the scheduler."
+            )
+        ),
     ] = "",
     port: Annotated[
         int, typer.Option(min=1, max=65_535, help="Port of the scheduler, on all interfaces.")
     ] = 8786,
     processes: Annotated[
-        int, typer.Option(min=1, help="Parts at once; each takes its share of the cores.")
+        int,
+        typer.Option(
+            min=1, help="Number of parts to compute at once. Each takes its share of the cores."
+        ),
     ] = 1,
     new_certificates: Annotated[
         Path | None,
-        typer.Option(help="Make the certificates of a cluster in this new folder, and end."),
+        typer.Option(help="Create the certificates of a cluster in this new folder, and exit."),
     ] = None,
     home: options.Home = None,
 ) -> None:
     r"""Run the scheduler or a worker of a cluster that computes the parts of large stages (Dask),
     until it is stopped.
 
-    A worker needs neither records' file, ledger nor signing key. Machines share finished stages by
-    AUTOCODER_STORAGE, or have the workspace at the same path, and need the same code. Anyone who
-    holds the certificates can join the cluster and run code on its workers: copy their folder to
-    each of its machines, and set AUTOCODER_ENGINE_CERTIFICATES to it.
+    A worker needs no records file, ledger or signing key. All machines need the same code, and
+    either AUTOCODER_STORAGE or the workspace at the same path, so that they share finished stages.
+    Copy the folder of certificates to each machine and set AUTOCODER_ENGINE_CERTIFICATES to it.
+    Whoever has the certificates can join the cluster and run code on its workers.
 
     Examples
 

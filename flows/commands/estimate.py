@@ -32,7 +32,7 @@ def estimate(
         Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")
     ] = None,
     by: Annotated[
-        str, typer.Option(help="Columns that form groups, with commas: quarter,state.")
+        str, typer.Option(help="Columns that form groups, separated by commas: quarter,state.")
     ] = "",
     plot: Annotated[
         Path | None, typer.Option(help="Also plot the largest codes: .png, .svg or .pdf.")
@@ -45,14 +45,14 @@ def estimate(
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 %
+    r"""Measure the agreement of people and model, and estimate the counts of codes, with 95%
     intervals.
 
-    The model's own counts are biased: its errors do not cancel. A random sample coded manually
-    corrects them and says how far off the result may be; the codes of all rows make it more exact
-    than the sample alone. Of codes with fewer than five rows in the sample nothing is said. The
-    table holds the counts of one file: keep it as confidential as that file until your rules of
-    disclosure are applied.
+    The model's own counts are biased, because its errors do not cancel. A random sample coded
+    manually corrects them and shows how far off the result may be. The model's codes of all rows
+    make the result more exact than the sample alone. Codes with fewer than five rows in the sample
+    get no estimate. The table contains the counts of one file, so keep it as confidential as that
+    file until you have applied your disclosure rules.
 
     Examples
 

@@ -15,13 +15,13 @@ from flows.commands.terminal import say
 def handover(
     place: options.LedgerOptions,
     release: Annotated[str, typer.Argument(help="Release to hand over.")],
-    to: Annotated[str, typer.Option(help="Partner.")],
-    out: Annotated[Path, typer.Option(help="Folder for the .tar.zst.")],
+    to: Annotated[str, typer.Option(help="Name of the partner.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the .tar.zst file to.")],
     as_json: options.AsJson = False,
 ) -> None:
     r"""Pack a release for a partner, and record the handover as a row of the ledger.
 
-    The bundle is checked first, as the partner will check it. `autocoder ledger show RELEASE` names
+    The bundle is first checked as the partner will check it. `autocoder ledger show RELEASE` lists
     its partners.
 
     Example
@@ -41,7 +41,9 @@ def handover(
 
 def revoke(
     release: Annotated[str, typer.Argument(help="Release to revoke.")],
-    reason: Annotated[str, typer.Option(help="Reason; partners read it.")],
+    reason: Annotated[
+        str, typer.Option(help="Reason for the revocation, which partners can read.")
+    ],
     place: options.LedgerOptions,
     out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path(
         "roots.json"
@@ -52,8 +54,8 @@ def revoke(
     revocations.
 
     The budget stays spent. Send the file to every partner that has the bundle (`autocoder ledger
-    show RELEASE`); `autocoder verify --roots` refuses the releases that it revokes. Where a root
-    needs more signatures, each holder of a root key adds one by `autocoder keys sign`.
+    show RELEASE`); `autocoder verify --roots` refuses the releases that it revokes. If a root
+    needs more signatures, each holder of a root key adds one with `autocoder keys sign`.
 
     Example
 

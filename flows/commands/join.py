@@ -26,7 +26,7 @@ def join(
         list[str] | None,
         options.more(
             "--read-second",
-            help="How SECOND is read, where not as --read says.",
+            help="How SECOND is read, if differently from --read.",
             show_default="as --read",
         ),
     ] = None,

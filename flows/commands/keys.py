@@ -17,7 +17,7 @@ app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_i
 @options.expand_groups
 def new(
     out: Annotated[
-        Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")
+        Path, typer.Option(help="Folder for the two files. Existing files are not overwritten.")
     ],
 ) -> None:
     """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to
@@ -42,21 +42,22 @@ def root(
         list[Path] | None, typer.Option(help="Public key that signs bundles; repeatable.")
     ] = None,
     threshold: Annotated[
-        int | None, typer.Option(min=1, help="Root keys that must sign.", show_default="as before")
+        int | None,
+        typer.Option(min=1, help="Number of root keys that must sign.", show_default="as before"),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the root in days.")] = 365,
     key: Annotated[
-        list[Path] | None, typer.Option(help="Private root key that signs at once; repeatable.")
+        list[Path] | None, typer.Option(help="Private root key to sign with now; repeatable.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path(
         "roots.json"
     ),
 ) -> None:
-    r"""Make the agency's next root; without an option, its value stays that of the last root.
+    r"""Make the agency's next root. Values without an option are copied from the last root.
 
-    The first root is the workspace's public key. The next one replaces keys, restates the ledger's
-    revocations and renews the date; partners follow it if enough keys of the root before signed it.
-    Keep root keys apart from release keys, each with a different person.
+    The first root is the workspace's public key. The next root replaces keys, repeats the ledger's
+    revocations and renews the date. Partners accept it if enough keys of the previous root signed
+    it. Keep root keys apart from release keys, each with a different person.
 
     Examples
 
@@ -113,8 +114,8 @@ def sign(
     key: Annotated[Path, typer.Option(help="Private root key.")],
     home: options.Home = None,
 ) -> None:
-    """Add a signature to the newest root of a file; a complete one becomes the workspace's
-    (--home), too.
+    """Add a signature to the newest root in a file. A root with enough signatures also becomes the
+    root of the workspace (--home).
     """
     from storage.bundle.trust import incomplete, read_roots, replace_roots, sign_newest, write_roots
     from storage.ledger.heads import load_private_key

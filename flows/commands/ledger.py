@@ -45,16 +45,19 @@ def show(
         str | None, typer.Argument(help="The release's id.", metavar="[RELEASE]")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every row: evaluations, audits, budget changes too.")
+        bool,
+        typer.Option(
+            "--all", help="Show every row, including evaluations, audits and budget changes."
+        ),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the releases and what each cohort has spent of its cap; of one release all that is
-    stated of it.
+    """Show the releases and each cohort's spending, or everything that the ledger records of one
+    release.
 
-    For a cohort: what is left, and how many releases of the last size fit. Where noise is Gaussian
-    or sampled, epsilon holds at the delta of the cap and is less than the sum of the releases' own:
-    docs/explanation/how-budgets-add-up.md explains why.
+    For each cohort, it shows the remaining budget, and how many releases of the last size fit. If
+    the noise is Gaussian or sampled, the epsilon is given at the delta of the cap, and it is less
+    than the sum of the releases' own (docs/explanation/how-budgets-add-up.md explains why).
 
     Examples
 
@@ -133,11 +136,11 @@ def verify(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check every row; exit with 1 and name each bad row if the ledger was changed.
+    """Check every row. If the ledger was changed, list each bad row and exit with 1.
 
-    Without --head or --against a ledger that was cut at its end, or rewritten as a whole, looks
-    sound; --json reports this as `tail_checked`, and as `signatures_checked` the check of
-    signatures (null: no head has one).
+    Without --head or --against, a ledger that was cut at its end, or rewritten as a whole, looks
+    sound. With --json, `tail_checked` reports whether this was checked, and `signatures_checked`
+    whether signatures of heads were checked (null: no head has one).
     """
     from storage.ledger.heads import load_public_key, read_head
     from storage.ledger.report import read_export
@@ -233,7 +236,7 @@ def export(
     ],
     out: Annotated[Path | None, typer.Option(help="The file to write, or standard output.")] = None,
     release: Annotated[
-        str | None, typer.Option(help="The release, of page, record and answers.")
+        str | None, typer.Option(help="The release, for page, record and answers.")
     ] = None,
     key: Annotated[
         Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")
@@ -242,7 +245,7 @@ def export(
     """Export from the ledger for others.
 
     WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash
-    of the newest row, so that a partner can verify the ledger later), page (all that is stated of
+    of the newest row, so that a partner can verify the ledger later), page (everything recorded of
     one release, for a review board), record (of a committed release, for a public registry of
     deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
     justification, sources, code, access and authors), answers (a page that answers NIST SP
@@ -295,7 +298,10 @@ def export(
 @app.command(cls=Command)
 def migrate(
     url: Annotated[
-        str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")
+        str,
+        typer.Option(
+            envvar="AUTOCODER_LEDGER_URL", help="Database URL, with the role that owns the tables."
+        ),
     ],
     app_role: Annotated[
         str | None,
@@ -349,14 +355,14 @@ def recover(
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="A policy that missing rows may bring back without signatures."),
+        typer.Option(help="A policy that may be restored from missing rows without signatures."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the state of each release after a crash; with --apply complete or burn it.
+    """Show the state of each release after a crash. With --apply, complete or burn it.
 
-    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes.
-    Exits with 1 while a release is open. A ledger that was rolled back or lost gets its missing
+    The steps `draw`, `measure` and `build` need the model: run the same release again to resume.
+    This command exits with 1 while a release is open. A ledger that was rolled back or lost gets its missing
     rows from this workspace or the witness, after all of them were checked.
 
     Example

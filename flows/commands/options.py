@@ -51,16 +51,17 @@ Plan = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"], more(help="Device; auto: CUDA where there is a GPU.")
+    Literal["auto", "cpu", "cuda"], more(help="Device. `auto` uses CUDA if there is a GPU.")
 ]
 Engine = Annotated[
     str,
     more(
         envvar="AUTOCODER_ENGINE",
         show_envvar=False,
-        help="Who computes the parts of large stages: a number of processes here, or a cluster "
-        "at an address such as "
-        "tls://host:8786.",
+        help=(
+            "Where the parts of large stages are computed: a number of local "
+            "processes, or the address of a cluster such as tls://host:8786."
+        ),
         show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
@@ -69,19 +70,27 @@ Processes = Annotated[
     more(
         min=1,
         max=64,
-        help="Processes that train one encoder together, one per GPU where there are any.",
+        help=(
+            "Number of processes that train one encoder together, one per GPU if there are GPUs."
+        ),
     ),
 ]
 Prefix = Annotated[
-    str, more(help="What the columns start with, of a table coded by several bundles: nature_.")
+    str,
+    more(
+        help=(
+            "Prefix of the columns to read from a table that several bundles coded, "
+            "such as nature_."
+        )
+    ),
 ]
 PublishedList = Annotated[
     Path | None,
     data(
         "--codelist",
         help=(
-            "Published classification, or a bundle's codelist.csv: other codes by people are "
-            "refused."
+            "Published classification, or a bundle's codelist.csv. Codes by people "
+            "that are not on it are refused."
         ),
         show_default="the model's codes of the file",
     ),
@@ -89,17 +98,21 @@ PublishedList = Annotated[
 Read = Annotated[
     list[str] | None,
     more(
-        help="How tables are read where what they look like is not what they are: separator=;, "
-        "encoding=cp1252, "
-        "sheet=2024, skip=2 (docs/how-to/prepare-data.md). Repeatable."
+        help=(
+            "Corrects how a table is read if the detection is wrong: separator=;, "
+            "encoding=cp1252, sheet=2024, skip=2 (docs/how-to/prepare-data.md). "
+            "Repeatable."
+        )
     ),
 ]
 ReadCodelist = Annotated[
     list[str] | None,
     more(
         "--read-codelist",
-        help="How code lists are read, as --read for tables: sheet=…, names=[code,title], "
-        "widths=[8,60]. Repeatable.",
+        help=(
+            "Corrects how a code list is read, as --read does for tables: sheet=…, "
+            "names=[code,title], widths=[8,60]. Repeatable."
+        ),
     ),
 ]
 ReadCorrespondence = Annotated[
@@ -110,12 +123,12 @@ AllowUnlisted = Annotated[
     bool,
     more(
         "--allow-unlisted",
-        help="Codes by people that are not on the list count as errors of the model.",
+        help="Count codes by people that are not on the list as errors of the model.",
     ),
 ]
 Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
 Text = Annotated[
-    list[str] | None, data("--text", help="Text column; repeatable, several are joined.")
+    list[str] | None, data("--text", help="Text column. Repeat it to join several columns.")
 ]
 Template = Annotated[
     str | None,
@@ -173,21 +186,22 @@ class RunOptions:
         list[Path] | None,
         data(
             help=(
-                "Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of "
-                "one layout, or a folder of them."
+                "Records: CSV, XLSX, ODS, Parquet or JSON, also compressed. For several "
+                "files of one layout, repeat it or pass their folder."
             )
         ),
     ] = None
     text: Text = None
     label: Annotated[
-        list[str] | None, data(help="Column of the code; `train` takes several, a release each.")
+        list[str] | None,
+        data(help=("Column of the code. `train` accepts several and plans one release for each.")),
     ] = None
     codelist: Annotated[
         list[Path] | None,
         data(
             help=(
-                "Classification: CSV or XLSX with codes and titles; of several --label one "
-                "each, in order."
+                "Classification: CSV or XLSX with codes and titles. With several "
+                "--label, pass one for each, in order."
             )
         ),
     ] = None
@@ -195,25 +209,30 @@ class RunOptions:
         Path | None,
         more(
             "--examples",
-            help="Published coding index (columns text and code), such as job titles: public "
-            "examples that the head starts at, at no ε. No entry may come from the records.",
+            help=(
+                "Published coding index (columns text and code), such as job titles: "
+                "public examples that training starts from, at no cost in ε. No entry "
+                "may come from the records."
+            ),
         ),
     ] = None
     date: Annotated[str | None, more(help='Column of the date, for cohorts; "" for none.')] = None
     population: Annotated[
         str | None,
-        data(help="Name of the population that the records describe; it owns the budget."),
+        data(help="Name of the dataset (population). Each population has its own budget."),
     ] = None
     classification: Annotated[
         str | None, data(help='Classification of the code list, such as SOC; "" for none.')
     ] = None
-    classification_version: Annotated[str | None, more(help="Version of it, such as 2010.")] = None
+    classification_version: Annotated[
+        str | None, more(help="Version of the classification, such as 2010.")
+    ] = None
     settings: Annotated[
         list[str] | None,
         more(
             "--set",
             help=(
-                "Any parameter (docs/reference/parameters.md): key=value, such as "
+                "Set any parameter (docs/reference/parameters.md): key=value, such as "
                 "method.steps=40. Repeatable."
             ),
         ),
@@ -222,7 +241,10 @@ class RunOptions:
     read_codelist: ReadCodelist = None
     read_examples: Annotated[
         list[str] | None,
-        more("--read-examples", help="How the coding index is read, as --read. Repeatable."),
+        more(
+            "--read-examples",
+            help=("Corrects how the coding index is read, as --read does for tables. Repeatable."),
+        ),
     ] = None
     home: Home = None
     device: Device = "auto"
@@ -408,7 +430,7 @@ class OutputOptions:
 
     as_json: AsJson = False
     verbose: Annotated[
-        bool, more("--verbose", help="Every stage by its name, with all its figures.")
+        bool, more("--verbose", help="Print every stage by its name, with all its figures.")
     ] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:

@@ -15,17 +15,23 @@ from storage.errors import InputError
 
 
 def purge(
-    older_than: Annotated[float, typer.Option(min=1, help="Days since the last write.")] = 365,
+    older_than: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Remove stages that were last written to more than this many days ago."
+        ),
+    ] = 365,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")
+        bool,
+        typer.Option("--yes", help="Remove the stages. Without this option they are only listed."),
     ] = False,
     home: options.Home = None,
 ) -> None:
     """List, or remove with --yes, the stages of the private workspace that no one wrote to for a
     while.
 
-    Stages hold records, features, posteriors and weights. Bundles, the ledger, keys and plans stay,
-    and so does what a plan of the same period or an open release names. The ledger records what was
+    Stages contain records, features, posteriors and weights. Bundles, the ledger, keys and plans
+    stay, and so do stages that a plan of the same period or an open release needs. The ledger records what was
     removed. A later training run computes removed stages again, from the records file.
 
     Examples

@@ -19,7 +19,10 @@ from tasks.running.failures import private_errors
 def relabel(
     data: Annotated[Path, options.data(help="Table with the old codes and the texts.")],
     correspondence: Annotated[
-        Path, options.data(help="Table of the revision: columns old and new, a row each pair.")
+        Path,
+        options.data(
+            help=("Correspondence table with the columns old and new, and one row per pair.")
+        ),
     ],
     out: Annotated[Path, options.data(help="Table to write: .csv, .parquet or .jsonl.")],
     start: CodelistOptions,
@@ -43,9 +46,9 @@ def relabel(
 ) -> None:
     r"""Move codes to a revised classification: a correspondence limits, the new titles choose.
 
-    A code that became one code is replaced. Of several, the untrained coder of the new list takes
-    the one whose title fits the text best, if it is sure; the others need review. Column new_way
-    says how each row got its code.
+    A code that became one code is replaced. If it became several, the untrained coder of the new
+    list chooses the code whose title fits the text best. If it is unsure, the row needs review. The
+    column new_way says how each row got its code.
 
     Example
 

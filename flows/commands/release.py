@@ -39,7 +39,7 @@ def release(
 ) -> None:
     """Release a plan: charge the budget, sample once, bundle, record, sign.
 
-    A plan that was released before returns its bundle and spends nothing more.
+    If the plan was released before, this returns its bundle and spends nothing more.
 
     Example
 

@@ -21,15 +21,21 @@ def sample(
             show_default="the one with the longest texts",
         ),
     ] = None,
-    share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
+    share: Annotated[
+        float, typer.Option(min=0.0001, max=1, help="Share of all rows to select.")
+    ] = 0.05,
     rows: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Rows in all, in place of --share: more of those with low scores."
+            min=1,
+            help=(
+                "Number of rows to select, instead of --share. Rows with low scores are "
+                "selected more often."
+            ),
         ),
     ] = None,
     sensitive: Annotated[
-        list[str] | None, typer.Option(help="Code whose rows are all taken; repeatable.")
+        list[str] | None, typer.Option(help="Code of which all rows are selected; repeatable.")
     ] = None,
     prefix: options.Prefix = "",
     read: options.Read = None,
@@ -38,8 +44,8 @@ def sample(
     r"""Take a random sample of a coded table for people to code, without the model's codes.
 
     Each row has a weight, one over its chance of selection, for `autocoder estimate`. With --rows,
-    rows of low scores have more chance, since they say most about the counts (strata by code and
-    score, Neyman's allocation).
+    rows with low scores are selected more often, because they say most about the counts (strata by
+    code and score, Neyman's allocation).
 
     Examples
 

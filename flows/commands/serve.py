@@ -41,30 +41,41 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
     proxy: Annotated[
         str | None,
-        typer.Option(help="Address of the reverse proxy before it, which says who asks."),
+        typer.Option(
+            help=(
+                "Address of the reverse proxy in front of the service, which reports "
+                "the client's address."
+            )
+        ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Name by which clients ask for it, next to --host; repeatable."),
+        typer.Option(help="Host name that clients use, in addition to --host; repeatable."),
     ] = None,
     api_key_file: Annotated[
         Path | None,
         options.privacy(
-            help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"
+            help="File with one API key, or with a line NAME KEY per client.",
+            show_default=f"${KEY}",
         ),
     ] = None,
     no_key: Annotated[
-        bool, options.privacy("--no-key", help="Require no API key; only on a loopback address.")
+        bool,
+        options.privacy("--no-key", help="Require no API key. Only allowed on a loopback address."),
     ] = False,
     sensitive: Annotated[
         Path | None,
-        options.more(help="CSV with a column code: a public list, shown first in the review."),
+        options.more(
+            help=("Public CSV with a column code. Its codes are shown first in the review.")
+        ),
     ] = None,
     descriptions: Annotated[
         Path | None,
         options.data(
-            help="Code list with a column description: public, searched in the review. Default: "
-            "that of --codelist."
+            help=(
+                "Public code list with a column description, which the review searches. "
+                "Default: the list of --codelist."
+            )
         ),
     ] = None,
 ) -> None:

@@ -28,7 +28,8 @@ _QUIET = 60
 def status(
     home: options.Home = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check this installation instead: what is missing.")
+        bool,
+        typer.Option("--check", help="Check this installation instead, and report missing parts."),
     ] = False,
     prometheus: Annotated[
         bool,
@@ -48,7 +49,7 @@ def status(
     """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with
     the command to type.
 
-    Only reads. Exits with 1 when a person must act: on a failed run, a run without a heartbeat for
+    This command only reads. It exits with 1 if a person must act: on a failed run, a run without a heartbeat for
     ten minutes, a lost worker, a plan without its approvals, or a release that a crash left open.
     Runs and workers are those of the Prefect server (PREFECT_API_URL).
 

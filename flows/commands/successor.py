@@ -17,7 +17,7 @@ def successor(
     old: Annotated[Path, typer.Argument(help="Bundle in use.")],
     new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
     labelled: Annotated[
-        Path, typer.Option(help="Records coded by people, that neither model was trained on.")
+        Path, typer.Option(help="Records coded by people, on which neither model was trained.")
     ],
     unlabelled: Annotated[Path, typer.Option(help="Records of the period to code, without codes.")],
     html: Annotated[
@@ -34,7 +34,7 @@ def successor(
 ) -> None:
     r"""Compare a bundle with its successor: where the new one is better or worse, and what changes.
 
-    Differences have 95 % paired bootstrap intervals and McNemar's exact test; tests by code are
+    Differences have 95% paired bootstrap intervals and McNemar's exact test; tests by code are
     adjusted for their number. The page also shows the work left to people at each accuracy, and the
     counts that change.
 

@@ -60,8 +60,8 @@ def train(
         typer.Option(
             "--dry-run",
             help=(
-                "Read records and code list, and show stages, population, charge, budget, "
-                "expected time and disk."
+                "Read the records and the code list, and show stages, population, "
+                "charge, budget, expected time and disk space. Trains nothing."
             ),
         ),
     ] = False,
@@ -69,21 +69,22 @@ def train(
         bool | None,
         options.more(
             "--release/--plan-only",
-            help="Release the plan at once, unaudited; or stop at the plan.",
+            help="Release the plan at once without an audit, or stop at the plan.",
             show_default="--plan-only; for profile demo --release",
         ),
     ] = None,
     deploy: Annotated[
         str | None,
         options.more(
-            help="Do not run now: check these parameters, and register them under this name as a "
-            "deployment of the "
-            "Prefect server (PREFECT_API_URL)."
+            help=(
+                "Do not run now. Check these parameters and register them under this "
+                "name as a deployment of the Prefect server (PREFECT_API_URL)."
+            )
         ),
     ] = None,
     cron: Annotated[
         str | None,
-        options.more(help="With --deploy: when it runs by itself, as a cron line of five fields."),
+        options.more(help="With --deploy: schedule of the runs, as a cron line of five fields."),
     ] = None,
     time_zone: Annotated[
         str, options.more(help="Time zone of --cron, such as Europe/Paris.")
@@ -94,7 +95,7 @@ def train(
     r"""Train on a file of records, and plan the release: one formally private model, or one
     posterior sample.
 
-    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`.
+    It ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`.
     Each --label makes its own plan, from one encoding of the texts. After an interruption, run the
     same command to resume. Finished stages are reused.
 

@@ -30,11 +30,11 @@ def verify(
 ) -> None:
     r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, test vectors.
 
-    --key is the first of the agency's roots; --roots has those that followed. With it replaced keys
-    are followed, and a revoked bundle and expired roots are refused.
+    --key is the agency's first root, and --roots contains the later ones. With --roots, keys that
+    replaced the first one are accepted, and revoked bundles and expired roots are refused.
 
-    Prints what was checked, and on a second line what was not. For a bad bundle it exits with 1 and
-    names the file.
+    It prints what was checked and, on a second line, what was not. For a bad bundle, it exits with
+    1 and prints the file at fault.
 
     Examples
 

@@ -172,6 +172,6 @@ class Sets:
             "in their set, if they "
             "are sampled like the calibration's; rows of rare codes have it less "
             f"often.{of_codes} With these "
-            f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95 % "
+            f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95% "
             "confidence."
         )

@@ -22,7 +22,7 @@ function warnedBy(response) {
   const notes = response.headers.get("X-Warnings");
   return warned(notes ? [notes] : []);
 }
-const percent = (share) => (100 * share).toFixed(1) + " %";
+const percent = (share) => (100 * share).toFixed(1) + "%";
 function offerColumns(names) {
   at("column").replaceChildren(...names.map((name) => make("option", name)));
   at("column").selectedIndex = Math.max(names.findIndex((name) => /narrative|text|description/i.test(name)), 0);

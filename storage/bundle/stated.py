@@ -58,7 +58,7 @@ def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:
     whose = "a random share" if day is None else f"dated from {day} on"
     lines = [
         f"the agency states {_share(told['right'])} right and {_share(told['among_3_best'])} among "
-        f"the three best, of about {told['records']:,} of its records, {whose} (95 % intervals)"
+        f"the three best, of about {told['records']:,} of its records, {whose} (95% intervals)"
     ]
     groups = told["groups"] if len(told["groups"]) > 1 else []
     for group in sorted(groups, key=lambda one: one["right"]["estimate"])[:_WORST]:

@@ -41,7 +41,7 @@ class BranchAudit(BaseModel, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
+        stated, percent = self.figures, f"{100 * self.confidence:.6g}%"
         claim = (
             "nothing"
             if self.epsilon is None

@@ -71,7 +71,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
         except OSError:
             raise Missing(
                 f"plan {plan}: {file.name}, which holds its settings, is not next to it. "
-                "Give the options of `train` in place of the plan",
+                "Run `autocoder train` again to write both",
                 kind="no-settings",
             ) from None
         except ValidationError as error:

@@ -268,7 +268,7 @@ SECTIONS = (
         title="Formal",
         kind="formal",
         mechanisms=(),
-        lead="By any mechanism.",
+        lead="These sentences apply to every formal mechanism.",
         sentences=(
             proved(
                 "For any two training sets that differ by one unit added or removed (with n "
@@ -301,7 +301,7 @@ SECTIONS = (
             "composed",
             "prior-descent",
         ),
-        lead="Prior descent and DP-SGD, in addition.",
+        lead="For prior descent and DP-SGD, these sentences apply in addition.",
         sentences=(
             proved(
                 "ε and δ cover all training steps together and all else released with noise.",
@@ -334,7 +334,7 @@ SECTIONS = (
         title="Asymptotic-local: SWAG-PPM",
         kind="asymptotic-local",
         mechanisms=("swag-ppm",),
-        lead="One sample from a SWAG pseudo posterior; ε = 2Δ is estimated.",
+        lead="The release is one sample from a SWAG pseudo posterior, and ε = 2Δ is an estimate.",
         sentences=(
             *_PSEUDO_POSTERIOR,
             measured(
@@ -359,7 +359,7 @@ SECTIONS = (
         title="None",
         kind="none",
         mechanisms=("non-private",),
-        lead="Training without protection.",
+        lead="The model was trained without protection.",
         sentences=(
             tested(
                 "Nothing is promised; such a model cannot be released.",

@@ -274,7 +274,7 @@ def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
 
 def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
     for entry in fitted["thresholds"]:
-        start = f"{100 * entry['target_accuracy']:g} % right: "
+        start = f"{100 * entry['target_accuracy']:g}% right: "
         if entry["threshold"] is None:
             yield start + "no score reaches it with confidence"
         else:

@@ -261,7 +261,7 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
     counts = [(code, before[code], after[code]) for code in sorted(before.keys() | after.keys())]
     grouped = differences(labelled.groups, *right) if labelled.groups.any() else []
     shares = [
-        (f"{name.removeprefix('alone_at_')} %", labelled.alone[0][name], share)
+        (f"{name.removeprefix('alone_at_')}%", labelled.alone[0][name], share)
         for name, share in labelled.alone[1].items()
         if name.startswith("alone_at_") and name in labelled.alone[0]
     ]

@@ -53,7 +53,7 @@ def one_in(probability: str | float) -> str:
 
 def percent(share: float) -> str:
     """Formats a share with one digit behind the point."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def share_with_ends(figure: Mapping[str, float]) -> str:

@@ -145,7 +145,7 @@ class Measurement(Evidence):
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "
-            f"({100 * self.confidence:.6g} % confidence, {' and '.join(tests) or 'no tests'}): "
+            f"({100 * self.confidence:.6g}% confidence, {' and '.join(tests) or 'no tests'}): "
             f"{outcome}"
         )
 

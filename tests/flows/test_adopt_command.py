@@ -86,11 +86,11 @@ def test_later_commands_take_settings_from_it(
     given = ("--data", own, "--text", "Text", "--label", "Code", "--accuracy", "0.8", "--sets")
     code, said, _ = _adopt(archive, sealed, folder, *given)
     assert code == 0, said
-    assert "80 % right: score" in said
+    assert "80% right: score" in said
     assert "not checked: revocation" in said
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700, "thresholds depend on records"
     report = (folder / "report.html").read_text(encoding="utf-8")
-    assert "80 % right: score" in report
+    assert "80% right: score" in report
     assert "autocoder code --bundle" in report
     out = tmp_path / "coded.csv"
     code, said, _ = invoke("code", "--bundle", folder, "--data", own, "--out", out, "--json")

@@ -119,18 +119,18 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     assert code == 0
     assert "this ε is an estimate" in err
     assert "▲ warning  What did attacks measure?" in shown
-    assert "Not audited" in shown
+    assert "was not audited" in shown
     assert "under policy strict" in shown
     assert not re.search(r"\d\.\d{7}", shown)
     page = tmp_path / "plan.html"
     assert "objection" in command("plan", plan, "--html", page)
-    assert "Not audited" in page.read_text()
+    assert "was not audited" in page.read_text()
     with pytest.raises(InputError, match=r"--html: the folder .* does not exist"):
         command("plan", plan, "--html", tmp_path / "none" / "plan.html")
     key = str(job.home.parent / "officer" / "signing-key.pem")
     code, out, err = invoke("approve", plan, "--key", key, "--yes")
     assert (code, out) == (0, "approved by officer; 1 more needed\n")
-    quoted = [err.index(text) for text in ("Not audited", "under policy strict")]
+    quoted = [err.index(text) for text in ("was not audited", "under policy strict")]
     assert max(quoted) < err.index("signed: digest")
     assert digest[:12] in err
     copy = tmp_path / Path(plan).name

@@ -76,7 +76,7 @@ def test_results_are_internal_and_without_a_code(compared: tuple[Path, dict], ne
     folder = Path(result["folder"])
     assert folder.is_relative_to(home / "private")
     text = (folder / "results.md").read_text()
-    assert "Internal. These figures are computed from private records" in text
+    assert "its figures were computed from private records" in text
     for branch in result["branches"]:
         assert branch["title"] in text
     assert json.loads((folder / "results.json").read_text())["branches"] == result["branches"]

@@ -87,7 +87,7 @@ def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
         page.keyboard.press("u")
         assert title(page) == "Case 4"
         assert "3 of 5,000 decided" in page.inner_text("#progress")
-        assert "With the model: 66.7 %" in page.inner_text("#agreement")
+        assert "With the model: 66.7%" in page.inner_text("#agreement")
         page.keyboard.press("?")
         assert page.locator("#keys").is_visible()
         page.uncheck("#single")
@@ -148,7 +148,7 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
         page.keyboard.type("111")
         assert "at the end" in page.inner_text("#agreement")
         page.keyboard.press("1")
-        assert "With the first coder: 50.0 %" in page.inner_text("#agreement")
+        assert "With the first coder: 50.0%" in page.inner_text("#agreement")
         both = saved(page, "#save", tmp_path / "both.csv")
         opened(page, address, tmp_path / "coded.csv", coder="other")
         page.select_option("#order", "file")

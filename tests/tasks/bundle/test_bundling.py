@@ -121,6 +121,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "classification": "",
         "thresholds": None,
         "accuracy": None,
+        "untold": "the test half is too small",
         "language_code": None,
         "graphs": {},
         "sizes": {},
@@ -129,7 +130,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one training run with noise" in written
     assert "Codes free text into 3 codes (listed" in written
-    assert "The encoder is e, unchanged;" in written
+    assert "The encoder is e, unchanged." in written
     assert "rounded to bfloat16" in written
     assert "trained on what the encoder gave in bfloat16" in written
     assert "license: other" in written

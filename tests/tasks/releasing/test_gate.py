@@ -90,7 +90,7 @@ def test_a_bound_below_the_claim_passes_and_is_told(
     assert row.reserved.audit == told
     line = told.line
     assert line.startswith(
-        "claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 training runs): "
+        "claimed ε 4, measured at least ε 3.9 (95% confidence, 32 training runs): "
     )
     assert ledger.verify().ok
 

@@ -155,7 +155,7 @@ def test_the_promise_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
     assert found.answers[0].key == "promise"
     assert answer(found, "leakage").verdict == verdict
     text = plan_page.markdown(found)
-    assert text.index("What is promised") < text.index("Not audited")
+    assert text.index("What is promised") < text.index("was not audited")
     assert text.count(promise_of(claim, DRAW if claim is LOCAL else DESCENT)[1]) == 1
 
 
@@ -445,7 +445,7 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
     elsewhere = planned(FORMAL, parameters_digest="q", data_fingerprint="g")
     fit = elsewhere.candidate.model_copy(update={"fitted": make_ref("e")})
     other = answer(page(ledger, elsewhere.model_copy(update={"candidate": fit})), "accuracy")
-    assert (other.verdict, "It has no scores" in other.text) == ("note", True)
+    assert (other.verdict, "has no scores" in other.text) == ("note", True)
     compared(ledger, "non-private", 0.8)
     assert (
         "below the best model without privacy, 0.800"
@@ -534,7 +534,7 @@ def test_texts_that_leave_are_on_the_plans_own_page(ledger: Ledger) -> None:
     shown = page(ledger, plan)
     stored = plan_page.markdown(shown)
     assert plan.output.texts_digest in stored
-    assert "There are 2." in stored
+    assert "The bundle contains 2." in stored
     assert not [one for one in ("matter", "2015</b>") if one in stored]
     whole = plan_page.html(shown)
     assert "<li>code list: 1 A | matter of *our* own</li>" in whole
