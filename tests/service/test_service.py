@@ -202,7 +202,7 @@ def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
     )
     for wanted, score, shown in ((0.8, 0.25, "80"), (0.9, 0.875, "95")):
         page = TestClient(create_app(known, Settings(accuracy=wanted))).get("/").text
-        assert f'value="{score}" selected>{shown} % right' in page
+        assert f'value="{score}" selected>{shown}% right' in page
 
 
 def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
