@@ -57,9 +57,9 @@ _KEPT = 1 << 25
 _PART_KEPT = 8 * _PART
 
 
-NOISE, NOISE_AT_EXAMPLES = 0.5, 0.125
-"""Nu, and nu where the head starts at a coding index: a quarter, of four values tried on job titles
-(docs/explanation/formal-method.md).
+NOISE, NOISE_AT_EXAMPLES = 0.5, 0.0625
+"""Nu, and nu where the head starts at a coding index: the best of four values on inner folds of job
+titles (docs/studies/formal/tried.json, `noise_at_a_coding_index`).
 """
 
 
@@ -82,7 +82,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
     weight_noise: Positive | None = Field(
         default=None,
         title="Noise of a weight",
-        description="Nu of an entry of the head. Empty: 0.5, or 0.125 where the head starts at a "
+        description="Nu of an entry of the head. Empty: 0.5, or 0.0625 where the head starts at a "
         "coding index.",
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")

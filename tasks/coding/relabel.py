@@ -30,7 +30,7 @@ Way = Literal["one", "chosen", "doubtful", "no text", "unknown", "blank"]
 """One candidate; several, of which one is sure or none is; several and no text; a code that the
 correspondence has not; no code.
 """
-REVIEWED = frozenset({"doubtful", "no text", "unknown", "blank"})
+REVIEWED: frozenset[Way] = frozenset({"doubtful", "no text", "unknown", "blank"})
 _COLUMNS = (
     *("new_code", "new_title", "new_score", "new_way", "needs_review"),
     *("model", "model_kind", "classification_version", "bundle_digest"),
