@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import CalibratedMechanism, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import build
 from mechanisms.model.config import ModelConfig
@@ -35,7 +35,7 @@ class NearestMean:
 
 
 @registered
-class OutputPerturbation(Aimed, frozen=True):
+class OutputPerturbation(CalibratedMechanism, frozen=True):
     kind: Literal["output-perturbation"] = "output-perturbation"
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features"})
 

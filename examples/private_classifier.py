@@ -31,7 +31,9 @@ def main() -> None:
     X, X_test, y, y_test = train_test_split(X, y, test_size=500, random_state=0)
     public = {"classes": CODES, "bounds": (-1, 3)}  # known without the records
     for mechanism in (NonPrivate(), PriorDescent(), DpSgd(epochs=10)):
-        model = PrivateClassifier(mechanism, epsilon=5 if mechanism.has_target else None, **public)
+        model = PrivateClassifier(
+            mechanism, epsilon=5 if mechanism.needs_target_epsilon else None, **public
+        )
         # one step of a pipeline, as any other classifier; a step before it must not learn from the
         # records
         accuracy = (

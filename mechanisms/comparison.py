@@ -72,7 +72,7 @@ def compare(
     rows: dict[str, list[Any]] = {}
     first: tuple[float, np.ndarray] | None = None
     for name, mechanism in mechanisms.items():
-        for target in targets if mechanism.has_target else [None]:
+        for target in targets if mechanism.needs_target_epsilon else [None]:
             scores, resampled, claims = [], [], []
             for seed in range(seeds):
                 settings: dict[str, Any] = {"classes": classes} | options

@@ -36,8 +36,8 @@ from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
     ClassifierModel,
-    Descending,
     Fitted,
+    NoisyGradientMechanism,
     Plan,
     Records,
     Run,
@@ -62,7 +62,7 @@ PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 
 @registered
-class DpSgd(Descending, frozen=True, title="DP-SGD"):
+class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et
     al., section 3.2).
 

@@ -48,14 +48,14 @@ def require_settings(
     classes: Any,
 ) -> None:
     if (
-        mechanism.has_target
+        mechanism.needs_target_epsilon
         and epsilon is None
         and getattr(mechanism, "target_epsilon", None) is None
     ):
         raise MechanismError(
             f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example."
         )
-    if not mechanism.has_target and epsilon is not None:
+    if not mechanism.needs_target_epsilon and epsilon is not None:
         raise MechanismError(f"mechanism `{mechanism.kind}` takes no target. Leave epsilon out.")
     if epsilon is not None and not (_is_number(epsilon) and 0 < epsilon <= 1000):
         raise MechanismError(

@@ -339,7 +339,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     kind: str
 
     @property
-    def has_target(self) -> bool:
+    def needs_target_epsilon(self) -> bool:
         """Tells whether it needs a target epsilon to plan."""
         return False
 
@@ -387,7 +387,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """
 
     def plan(self, task: Task) -> Plan:
-        """Settle what is open in the settings, and solve the noise for the target; here there is
+        """Fill in unset fields, and solve the noise for the target; here there is
         nothing to do.
 
         Raises:
@@ -463,7 +463,7 @@ class Batched(Protocol):
         ...
 
 
-class Aimed(Mechanism, frozen=True):
+class CalibratedMechanism(Mechanism, frozen=True):
     """A mechanism whose noise is solved for (target_epsilon, delta); a task fills in what is left
     open.
     """
@@ -481,7 +481,7 @@ class Aimed(Mechanism, frozen=True):
     )
 
     @property
-    def has_target(self) -> bool:
+    def needs_target_epsilon(self) -> bool:
         return True
 
     def without_target(self) -> tuple[Self, float | None, float | None]:
@@ -530,7 +530,7 @@ class Aimed(Mechanism, frozen=True):
         )
 
 
-class Descending(Aimed, frozen=True):
+class NoisyGradientMechanism(CalibratedMechanism, frozen=True):
     """A mechanism of noisy steps, after releases or without."""
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:

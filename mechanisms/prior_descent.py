@@ -37,8 +37,8 @@ from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent, rate_for_noise
 from mechanisms.mechanism import (
     ClassifierModel,
-    Descending,
     Fitted,
+    NoisyGradientMechanism,
     Plan,
     Records,
     Run,
@@ -64,15 +64,15 @@ titles (docs/studies/formal/tried.json, `noise_at_a_coding_index`).
 
 
 @registered
-class PriorDescent(Descending, frozen=True, title="Prior descent"):
+class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
     """Budget and descent.
 
     >>> import numpy as np
     >>> from autocoder import PrivateClassifier
     >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> model = PrivateClassifier(PriorDescent(steps=30), epsilon=1, classes=["burn", "fall"]).fit(X, y)
-    >>> model.claim.accountant
-    'closed form of Gaussian noise (Balle and Wang 2018, theorem 8)'
+    >>> model = PrivateClassifier(PriorDescent(steps=30), epsilon=1, classes=["burn",
+    "fall"]).fit(X, y) >>> model.claim.accountant 'closed form of Gaussian noise (Balle and Wang
+    2018, theorem 8)'
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})

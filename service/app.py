@@ -1,5 +1,5 @@
-"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/metrics`, `/health`, and
-its two pages.
+"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/metrics`, `/health`,
+and its two pages.
 """
 
 import asyncio

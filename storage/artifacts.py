@@ -343,7 +343,8 @@ class Store:
             if self.shared is None:
                 raise StorageError(
                     f"release plan: its artifact {ref.kind} is in another workspace than "
-                    f"{self.private.parent}. Release it there, where the ledger charges its records",
+                    f"{self.private.parent}. Release it there, where the ledger charges its "
+                    "records",
                     kind="artifact-of-another-workspace",
                 )
             return self.adopt(ref)

@@ -45,8 +45,8 @@ class CodingIndex:
             first = self.entries[unknown[0] - 1][1]
             raise InputError(
                 f"{_OPTION}: {len(unknown):,} of {len(found):,} entries have a code that is not on "
-                f"the code list, {first[:40]!r} first (entry {unknown[0]:,}). Give an index of this "
-                "classification and level"
+                f"the code list, {first[:40]!r} first (entry {unknown[0]:,}). Give an index of "
+                "this classification and level"
             )
         return tuple(found)
 

@@ -145,7 +145,9 @@ def narratives(
             "claimed": model.claim.epsilon
         }
 
-    plain = [branch for branch, (mechanism, _) in BRANCHES.items() if not mechanism.has_target]
+    plain = [
+        branch for branch, (mechanism, _) in BRANCHES.items() if not mechanism.needs_target_epsilon
+    ]
     wanted = results.grid({"branch": BRANCHES}, epsilons, seeds, plain=plain)
     return results.fill(out / "rare-codes.csv", wanted, measure)
 

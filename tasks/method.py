@@ -75,7 +75,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
         max_length=200,
     )
     mechanism: AnyMechanism
-    on_tokens: dict[str, Any] = Field(
+    token_settings: dict[str, Any] = Field(
         default={},
         title="Settings on tokens",
         description="Settings that differ where more than a head on cached features trains.",
@@ -142,7 +142,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     @property
     def guarantee_kind(self) -> GuaranteeKind:
         """The kind of claim that a release of it has."""
-        if self.mechanism.has_target:
+        if self.mechanism.needs_target_epsilon:
             return "formal"
         return "asymptotic-local" if self.mechanism.draws else "none"
 
@@ -181,10 +181,10 @@ def chosen(value: Any) -> Any:
             f"`{base['name']}` is of kind `{base['kind']}`. Leave kind out, or choose another name"
         )
     whole = {**base, **value}
-    if base.get("on_tokens") and "on_tokens" not in value:
+    if base.get("token_settings") and "token_settings" not in value:
         # what the run says replaces the settings on tokens too
-        whole["on_tokens"] = base["on_tokens"] | settings_of(value)
-        whole["on_tokens"].pop("kind", None)
+        whole["token_settings"] = base["token_settings"] | settings_of(value)
+        whole["token_settings"].pop("kind", None)
     # guard: test_a_run_leaves_out_what_its_settings_took
     stated = [*base.get("unprotected", ()), *value.get("unprotected", ())]
     return whole | {"unprotected": tuple(dict.fromkeys(stated))}

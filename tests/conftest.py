@@ -61,13 +61,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage from here on, except among what was imported: a search there takes a second."""
+    """Collects garbage from here on, except among what was imported: a search there
+    takes a second.
+    """
     gc.freeze()
     gc.enable()
 
 
 class _ByFile(LoadFileScheduling):
-    """Files side by side, but all that share one stack in one process: they go on from each other."""
+    """Files side by side, but all that share one stack in one process: they go on
+    from each other.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]

@@ -32,7 +32,7 @@ elif has ledger_password; then
   password=$(secret ledger_password)
   export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@$POSTGRES/ledger"
 else
-  export AUTOCODER_LEDGER_CLOSED=yes
+  export AUTOCODER_NO_LEDGER=yes
 fi
 # The same for the key that signs bundles; it takes a copy that nobody else may read.
 export AUTOCODER_SIGNING_KEY="$SECRETS/signing_key"

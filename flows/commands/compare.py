@@ -11,8 +11,8 @@ from flows.commands.layout import Column, fitted_table
 from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
-_RIVALS = "rivals."
-"""What `--set` of the other methods starts with, such as rivals.epochs=10."""
+_BASELINES = "baselines."
+"""What `--set` of the other methods starts with, such as baselines.epochs=10."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SharedOptions:
         str,
         options.privacy(help="Further target ε to compare at, separated by commas, such as 1,2,5."),
     ] = ""
-    seeds: Annotated[int, options.more(help="Runs per branch, from fit.seed on.")] = 5
+    seeds: Annotated[int, options.more(help="Runs per branch, from `seed` on.")] = 5
 
 
 def compare(
@@ -49,7 +49,7 @@ def compare(
     It writes results.json, a table and a plot with the claim, F1 with its errors, and seconds of
     each branch at each epsilon. Each branch with a claim gets a plan for `autocoder release`.
 
-    `--set rivals.epochs=10` sets what the other methods have in common: epochs, batch_size.
+    `--set baselines.epochs=10` sets what the other methods have in common: epochs, batch_size.
 
     Examples
 
@@ -60,13 +60,14 @@ def compare(
       autocoder compare --profile osha-head --data injuries.csv \
           --codelist oiics201_nature.csv --branches non-private,swag-ppm
     """
-    of_rivals = [
-        setting.removeprefix(_RIVALS)
+    in_common = [
+        setting.removeprefix(_BASELINES)
         for setting in run.settings or ()
-        if setting.startswith(_RIVALS)
+        if setting.startswith(_BASELINES)
     ]
     run = replace(
-        run, settings=[setting for setting in run.settings or () if not setting.startswith(_RIVALS)]
+        run,
+        settings=[setting for setting in run.settings or () if not setting.startswith(_BASELINES)],
     )
     parameters = run.parameters()
 
@@ -77,7 +78,7 @@ def compare(
     values |= {
         "epsilons": tuple(part.strip() for part in shared.epsilons.split(",") if part.strip())
     }
-    values = apply_settings(values, of_rivals, model=CompareParameters)
+    values = apply_settings(values, in_common, model=CompareParameters)
     settings = validate(CompareParameters, values, where="compare: ")
     chosen = choose(branches, parameters, settings.all_branches)
     context = run.context(engine=engine)

@@ -362,8 +362,8 @@ def recover(
     """Show the state of each release after a crash. With --apply, complete or burn it.
 
     The steps `draw`, `measure` and `build` need the model: run the same release again to resume.
-    This command exits with 1 while a release is open. A ledger that was rolled back or lost gets its missing
-    rows from this workspace or the witness, after all of them were checked.
+    This command exits with 1 while a release is open. A ledger that was rolled back or lost gets
+    its missing rows from this workspace or the witness, after all of them were checked.
 
     Example
 

@@ -44,7 +44,8 @@ def plan(
     """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
 
     Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and
-    loss of a formal release, other releases of the same records, and signatures. This command only reads.
+    loss of a formal release, other releases of the same records, and signatures. This command only
+    reads.
 
     With --renew, the model and its claim stay the same, and the plan's account of how they were
     chosen is updated from the ledger. Approvals of the earlier plan do not count.

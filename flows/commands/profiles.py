@@ -87,7 +87,7 @@ def apply_settings(
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value under a dotted name; sections that lack are made."""
+    """Puts a value under a dotted name; missing sections are created."""
     *path, last = key.split(".")
     for part in path:
         content = content.setdefault(part, {})

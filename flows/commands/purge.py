@@ -31,8 +31,9 @@ def purge(
     while.
 
     Stages contain records, features, posteriors and weights. Bundles, the ledger, keys and plans
-    stay, and so do stages that a plan of the same period or an open release needs. The ledger records what was
-    removed. A later training run computes removed stages again, from the records file.
+    stay, and so do stages that a plan of the same period or an open release needs. The ledger
+    records what was removed. A later training run computes removed stages again, from the records
+    file.
 
     Examples
 

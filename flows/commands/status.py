@@ -49,9 +49,9 @@ def status(
     """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with
     the command to type.
 
-    This command only reads. It exits with 1 if a person must act: on a failed run, a run without a heartbeat for
-    ten minutes, a lost worker, a plan without its approvals, or a release that a crash left open.
-    Runs and workers are those of the Prefect server (PREFECT_API_URL).
+    This command only reads. It exits with 1 if a person must act: on a failed run, a run without a
+    heartbeat for ten minutes, a lost worker, a plan without its approvals, or a release that a
+    crash left open. Runs and workers are those of the Prefect server (PREFECT_API_URL).
 
     Examples
 

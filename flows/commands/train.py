@@ -95,9 +95,9 @@ def train(
     r"""Train on a file of records, and plan the release: one formally private model, or one
     posterior sample.
 
-    It ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`.
-    Each --label makes its own plan, from one encoding of the texts. After an interruption, run the
-    same command to resume. Finished stages are reused.
+    It ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release
+    PLAN`. Each --label makes its own plan, from one encoding of the texts. After an interruption,
+    run the same command to resume. Finished stages are reused.
 
     Examples
 

@@ -108,7 +108,8 @@ class GridRecords:
 
     On a processor, columns in which nearly every feature is 0, such as those of words, lie apart:
     as what a 0 adds, which is the same for all records, and sparse rows of what differs from it.
-    All are integers, so that products in two parts have the bits of one (`_require_exact_products`).
+    All are integers, so that products in two parts have the bits of one
+    (`_require_exact_products`).
 
     lengths: of the features and the constant, float64 [n].
     """
@@ -164,7 +165,9 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Block:
-    """Holds records of `GridRecords`: float64 of integers [b, d], sparse [b, a], labels, lengths."""
+    """Holds records of `GridRecords`: float64 of integers [b, d], sparse [b, a],
+    labels, lengths.
+    """
 
     dense: Tensor
     apart: csr_array | None
@@ -238,8 +241,8 @@ def _require_exact_products(weights: Tensor) -> None:
 
 
 def cut(left: Tensor, lengths: Tensor, *, norm: float) -> Tensor:
-    """Cuts rows in place, towards zero, so that the outer product of each with one of its length has
-    at most a norm, in units of 2^-SUM_BITS.
+    """Cuts rows in place, towards zero, so that the outer product of each with one of its length
+    has at most a norm, in units of 2^-SUM_BITS.
 
     Args:
         left: float64 of integers [b, l], in units of 2^-RESIDUAL_BITS.

@@ -1,7 +1,8 @@
 """Takes the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, an update of
 the parameters.
 
-    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i || grad(-l_i) || <= C_t
+    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor )
+    c_i || grad(-l_i) || <= C_t
 
 The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ
 from what runs. Sums are of integers, and their noise is rounded without error: the claim covers the

@@ -176,10 +176,10 @@ class _Ranked:
         }
 
 
-def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Returns shares that could be coded without a person, by name: `alone_at_80`, that of records
-    which the threshold for 80 % right lets through (0 without one), and so on; `surest_accuracy`
-    and `surest_share`, the best.
+def autocoded_shares(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Returns shares that could be coded without a person, by name: `coverage_at_80`, that of
+    records which the threshold for 80 % right lets through (0 without one), and so on;
+    `best_accuracy` and `best_coverage`, the best.
 
     Args:
         logits: float [n, codes], or logarithms of probabilities.
@@ -198,10 +198,10 @@ def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
         logits[order].clamp(-1e4, 1e4).cpu(), labels.cpu()[order], fitted_on="the test half"
     )
     alone = {
-        f"alone_at_{round(100 * threshold['target_accuracy'])}": threshold["coverage"] or 0.0
+        f"coverage_at_{round(100 * threshold['target_accuracy'])}": threshold["coverage"] or 0.0
         for threshold in thresholds["thresholds"]
     }
     return alone | {
-        "surest_accuracy": thresholds["reached"]["accuracy"],
-        "surest_share": thresholds["reached"]["coverage"],
+        "best_accuracy": thresholds["reached"]["accuracy"],
+        "best_coverage": thresholds["reached"]["coverage"],
     }

@@ -44,7 +44,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         default=0.95,
         lt=1,
         title="Constant k of equation 7",
-        description="Of Delta, what reweighting aims at.",
+        description="Target value of Delta after reweighting.",
     )
 
 

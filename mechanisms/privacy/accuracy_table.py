@@ -54,8 +54,9 @@ sqrt((j mu1)^2 + ((m - j) mu2)^2), which is convex in j and so at most m max(mu1
 holds for Gaussian training without a split by unit, and is not known for sampled records.
 
 **Training that samples its records** has no table, although the maximum holds for one release: an
-account adds releases by the loss distribution of their steps, and a table would have to be dominated
-by it in both directions. Where a record is added, the loss of K steps at rate q is at most
+account adds releases by the loss distribution of their steps, and a table would have to be
+dominated by it in both directions. Where a record is added, the loss of K steps at rate q is at
+most
 -K ln(1 - q), while a Gaussian's has no bound: no Gaussian table is dominated, at any noise. The
 account could only add up the claims, which costs several times as much, so that the table would not
 be free.

@@ -245,8 +245,8 @@ class StatedAccuracy:
     reached: Mapping[str, float]
     """The best accuracy above an edge, with its `threshold` and `coverage`, and that of all."""
     sets: tuple[Mapping[str, Any], ...]
-    """Limits of sets that hold the right code as often as is asked, with `CONFIDENCE`, as in
-    `thresholds.json`; without those that the noise hides.
+    """Limits of sets that hold the right code with the requested coverage and with `CONFIDENCE`, as
+    in `thresholds.json`; without those that the noise hides.
     """
 
 

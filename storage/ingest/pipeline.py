@@ -30,7 +30,7 @@ from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
 from storage.tables.inputs import files_in
 from storage.tables.json_rows import scan_json
-from storage.tables.reader import Marks, Table, open_table, to_arrow
+from storage.tables.reader import MissingValues, Table, open_table, to_arrow
 from storage.tables.source import require_columns
 
 REPORT = "report.json"
@@ -259,8 +259,8 @@ def _open(source: Path | Sequence[Path], config: IngestConfig) -> Table:
     )
 
 
-def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
-    return Marks(config.read.missing, codes={code.code for code in listed or ()})
+def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> MissingValues:
+    return MissingValues(config.read.missing, codes={code.code for code in listed or ()})
 
 
 def read_codes(codelist: Path, config: IngestConfig) -> CodeList:

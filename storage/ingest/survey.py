@@ -26,7 +26,7 @@ from storage.ingest.sampling import Digests, alike, digests
 from storage.ingest.units import several_ids, unit_forms, unit_notes
 from storage.narrative_look import Looking, NarrativeLook
 from storage.spelling import Spellings, above_finer, twins
-from storage.tables.reader import Marks, Table
+from storage.tables.reader import MissingValues, Table
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
 _REASONS = {
@@ -215,7 +215,7 @@ def survey(
     records: Table,
     config: IngestConfig,
     listed: Sequence[Code] | None,
-    marks: Marks,
+    marks: MissingValues,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Survey:
     place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
@@ -231,8 +231,8 @@ def survey(
     lacking = read.lacking
     if lacking.any() and config.empty_text == "refuse":
         raise Missing(
-            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them in, "
-            "or set "
+            f"{label}: {lacking.sum()} records without text ({lines.named(lacking)}). Fill them "
+            "in, or set "
             "data.ingest.empty_text=drop",
             kind="no-text",
         )

@@ -45,7 +45,7 @@ Rule = Literal["basic", "gaussian", "sampled"]
 
 _C = Context(prec=80)
 _UP = Context(prec=80, rounding=ROUND_CEILING)
-_APART = Decimal("0.01")
+_DELTA_SHARE_FOR_BASIC = Decimal("0.01")
 """Share of delta that an exact account sets apart for the sum of the claims."""
 _M = MPContext()
 _M.dps = 60
@@ -240,7 +240,9 @@ def _first(holds: Callable[[int], bool]) -> int:
 
 def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) -> bool:
     """Tells whether sums stay under a cap; a cap without delta bounds epsilon alone."""
-    apart = delta if rule == "basic" or delta is None else _C.multiply(delta, _APART)
+    apart = (
+        delta if rule == "basic" or delta is None else _C.multiply(delta, _DELTA_SHARE_FOR_BASIC)
+    )
     # guard: test_a_gaussian_account_has_a_hundredth_of_delta_for_sums_of_claims
     if spent.epsilon <= epsilon and (apart is None or spent.delta <= apart):
         return True
@@ -297,11 +299,15 @@ def total(spent: Loss, *, rule: Rule, delta: Decimal | None) -> Decimal:
         epsilon = gaussian_epsilon(spent.mu_squared, share)
     else:
         epsilon = _sampled_epsilon(spent.sampled or Sampled(), float(share))
-    return min(epsilon, spent.epsilon) if spent.delta <= _C.multiply(delta, _APART) else epsilon
+    return (
+        min(epsilon, spent.epsilon)
+        if spent.delta <= _C.multiply(delta, _DELTA_SHARE_FOR_BASIC)
+        else epsilon
+    )
 
 
 def _exact_share(delta: Decimal) -> Decimal:
-    return _C.multiply(delta, 1 - _APART)
+    return _C.multiply(delta, 1 - _DELTA_SHARE_FOR_BASIC)
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from storage.errors import Contradiction, InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.entries import ReleaseRow, Reserved, Row, StatedAudit
-from storage.ledger.models import GENESIS, Exact, Mark, ReleasePlan
+from storage.ledger.models import GENESIS, Exact, LedgerPosition, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS
 
 
@@ -67,7 +67,9 @@ def terms_of(plan: ReleasePlan) -> dict[str, str]:
     return terms if plan.ledger is None else terms | {"ledger": plan.ledger.text}
 
 
-def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> dict[str, str]:
+def policy_terms(
+    name: str, in_force: LedgerPosition, *, requester: str, reason: str
+) -> dict[str, str]:
     """Returns what a signature on a change of policy says of it, as text.
 
     The row of the policy in force is of this ledger and this moment, so that a signature is good

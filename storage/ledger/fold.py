@@ -1,6 +1,7 @@
 """The ledger's state: the fold of its rows, one pure function that every reader and writer uses.
 
-A row counts as what it is worth, not because it is in the chain. A release's rows, handovers and
+A row takes effect only if it is signed and follows from earlier rows; being stored is not
+enough. A release's rows, handovers and
 revocations carry the signature of a releasing worker's key, over their place in the chain too;
 approvals, refusals and changes of a policy those of the persons whose keys the policy in force
 lists. What an account is charged follows from the events of the releases that it counts, and is in
@@ -44,7 +45,7 @@ from storage.ledger.entries import (
     Row,
 )
 from storage.ledger.heads import decoded_key, key_id, verify_bytes
-from storage.ledger.models import GENESIS, SCHEMA_VERSION, Mark, ReleasePlan
+from storage.ledger.models import GENESIS, SCHEMA_VERSION, LedgerPosition, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
@@ -332,7 +333,9 @@ class State:
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
         # guard: test_rows_past_the_program
         if ALL_COHORTS in plan.cohorts or len(set(plan.cohorts)) < len(plan.cohorts):
-            problems.append("its cohorts are not such as have accounts")
+            problems.append(
+                "its cohorts cannot have accounts (an empty, repeated or reserved name)"
+            )
         try:
             matter = Matter("release", entry.plan_digest or "", terms_of(plan), plan.requester)
             self._approved(row, matter)
@@ -530,21 +533,21 @@ class State:
         return self.policy or DEFAULT_POLICY
 
     @property
-    def policy_mark(self) -> Mark:
+    def policy_mark(self) -> LedgerPosition:
         """The row of the policy in force, which a signature on the next one names."""
         if self.policy_row is None or self.ledger is None:
             raise InputError("ledger: it has no policy yet. The first one needs no signature")
-        return Mark(
+        return LedgerPosition(
             ledger=self.ledger, sequence=self.policy_row.sequence, hash=self.policy_row.hash
         )
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> LedgerPosition | None:
         """Which ledger this is and how far it went; None of an empty one."""
         return (
             None
             if self.ledger is None
-            else Mark(ledger=self.ledger, sequence=self.sequence, hash=self.hash)
+            else LedgerPosition(ledger=self.ledger, sequence=self.sequence, hash=self.hash)
         )
 
     def other_unit(self, population: str, kind: GuaranteeKind, unit: str) -> str | None:

@@ -27,7 +27,7 @@ from storage.durable import open_regular, sync
 from storage.errors import InputError, StorageError
 from storage.ledger import chain
 from storage.ledger.chain import StoredRow
-from storage.ledger.models import Mark
+from storage.ledger.models import LedgerPosition
 from storage.paths import Workspace
 
 VARIABLE = "AUTOCODER_LEDGER_WITNESS"
@@ -45,7 +45,7 @@ class ForeignLedger(StorageError):
 class _Reading:
     offset: int = 0
     lines: int = 0
-    last: Mark | None = None
+    last: LedgerPosition | None = None
     unconfirmed: list[str] = field(default_factory=list)
     """Hashes of the newest rows, which a ledger was not seen to have yet."""
 
@@ -63,7 +63,7 @@ class Journal:
     def name(self) -> str:
         return "this workspace" if self.own else f"the witness {self.file}"
 
-    def last(self) -> Mark | None:
+    def last(self) -> LedgerPosition | None:
         """Returns the newest row's mark, None where nothing was kept yet; refuses lines that do not
         follow.
         """
@@ -100,7 +100,9 @@ class Journal:
                     reading.offset += len(line)
                     if entry is not None:
                         first = entry.hash if reading.last is None else reading.last.ledger
-                        reading.last = Mark(ledger=first, sequence=entry.sequence, hash=entry.hash)
+                        reading.last = LedgerPosition(
+                            ledger=first, sequence=entry.sequence, hash=entry.hash
+                        )
                         yield entry
         except FileNotFoundError:
             return

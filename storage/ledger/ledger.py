@@ -39,7 +39,7 @@ from storage.ledger.entries import (
 from storage.ledger.fold import Release, State
 from storage.ledger.heads import key_id
 from storage.ledger.journal import Journal
-from storage.ledger.models import Evaluation, Mark, ReleasePlan
+from storage.ledger.models import Evaluation, LedgerPosition, ReleasePlan
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reader import LedgerReader
 from storage.ledger.records import RecordSet
@@ -277,7 +277,7 @@ class Ledger(LedgerReader):
             )
 
     def require_drawable(self, release_id: str, state: State | None = None) -> None:
-        """Refuses a release that may not be drawn here: one whose reservation does not bear it out.
+        """Refuses a release that may not be drawn here: one whose reservation is invalid.
 
         Its approvals, the policy, the key and the charges were checked by the fold.
         """
@@ -456,7 +456,7 @@ class Ledger(LedgerReader):
     # -- which ledger this is
     # -------------------------------------------------------------------------------
 
-    def ensure_genesis_row(self, *, requester: str) -> Mark:
+    def ensure_genesis_row(self, *, requester: str) -> LedgerPosition:
         """Return which ledger this is and how far it went; an empty one gets its first row."""
         mark = self.state().mark
         if mark is None:

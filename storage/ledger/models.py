@@ -111,7 +111,7 @@ class _Provenance(BaseModel):
     prefect_run_id: Name | None = None
 
 
-class Mark(BaseModel):
+class LedgerPosition(BaseModel):
     """A row of one ledger: which ledger, by the hash of its first row, and how far it went."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -144,7 +144,7 @@ class ReleasePlan(_Provenance):
     claim: Claim
     supersedes: Name | None = None
     """Release id that this one replaces."""
-    ledger: Mark | None = None
+    ledger: LedgerPosition | None = None
     """The ledger that it was made under, and its newest row then. It is released there alone."""
 
 

@@ -27,7 +27,7 @@ from storage.ledger.content import settled
 from storage.ledger.database import Database
 from storage.ledger.entries import Evaluated, LedgerRow, Refused, ReleaseRow, Revoked, Row
 from storage.ledger.fold import BadRow, Overlap, Release, Sought, State, fold
-from storage.ledger.models import GENESIS, Mark, ReleasePlan
+from storage.ledger.models import GENESIS, LedgerPosition, ReleasePlan
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet, Shared
 from storage.ledger.registry import (
@@ -256,7 +256,7 @@ class LedgerReader:
         self,
         *,
         heads: Iterable[Head] = (),
-        earlier: Iterable[Mark] = (),
+        earlier: Iterable[LedgerPosition] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Report:
         """Folds the whole chain anew and names every row that is not as it was written or does not
@@ -382,7 +382,7 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
 
 
 def _compare(
-    hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]
+    hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[LedgerPosition]
 ) -> list[BadRow]:
     bad, agreed, end = [], 0, max(hashes)
     for sequence, row_hash in sorted({(mark.sequence, mark.hash) for mark in (*heads, *earlier)}):

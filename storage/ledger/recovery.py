@@ -41,7 +41,7 @@ from storage.ledger.fold import fold
 from storage.ledger.heads import encoded_key
 from storage.ledger.journal import Journal, journals_of
 from storage.ledger.ledger import Ledger
-from storage.ledger.models import GENESIS, Mark
+from storage.ledger.models import GENESIS, LedgerPosition
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import register
@@ -252,7 +252,7 @@ class RollbackFinding:
     """Holds what is wrong with a ledger, and the rows that would put it right."""
 
     problem: str
-    mark: Mark
+    mark: LedgerPosition
     """The row that was used before."""
     missing: tuple[StoredRow, ...]
     """The rows that the ledger lacks, in order; empty where they do not follow its last one."""

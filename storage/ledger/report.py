@@ -18,7 +18,7 @@ from storage.figures import escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
 from storage.ledger.entries import Evaluated, HandedOver, LedgerRow, ReleaseRow, Row
-from storage.ledger.models import Mark
+from storage.ledger.models import LedgerPosition
 from storage.ledger.reader import LedgerReader
 from storage.ledger.wording import cost_text
 
@@ -181,11 +181,12 @@ def export(ledger: LedgerReader) -> str:
     return json.dumps(rows, ensure_ascii=False, indent=1)
 
 
-def read_export(path: Path) -> Sequence[Mark]:
+def read_export(path: Path) -> Sequence[LedgerPosition]:
     try:
         rows = json.loads(read_regular(path, 1 << 32))
         return [
-            Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows
+            LedgerPosition(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"])
+            for row in rows
         ]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
         raise Unreadable(f"{path}: not a JSON export of a ledger", kind="not-an-export") from error

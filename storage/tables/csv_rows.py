@@ -354,7 +354,7 @@ class _Handle:
 
 
 @dataclass
-class Seen:
+class ScanResult:
     """What a first reading of all rows found."""
 
     bad: int = 0
@@ -368,12 +368,12 @@ class Seen:
 
 
 def csv_batches(
-    source: Source, columns: Sequence[str] | None, seen: Seen | None = None
+    source: Source, columns: Sequence[str] | None, seen: ScanResult | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yields these columns of all rows as text; None: all of them, and checks their cells for open
     quotes.
     """
-    seen = seen or Seen(headers=list(source.repeated))
+    seen = seen or ScanResult(headers=list(source.repeated))
     wanted = source.columns if columns is None else tuple(columns)
     width = len(source.columns)
     names = [*map(str, range(width)), *(["blank end"] if source.blank_end else [])]

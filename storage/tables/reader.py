@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from storage.artifacts import file_digest
 from storage.errors import Contradiction, InputError, Unreadable
 from storage.tables import guarded
-from storage.tables.csv_rows import Seen, csv_batches, open_source
+from storage.tables.csv_rows import ScanResult, csv_batches, open_source
 from storage.tables.encodings import require_one_encoding
 from storage.tables.inputs import files_in, title_of
 from storage.tables.json_rows import ABSENT, json_rows, scan_json
@@ -46,7 +46,7 @@ _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
 _ROWS_A_BYTE, _FEW_ROWS = 8, 1_000_000
 
 
-class Marks:
+class MissingValues:
     """Blanks the cells that say that there is no value, and counts them by column and mark."""
 
     def __init__(self, values: Collection[str], *, codes: Collection[str] = ()) -> None:
@@ -164,7 +164,9 @@ class Table:
             for batch in part._batches(required):
                 yield from _values(part.source, batch)
 
-    def texts(self, columns: Sequence[str], marks: Marks | None = None) -> Iterator[pa.RecordBatch]:
+    def texts(
+        self, columns: Sequence[str], marks: MissingValues | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the columns in this order, every cell a string and absent ones empty, for training
         and coding.
 
@@ -196,15 +198,15 @@ class Table:
                 yield pa.RecordBatch.from_arrays(cells, names=list(columns))
 
     def text_rows(
-        self, columns: Sequence[str], marks: Marks | None = None
+        self, columns: Sequence[str], marks: MissingValues | None = None
     ) -> Generator[tuple[str, ...], None, None]:
         """Yields what `texts` does, row by row."""
         for batch in self.texts(columns, marks):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
-    def marks(self, codes: Collection[str] = ()) -> Marks:
+    def marks(self, codes: Collection[str] = ()) -> MissingValues:
         """Returns the marks of missing values to read it with, except for those that are codes."""
-        return Marks(self.options.missing, codes=codes)
+        return MissingValues(self.options.missing, codes=codes)
 
     def changed(self) -> bool:
         """Checks whether a file has other bytes than when it was opened."""
@@ -280,7 +282,7 @@ def _open_file(
     column_options: Mapping[str, str] | None,
     read: ReadOptions,
 ) -> Table:
-    source, seen, batches_read = open_source(path, option, read, required), Seen(), None
+    source, seen, batches_read = open_source(path, option, read, required), ScanResult(), None
     if source.kind == "jsonl":
         sha256 = file_digest(path)
         skipped = [0]

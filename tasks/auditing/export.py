@@ -47,7 +47,9 @@ def place_of(workspace: Workspace, plan: Path, folder: Path | None) -> Path:
 
 
 def require_one_model(candidate: Candidate) -> None:
-    """Refuses a mechanism whose every release is another sample: there is no model to attack yet."""
+    """Refuses a mechanism whose every release is another sample: there is no model
+    to attack yet.
+    """
     if candidate.is_sampled:
         raise InputError(
             "--export: each release of this mechanism is another sample, so there is no one model "

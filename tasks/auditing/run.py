@@ -12,7 +12,7 @@ from tasks.auditing import gradients, measure, result, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.result import AuditResult, BranchAudit
 from tasks.auditing.settings import AuditParameters, trial_draws_of
-from tasks.branches.branch import Terms, mechanism_for, model_for
+from tasks.branches.branch import ComparisonSettings, mechanism_for, model_for
 from tasks.branches.experiment import Do, Outcome, Study
 from tasks.branches.released import terms_of
 from tasks.comparing import run as comparison
@@ -28,7 +28,7 @@ from tasks.running.stage import Context
 def run(
     context: Context,
     parameters: RetrainParameters,
-    terms: Terms,
+    terms: ComparisonSettings,
     settings: AuditParameters,
     chosen: Sequence[Method],
     *,
@@ -61,7 +61,10 @@ def run(
 
 
 def _refuse_draws(
-    parameters: RetrainParameters, terms: Terms, settings: AuditParameters, chosen: Sequence[Method]
+    parameters: RetrainParameters,
+    terms: ComparisonSettings,
+    settings: AuditParameters,
+    chosen: Sequence[Method],
 ) -> None:
     for branch in chosen if settings.trials else ():
         trial_draws_of(branch.name, mechanism_for(branch, parameters, terms), settings)
@@ -70,7 +73,7 @@ def _refuse_draws(
 def estimate_stages(
     context: Context,
     parameters: RetrainParameters,
-    terms: Terms,
+    terms: ComparisonSettings,
     settings: AuditParameters,
     chosen: Sequence[Method],
 ) -> Estimate:
@@ -100,7 +103,7 @@ def audit_seconds(estimate: Estimate, chosen: Sequence[Method]) -> float:
     return sum(estimate.of_kind(kind) for kind in kinds if kind in estimate.stages)
 
 
-def _as_released(parameters: RetrainParameters, terms: Terms) -> Terms:
+def _as_released(parameters: RetrainParameters, terms: ComparisonSettings) -> ComparisonSettings:
     """Returns the terms with target and delta of what the run releases, where they give none."""
     released = terms_of(parameters.method)
     target = terms.target_epsilon or released.target_epsilon

@@ -14,7 +14,7 @@ from tasks.method import Method, parse_method, standard_methods
 from tasks.parameters import Delta, Epsilon, RetrainParameters
 
 
-class Terms(BaseModel, frozen=True, extra="forbid"):
+class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
     """Holds what all experiments of one run share."""
 
     target_epsilon: Epsilon | None = Field(
@@ -70,7 +70,7 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
         return standard_methods() | {method.name: method for method in own}
 
 
-class CompareParameters(Terms, frozen=True, title="Compare"):
+class CompareParameters(ComparisonSettings, frozen=True, title="Compare"):
     """Holds the terms of a comparison, and how many experiments it is."""
 
     epsilons: tuple[Epsilon, ...] = Field(
@@ -94,11 +94,13 @@ def model_for(method: Method, parameters: RetrainParameters) -> ModelConfig:
     return model.model_copy(update={"prior_examples": index.digest})
 
 
-def mechanism_for(method: Method, parameters: RetrainParameters, terms: Terms) -> Mechanism:
+def mechanism_for(
+    method: Method, parameters: RetrainParameters, terms: ComparisonSettings
+) -> Mechanism:
     """Returns the mechanism; the run fills in the settings that it leaves open."""
     mechanism = method.mechanism
-    if method.on_tokens and form_of(parameters.model) == "tokens":
-        mechanism = type(mechanism).model_validate(mechanism.model_dump() | method.on_tokens)
+    if method.token_settings and form_of(parameters.model) == "tokens":
+        mechanism = type(mechanism).model_validate(mechanism.model_dump() | method.token_settings)
     examples = bool(model_for(method, parameters).prior_examples)
     mechanism = mechanism.for_start(at_examples=examples)
     settings = parameters.open_settings(epochs=terms.epochs)
@@ -106,7 +108,9 @@ def mechanism_for(method: Method, parameters: RetrainParameters, terms: Terms) -
     return mechanism.with_defaults(settings | common)
 
 
-def parts(method: Method, parameters: RetrainParameters, terms: Terms) -> dict[str, Mechanism]:
+def parts(
+    method: Method, parameters: RetrainParameters, terms: ComparisonSettings
+) -> dict[str, Mechanism]:
     """The fits of this method in order, by the names of their stages; the last is its own."""
     mechanism = mechanism_for(method, parameters, terms)
     found = [(method.name, mechanism)]
@@ -116,7 +120,9 @@ def parts(method: Method, parameters: RetrainParameters, terms: Terms) -> dict[s
     return dict(found)
 
 
-def workloads(method: Method, parameters: RetrainParameters, terms: Terms) -> dict[str, Workload]:
+def workloads(
+    method: Method, parameters: RetrainParameters, terms: ComparisonSettings
+) -> dict[str, Workload]:
     """What each of these fits costs."""
     return {
         name: part.workload or Workload(getattr(part, "epochs", None) or terms.epochs)

@@ -18,7 +18,7 @@ from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.branches import branch as branches
-from tasks.branches.branch import Terms
+from tasks.branches.branch import ComparisonSettings
 from tasks.fitting import data, fits, prior, scores
 from tasks.fitting.ingest import ingest_records
 from tasks.method import Method
@@ -62,7 +62,7 @@ class Study:
 
     context: Context
     parameters: RetrainParameters
-    terms: Terms
+    terms: ComparisonSettings
     dataset: ArtifactRef
     prepared: ArtifactRef
     facts: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Study:
     def of(
         context: Context,
         parameters: RetrainParameters,
-        terms: Terms,
+        terms: ComparisonSettings,
         chosen: Sequence[Method],
         do: Do,
     ) -> Study:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from storage.durable import write_atomically
 from storage.errors import InputError, Missing
-from tasks.branches.branch import Terms, model_for
+from tasks.branches.branch import ComparisonSettings, model_for
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
 from tasks.method import RELEASE_BRANCH, first_fault
@@ -48,7 +48,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
     """Holds the settings of the run that made a plan, and the branch that the plan releases."""
 
     parameters: RetrainParameters
-    terms: Terms = Terms()
+    terms: ComparisonSettings = ComparisonSettings()
     branch: str = RELEASE_BRANCH
 
     def save(self, plan: Path) -> Path:

@@ -5,14 +5,14 @@ from typing import Any
 
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError, Missing
-from tasks.branches.branch import Terms, model_for, obstacle
+from tasks.branches.branch import ComparisonSettings, model_for, obstacle
 from tasks.branches.experiment import Experiment, Study, prepare
 from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, Step
 
 
-def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
+def released_branch(parameters: RetrainParameters) -> tuple[Method, ComparisonSettings]:
     """Returns the method that a training run releases, and its terms."""
     method = parameters.method
     if why := obstacle(method, parameters):
@@ -22,7 +22,7 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
             f"method: {method.name} protects nothing, and cannot be released. Choose another"
         )
     terms = terms_of(method)
-    if method.mechanism.has_target and terms.target_epsilon is None:
+    if method.mechanism.needs_target_epsilon and terms.target_epsilon is None:
         raise Missing(
             "method.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER",
             kind="no-epsilon",
@@ -32,10 +32,10 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, Terms]:
     return method.model_copy(update={"mechanism": mechanism}), terms
 
 
-def terms_of(method: Method) -> Terms:
+def terms_of(method: Method) -> ComparisonSettings:
     """Returns the terms of a release: the target and delta that its noise is solved for."""
     _, target, delta = method.mechanism.without_target()
-    return Terms(target_epsilon=target, delta=delta)
+    return ComparisonSettings(target_epsilon=target, delta=delta)
 
 
 def find_stages(

@@ -27,7 +27,9 @@ from tasks.pages.render import render
 
 @dataclass(frozen=True)
 class Deployment:
-    """Holds a drawn release, what its accounts were charged, and what the agency states about it."""
+    """Holds a drawn release, what its accounts were charged, and what the agency
+    states about it.
+    """
 
     row: ReleaseRow
     charges: Sequence[Charge]

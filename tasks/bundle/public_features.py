@@ -26,8 +26,8 @@ PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
 def logits(released: Released, texts: Sequence[str], *, encoder: str | None = None) -> Tensor:
-    """Returns `released.logits(texts)`, from features that were computed before where the model is a
-    linear head on a mean.
+    """Returns `released.logits(texts)`, from features that were computed before where the model is
+    a linear head on a mean.
     """
     model = released.model
     if not isinstance(model, MeanPooled):

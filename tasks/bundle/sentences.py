@@ -311,8 +311,8 @@ SECTIONS = (
                 ),
             ),
             tested(
-                "Training read its noise, its clip and its sampling from the event that is accounted "
-                "for.",
+                "Training read its noise, its clip and its sampling from the event that is "
+                "accounted for.",
                 "`mechanisms/descent/noisy_descent.py`; audits measure the noise and the clip that "
                 "really ran (`autocoder audit`, `tests/mechanisms/audit`).",
             ),

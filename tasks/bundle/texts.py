@@ -19,7 +19,8 @@ _SPECIAL = re.compile(
     r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>", re.ASCII
 )
 _UNSEEN = re.compile(
-    r"(?<= ) |[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+    r"(?<= ) |[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Characters that a reader does not see although Unicode calls them printable: fillers, selectors,
 further blanks.

@@ -44,7 +44,9 @@ _DEMO = "demo-data"
 
 
 def thresholds_of(stated: StatedAccuracy) -> dict[str, Any]:
-    """Returns the thresholds and sets that a table tells, for scores that have its temperature already."""
+    """Returns the thresholds and sets that a table tells, for scores that have its temperature
+    already.
+    """
     from mechanisms.privacy.stated_accuracy import CONFIDENCE
 
     records = round(stated.records)
@@ -53,7 +55,8 @@ def thresholds_of(stated: StatedAccuracy) -> dict[str, Any]:
         "temperature": 1.0,
         "thresholds": [dict(entry) for entry in stated.thresholds],
         "reached": dict(stated.reached),
-        "fitted_on": "records of the agency's test half, with noise that its budget was charged for",
+        "fitted_on": "records of the agency's test half, with noise that its budget was charged "
+        "for",
         "records": records,
         "confidence": CONFIDENCE,
     }

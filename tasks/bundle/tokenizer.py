@@ -41,8 +41,8 @@ _REPEATED = ("a", " ", "0", "-", "aA1 ", "\\n", "é", "字")
 
 
 def check_tokenizer(folder: Path, texts: Sequence[str]) -> None:
-    """Loads a bundle's tokenizer in a process of its own and gives it texts, among them long ones of
-    one sign. Does nothing where no library is installed that would read the file.
+    """Loads a bundle's tokenizer in a process of its own and gives it texts, among them long ones
+    of one sign. Does nothing where no library is installed that would read the file.
 
     Raises:
         UnsoundBundle: it cannot be loaded, or takes more time or memory than a tokenizer does.

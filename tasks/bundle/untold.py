@@ -30,8 +30,8 @@ REASONS: Mapping[Untold, str] = {
 REASONS_FOR_PARTNERS: Mapping[str, str] = {
     "no noise": "the guarantee of its mechanism is not one of Gaussian noise",
     "coupled": "one record could move others between the halves",
-    "sampled": "training read a random sample of the records at each step, next to which a table has "
-    "no exact cost",
+    "sampled": "training read a random sample of the records at each step, next to which a table "
+    "has no exact cost",
     "few": "the test half was too small for the noise",
 }
 

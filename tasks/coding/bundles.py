@@ -1,4 +1,6 @@
-"""Codes with several bundles at once: a text is encoded once for all bundles that share an encoder."""
+"""Codes with several bundles at once: a text is encoded once for all bundles that
+share an encoder.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class Bundles:
         return {prefix: scores[prefix] for prefix in self.coders}
 
     def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:
-        """Returns the cells of all bundles' columns for each narrative; a blank one gets no code."""
+        """Returns the cells of all bundles' columns for each narrative; a blank one
+        gets no code.
+        """
         scores = self.scores([text for text in texts if text.strip()])
         rows: list[Row] = [()] * len(texts)
         for columns in answers:

@@ -1,4 +1,6 @@
-"""Summarises a coded table on a page next to it: what a person must check, the scores, the codes."""
+"""Summarises a coded table on a page next to it: what a person must check, the
+scores, the codes.
+"""
 
 import shlex
 from collections import Counter

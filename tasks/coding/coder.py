@@ -188,7 +188,9 @@ class Coder:
 
     @cached_property
     def released(self) -> Released:
-        """The model itself, in torch: what explains a code, and encodes once for several bundles."""
+        """The model itself, in torch: what explains a code, and encodes once for
+        several bundles.
+        """
         from mechanisms.model import export
 
         if isinstance(self.model, export.Released) and self.model.device == export.CPU:
@@ -235,7 +237,9 @@ class Coder:
         top_k: int = 1,
         threshold: float | None = None,
     ) -> list[Coding]:
-        """Returns the codings of narratives by the scores [n, codes] of those that are not blank."""
+        """Returns the codings of narratives by the scores [n, codes] of those that
+        are not blank.
+        """
         codings = []
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         groups: list[tuple[str, float] | None] = [None] * len(scores)
@@ -342,7 +346,7 @@ _OTHERWISE = (
 """Advice for a bundle without a threshold for an accuracy."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
-CLOSED = "AUTOCODER_LEDGER_CLOSED"
+CLOSED = "AUTOCODER_NO_LEDGER"
 """Variable of a process that may not read the ledger whose address it has."""
 
 

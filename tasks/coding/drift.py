@@ -2,7 +2,7 @@
 
 | of | distance | test |
 |---|---|---|
-| codes | PSI: sum (p - q) ln(p / q), rare codes pooled, minus its expectation without drift | chi-squared |
+| codes | PSI: sum (p - q) ln(p / q), rare codes pooled, less its expectation | chi-squared |
 | scores | KS: largest distance between the two distribution functions | Kolmogorov-Smirnov |
 
 The verdict requires a significant difference that is also large enough to matter (PSI over 0.1 or

@@ -270,7 +270,9 @@ def _adjusted(table: DoubleCoded) -> Floats:
 
 
 def write_table(estimates: Estimates, out: Path) -> None:
-    """Writes a row per group and code: counts with their intervals, and shares of the group's rows."""
+    """Writes a row per group and code: counts with their intervals, and shares of
+    the group's rows.
+    """
     intervals = [f"{name}{end}" for name in ("estimate", "share") for end in ("", "_low", "_high")]
     schema = pa.schema(
         [

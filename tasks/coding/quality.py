@@ -275,9 +275,9 @@ def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -
                 others, key=order, reverse=falls
             ):
                 raise InputError(
-                    f"{place}: the codes are in order, and those of the model for the same rows are "
-                    "not: the column was sorted alone. Give the sample as it was taken, with its "
-                    "codes."
+                    f"{place}: the codes are in order, and those of the model for the same rows "
+                    "are not: the column was sorted alone. Give the sample as it was taken, with "
+                    "its codes."
                 )
 
 

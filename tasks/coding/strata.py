@@ -37,7 +37,9 @@ class Stratum:
 
 
 def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
-    """Returns code and score of every row of a coded table; the score of a row without a code is 0."""
+    """Returns code and score of every row of a coded table; the score of a row
+    without a code is 0.
+    """
     codes: list[str] = []
     scores: list[float] = []
     for number, (code, score) in enumerate(

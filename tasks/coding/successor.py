@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mechanisms.model.calibration import coded_alone
+from mechanisms.model.calibration import autocoded_shares
 from mechanisms.model.scorer import Scores
 from storage.errors import InputError
 from storage.spelling import human_codes
@@ -43,7 +43,7 @@ class Answers:
     """The codes in the table; empty without a column of them."""
     groups: NDArray[np.str_]
     alone: tuple[dict[str, float], dict[str, float]]
-    """Shares that the old and the new model can code alone, as in `coded_alone`; empty without
+    """Shares that the old and the new model can code alone, as in `autocoded_shares`; empty without
     codes.
     """
 
@@ -242,7 +242,7 @@ def answers(
         best.append(np.array([coder.model.codes[place] for place in scores_of.argmax(-1).tolist()]))
         labels = torch.tensor([places.get(code, -1) for code in right])
         alone.append(
-            coded_alone(scores_of.double().log(), labels)
+            autocoded_shares(scores_of.double().log(), labels)
             if label and bool((labels >= 0).any())
             else {}
         )
@@ -261,9 +261,9 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
     counts = [(code, before[code], after[code]) for code in sorted(before.keys() | after.keys())]
     grouped = differences(labelled.groups, *right) if labelled.groups.any() else []
     shares = [
-        (f"{name.removeprefix('alone_at_')}%", labelled.alone[0][name], share)
+        (f"{name.removeprefix('coverage_at_')}%", labelled.alone[0][name], share)
         for name, share in labelled.alone[1].items()
-        if name.startswith("alone_at_") and name in labelled.alone[0]
+        if name.startswith("coverage_at_") and name in labelled.alone[0]
     ]
     return Succession(
         old=old,

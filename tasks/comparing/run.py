@@ -11,7 +11,7 @@ from mechanisms.mechanism import Workload
 from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.errors import Missing
-from tasks.branches.branch import Terms, workloads
+from tasks.branches.branch import ComparisonSettings, workloads
 from tasks.branches.experiment import Do, Experiment, Outcome, Study
 from tasks.branches.plan import Origin, plan_release
 from tasks.method import Method
@@ -45,7 +45,10 @@ class Group:
 
 
 def refuse_early(
-    context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Method]
+    context: Context,
+    parameters: RetrainParameters,
+    terms: ComparisonSettings,
+    chosen: Sequence[Method],
 ) -> Estimate:
     """Refuses what needs no work to be refused, before Prefect's server starts; returns the
     estimate.
@@ -72,7 +75,7 @@ def estimate_seconds(estimate: Estimate, *, seeds: int) -> float:
 def run(
     context: Context,
     parameters: RetrainParameters,
-    terms: Terms,
+    terms: ComparisonSettings,
     chosen: Sequence[Method],
     *,
     do: Do,

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from storage.artifacts import ArtifactRef, Store
-from tasks.branches.branch import Terms
+from tasks.branches.branch import ComparisonSettings
 from tasks.branches.experiment import Experiment, Study
 from tasks.method import Method
 from tasks.parameters import ReleaseParameters, RetrainParameters
@@ -33,7 +33,7 @@ class Fit(BaseModel, frozen=True, extra="forbid"):
 class _Settings(BaseModel, frozen=True, extra="forbid"):
     branches: dict[str, Method]
     parameters: RetrainParameters
-    terms: Terms
+    terms: ComparisonSettings
 
 
 def finish(experiments: Sequence[Experiment]) -> None:
@@ -48,7 +48,9 @@ def finish(experiments: Sequence[Experiment]) -> None:
 
 
 def _settings_step(study: Study, branches: Sequence[Method]) -> Step:
-    terms = Terms.model_validate(study.terms.model_dump(include=set(Terms.model_fields)))
+    terms = ComparisonSettings.model_validate(
+        study.terms.model_dump(include=set(ComparisonSettings.model_fields))
+    )
     content = _Settings(
         branches={branch.name: branch for branch in branches},
         parameters=study.parameters.model_copy(update={"release": ReleaseParameters()}),

@@ -67,7 +67,7 @@ def plan(name: str, mechanism: Mechanism, task: Task | None) -> Step:
     """
     if task is None:
         return Step("plan", f"plan ({name})", {}, {"dataset": None}, _never)
-    if not mechanism.has_target:
+    if not mechanism.needs_target_epsilon:
         task = task.model_copy(update={"target_epsilon": None, "delta": _any_delta})
     asked = task
 
@@ -165,7 +165,7 @@ def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
 
 
 def follow(work: Work, settings: Mapping[str, Any]) -> None:
-    """Takes part in a fit as another rank than the first."""
+    """Takes part in a fit on a worker rank."""
     _fit(work, ModelConfig.model_validate(settings["model"]), settings["seed"])
 
 

@@ -52,7 +52,9 @@ def _score(work: Work) -> Mapping[str, Any]:
         labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"])
     )
     (work.out / "codes.json").write_text(json.dumps(rows))
-    return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
+    return figures | calibration.autocoded_shares(
+        scored["log_probabilities"], torch.from_numpy(labels)
+    )
 
 
 def _figures(

@@ -133,8 +133,8 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     if model.prior == "titles" and model.prior_examples:
         lines.append(
             "the entries of a published coding index, texts with their codes (SHA-256 "
-            f"{model.prior_examples}), through the encoder: where the head starts, near the titles. "
-            "That no entry comes from a record is the operator's word"
+            f"{model.prior_examples}), through the encoder: where the head starts, near the "
+            "titles. That no entry comes from a record is the operator's word"
         )
     if model.lexical == "titles":
         whose = (

@@ -86,8 +86,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted
         it.
 
-        Like is held against like: bounds are for one unit more or less, and so is the number
-        claimed for that.
+        Both bounds are per unit added or removed.
 
         Args:
             minimum: the least share of the claim that perfect guesses must have been able to show.

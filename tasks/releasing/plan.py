@@ -32,7 +32,7 @@ from storage.ledger import (
     ReleasePlan,
     ReleaseRow,
 )
-from storage.ledger.models import Mark
+from storage.ledger.models import LedgerPosition
 from tasks.bundle.texts import name_of
 from tasks.bundle.untold import Untold
 from tasks.fitting.candidate import Candidate
@@ -63,8 +63,8 @@ _MOST = 64 << 20
 
 
 class Request(BaseModel, frozen=True):
-    """Holds what a plan takes at someone's word; the officer's signature is over it. None of it is
-    free text.
+    """The caller-supplied fields of a plan. They cannot be recomputed, so the signature covers
+    them. None of them is free text.
     """
 
     population: Name
@@ -184,7 +184,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         )
 
     def with_selection(
-        self, context: Context, selection: Selection, *, ledger: Mark | None
+        self, context: Context, selection: Selection, *, ledger: LedgerPosition | None
     ) -> PlannedRelease:
         facts, claim = context.store.figures(self.candidate.dataset), self.plan.claim
         inputs = unprotected_inputs(
@@ -311,7 +311,7 @@ def build_plan(
     output: Output,
     delta: float | None,
     selection: Selection = Selection(),
-    ledger: Mark | None = None,
+    ledger: LedgerPosition | None = None,
 ) -> PlannedRelease:
     """Returns the plan that artifacts give; everything but the request and delta follows from them
     and the ledger.

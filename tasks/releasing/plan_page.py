@@ -390,9 +390,9 @@ def _accuracy(scores: Mapping[str, float], case: ReleaseCase) -> Answer:
 
 def _alone(scores: Mapping[str, float]) -> Answer:
     alone = {
-        name.removeprefix("alone_at_"): share
+        name.removeprefix("coverage_at_"): share
         for name, share in scores.items()
-        if name.startswith("alone_at_")
+        if name.startswith("coverage_at_")
     }
     figures = {
         "alone": alone,

@@ -16,7 +16,7 @@ def candidate_scores(
     measurements: Sequence[Evaluated], planned: PlannedRelease
 ) -> Mapping[str, float]:
     """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that
-    it codes alone (`calibration.coded_alone`) where measured; empty without scores.
+    it codes alone (`calibration.autocoded_shares`) where measured; empty without scores.
     """
     fitted = planned.candidate.fitted.sha256
     for row in reversed(_scored(measurements)):
@@ -76,8 +76,8 @@ def _weighted_f1(row: Evaluated) -> float:
 
 
 def _scores(details: Mapping[str, Any]) -> dict[str, float]:
-    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
-    named = (_F1, "macro_f1", *alone, "surest_accuracy", "surest_share")
+    alone = (f"coverage_at_{round(100 * target)}" for target in TARGETS)
+    named = (_F1, "macro_f1", *alone, "best_accuracy", "best_coverage")
     return {name: details[name] for name in named if name in details}
 
 

@@ -131,7 +131,9 @@ def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
     under whatever name.
     """
     mechanism = settings_of(branch)
-    return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
+    return any(
+        _holds(way, fitted) for way in (mechanism, mechanism | branch.get("token_settings", {}))
+    )
 
 
 def _holds(settings: Any, configuration: Any) -> bool:

@@ -1,4 +1,5 @@
-"""What surrounds a run: nothing here, a flow run of Prefect in `flows.server.prefect_run`.
+"""The context that a run executes in. This one does nothing; `flows.server.prefect_run` reports to
+a server.
 
 Prefect records runs and shows them. What a result depends on (locks, keys, resumption, ledger) is
 in the workspace, so that a command alone on one machine needs no server.

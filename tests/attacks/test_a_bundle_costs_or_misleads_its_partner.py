@@ -18,9 +18,10 @@ from tasks.bundle.thresholds import read_thresholds
 
 DECLARES = """
 a sound bundle is cheap to check and has usable scores
-| temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test vectors; nine
-tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and without a graph; drawings
-with a script, a handler, a link, a style, an entity or another file in them
+| temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test
+vectors; nine tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and
+without a graph; drawings with a script, a handler, a link, a style, an entity or another file in
+them
 | a model that is slow or wrong
 """
 

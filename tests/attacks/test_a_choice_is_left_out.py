@@ -24,8 +24,9 @@ from tasks.running.stage import Context, run_step
 
 DECLARES = """
 how a fit was chosen is in its statement
-| lines left out or twice, another number; ten seeds, another sample, another population, another registry's key; a
-comparison, a search, tuned settings under another name; fits looked at after the approval
+| lines left out or twice, another number; ten seeds, another sample, another population, another
+registry's key; a comparison, a search, tuned settings under another name; fits looked at after the
+approval
 | another ledger; audits and a release under way count nothing
 """
 

@@ -12,7 +12,8 @@ from storage.skos import import_codes
 
 DECLARES = """
 a classification is read from its own file alone
-| entities of XML that unfold, or name a file or an address, in UTF-16 too; nesting of 100,000 in Turtle
+| entities of XML that unfold, or name a file or an address, in UTF-16 too; nesting of 100,000 in
+Turtle
 | titles that are wrong but well-formed; the memory of a file that its publisher made to be large
 """
 

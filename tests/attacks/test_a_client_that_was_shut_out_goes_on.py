@@ -21,8 +21,8 @@ from tasks.coding.coder import open_bundle
 
 DECLARES = """
 who is shut out is out; what is revoked codes no more
-| a key taken out, new, broken for a moment; a revocation, an older, foreign, broken or missing list while it runs; a
-list that is not renewed
+| a key taken out, new, broken for a moment; a revocation, an older, foreign, broken or missing list
+while it runs; a list that is not renewed
 | up to ten seconds; what was coded before
 """
 

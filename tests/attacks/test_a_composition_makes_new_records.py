@@ -1,4 +1,6 @@
-"""Would win: a fresh budget for the same records, by composing or spelling their cells otherwise."""
+"""Would win: a fresh budget for the same records, by composing or spelling their
+cells otherwise.
+"""
 
 import csv
 from functools import partial
@@ -19,10 +21,11 @@ from tasks.running.stage import Context, run_step
 
 DECLARES = """
 a composition or spelling makes no new records
-| templates, constant and further columns, another order, ids with and without; 18 spellings: invisible letters, small
-capitals, wide, bold and circled letters, accents; a table's columns in another order, with a constant one
-| look-alike letters of another script and other edits of texts without ids; a text shorter than 24 letters next to a
-synthetic longer one; a table with a column that says anything new
+| templates, constant and further columns, another order, ids with and without; 18 spellings:
+invisible letters, small capitals, wide, bold and circled letters, accents; a table's columns in
+another order, with a constant one
+| look-alike letters of another script and other edits of texts without ids; a text shorter than 24
+letters next to a synthetic longer one; a table with a column that says anything new
 """
 
 TEXT = "Employee no. {} fell from a ladder at the north dock and broke a wrist"
@@ -180,7 +183,9 @@ def test_short_texts_are_marked_where_there_is_nothing_else() -> None:
 
 
 def test_one_setting_buys_no_second_budget(context: Context, tmp_path: Path) -> None:
-    """Under another population's name and a template, the ledger charges the first account as well."""
+    """Under another population's name and a template, the ledger charges the first
+    account as well.
+    """
     from releases import make_plan
 
     path = write(tmp_path)

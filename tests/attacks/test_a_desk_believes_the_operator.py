@@ -26,8 +26,8 @@ from tasks.releasing.selection import Selection
 
 DECLARES = """
 an officer's desk believes its own copy of the agency's key
-| a plan with a smaller ε, another key, method or selection; a ledger whose releases another key signed; another key
-given later; pipes and devices as key, plan, policy or roots
+| a plan with a smaller ε, another key, method or selection; a ledger whose releases another key
+signed; another key given later; pipes and devices as key, plan, policy or roots
 | a ledger without any release, which no key signed yet
 """
 

@@ -32,8 +32,8 @@ from tasks.running.stage import Context, Step, run_step
 
 DECLARES = """
 no digest that leaves tells a record
-| each of 46 candidates for the one unknown code, tried against everything that is printed, in a bundle or in
-Prefect's database
+| each of 46 candidates for the one unknown code, tried against everything that is printed, in a
+bundle or in Prefect's database
 | anyone who has the registry's key
 """
 

@@ -22,15 +22,13 @@ pytestmark = [
 
 DECLARES = """
 a file under review stays text in the browser
-| markup and scripts in narratives, codes, column names, contradictions, coders' names, and in the bundle's titles and
-its classification; a script that is put into the page all the same
-| a browser with a fault of its own, or with extensions that read its pages
-
-a file under review is refused or opened in bounded room
+| markup and scripts in narratives, codes, column names, contradictions, coders' names, and in the
+bundle's titles and its classification; a script that is put into the page all the same
+| a browser with a fault of its own, or with extensions that read its pages  a file under review is
+refused or opened in bounded room
 | a million columns, rows, cells without an end of a quote, quotes; a million cells that are allowed
-| how long the reviewer's machine takes for the 5,000 rows of 200 columns that are allowed
-
-a saved review is no formula
+| how long the reviewer's machine takes for the 5,000 rows of 200 columns that are allowed  a saved
+review is no formula
 | formulas in cells, in column names, in decisions of another coder's file and in the coder's name
 | the JSON for Label Studio, which has the texts as they are
 """

@@ -52,13 +52,12 @@ from tasks.running.stage import Context, run_step
 
 DECLARES = """
 what was signed is what is released
-| a fit's parameters swapped for good, or after every digest of them and put back before the next; a stage's
-figures; an encoder's weights; embedded public words and the features of public texts; a coding index between
-two readings; another sample before, while
-and after the release takes its own; a bundle's weights and settings while `handover` packs it
-| anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in the hub's cache
-
-nothing is sampled twice
+| a fit's parameters swapped for good, or after every digest of them and put back before the next; a
+stage's figures; an encoder's weights; embedded public words and the features of public texts; a
+coding index between two readings; another sample before, while and after the release takes its own;
+a bundle's weights and settings while `handover` packs it
+| anyone who has the bundle-signing key; what was swapped before the plan was signed; an encoder in
+the hub's cache  nothing is sampled twice
 | killed while the sample is taken, and between that and its file
 | a sample of its own by anyone who reads the posterior
 """

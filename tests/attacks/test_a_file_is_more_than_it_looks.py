@@ -32,18 +32,18 @@ from tasks.coding.quality import draw, text_column
 
 DECLARES = """
 a file is read whole or refused, in bounded memory
-| open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines, of gigabytes, in
-CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many rows, or of large cells, lists and
-dictionaries; a sample with its columns twice, or of a table that was never coded
-| one column alone, where an open quote looks like a text of several lines; two rows without a number, date or code
-
-settings are what is written
-| aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type, and 13 numbers that it
-reads as others
-| a `.md` card's head, which the gate reads by its own rules
-
-a model folder neither hangs the loader nor fetches code
-| layers and sizes of 0, -1, 1e8, 1e30, text or none, at two places; attention by a program from elsewhere
+| open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines,
+of gigabytes, in CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many rows, or
+of large cells, lists and dictionaries; a sample with its columns twice, or of a table that was
+never coded
+| one column alone, where an open quote looks like a text of several lines; two rows without a
+number, date or code  settings are what is written
+| aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type, and 13
+numbers that it reads as others
+| a `.md` card's head, which the gate reads by its own rules  a model folder neither hangs the
+loader nor fetches code
+| layers and sizes of 0, -1, 1e8, 1e30, text or none, at two places; attention by a program from
+elsewhere
 | configurations that are slow in other ways
 """
 
@@ -87,7 +87,9 @@ def test_an_open_quote_swallows_rows(
 
 @pytest.mark.parametrize("bad_rows", ["refuse", "skip"])
 def test_an_open_quote_to_the_end(tmp_path: Path, bad_rows: Any) -> None:
-    """In the last cell of a row every row behind it is one text of a record that has all its cells."""
+    """In the last cell of a row every row behind it is one text of a record that
+    has all its cells.
+    """
     rows = "".join(f"PLANTED, narrative {n},{n}11\n" for n in range(3))
     (tmp_path / "in.csv").write_text('code,Text\n1,a\n2,b\n3,"a' + rows.replace(",", " "))
     with pytest.raises(InputError, match=r"row 3: a quote is open to the end") as caught:
@@ -247,7 +249,8 @@ from pathlib import Path
 from storage.errors import InputError
 from storage.tables.reader import pieces, survey
 def peak():  # of this program; `getrusage` counts the process that started it too
-    return int(re.search("VmHWM: *(\\d+)", Path("/proc/self/status").read_text().replace("\\t", " "))[1])
+    status = Path("/proc/self/status").read_text().replace("\\t", " ")
+    return int(re.search("VmHWM: *(\\d+)", status)[1])
 before = peak()
 try:
     table = survey(Path(sys.argv[1]), text_columns=["Text"])

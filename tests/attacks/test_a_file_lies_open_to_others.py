@@ -31,10 +31,9 @@ from tasks.coding.quality import draw
 ROOT = Path(__file__).parents[2]
 DECLARES = """
 no file lies open
-| a partner's adoption under four umasks; ledgers
-behind links that lead nowhere, in a circle, over two; shared storage with seven modes, by links and URLs;
-Prefect's folder; core dumps, to files and to programs; coded copies, summaries and samples of closed files, and files
-that replace closed ones
+| a partner's adoption under four umasks; ledgers behind links that lead nowhere, in a circle, over
+two; shared storage with seven modes, by links and URLs; Prefect's folder; core dumps, to files and
+to programs; coded copies, summaries and samples of closed files, and files that replace closed ones
 | what was open before, and access lists; S3's rights; swap
 """
 
@@ -94,9 +93,9 @@ def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o020, 0o002, 0o077])
 def test_a_umask_that_lets_everyone_write(sealed: Sealed, tmp_path: Path, umask: int) -> None:
-    """A partner adopts under it, from a folder that everyone may write: nobody else may write a file
-    of the bundle, its thresholds or what is known of the agency. One that shares with a
-    group stays, and one that is closer.
+    """A partner adopts under it, from a folder that everyone may write: nobody else may write a
+    file of the bundle, its thresholds or what is known of the agency. One that shares with a group
+    stays, and one that is closer.
     """
     bundle = sealed.copy(tmp_path)
     for path in (bundle, *bundle.rglob("*")):
@@ -182,8 +181,8 @@ def test_copy_of_a_closed_file(
 
 
 def test_a_file_that_others_may_write(tmp_path: Path) -> None:
-    """Under umask 000: the public halves of the workspace's key, which partners get, and every other
-    small file stay the owner's; one that was opened on purpose keeps its rights.
+    """Under umask 000: the public halves of the workspace's key, which partners get, and every
+    other small file stay the owner's; one that was opened on purpose keeps its rights.
     """
     os.umask(0)
     workspace = Workspace(tmp_path / "home").create()

@@ -22,8 +22,8 @@ from mechanisms.own_models import swag_ppm
 
 DECLARES = """
 a folder continues its own fit alone
-| a fit of another event, of other records, labels or start under the claim of a quiet plan, killed half-way; a folder
-without identity; reading from an identity whose records it is of
+| a fit of another event, of other records, labels or start under the claim of a quiet plan, killed
+half-way; a folder without identity; reading from an identity whose records it is of
 | anyone who writes the folder and its identity manually
 """
 

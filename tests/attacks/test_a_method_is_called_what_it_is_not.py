@@ -13,8 +13,8 @@ from tasks.parameters import RetrainParameters
 
 DECLARES = """
 a run says of its method what the program knows of it
-| `unprotected: []` beside a name, and beside a kind; an estimated method, by name and by profile, in the
-form for formal claims
+| `unprotected: []` beside a name, and beside a kind; an estimated method, by name and by profile,
+in the form for formal claims
 | methods under names of their own: their settings are compared when a release is planned
 """
 
@@ -27,7 +27,9 @@ def method(**written: Any) -> Method:
 
 @pytest.mark.parametrize("called", [{"name": "prior-descent"}, {"kind": "prior-descent"}])
 def test_a_run_leaves_out_what_its_settings_took(called: dict[str, str]) -> None:
-    """It stays, whatever the run writes; what it adds comes after; written and read it is the same."""
+    """It stays, whatever the run writes; what it adds comes after; written and read
+    it is the same.
+    """
     usual = method(**called).unprotected
     assert usual
     assert method(**called, unprotected=[]).unprotected == usual

@@ -15,8 +15,8 @@ from mechanisms.own_models import swag_ppm
 
 DECLARES = """
 a torch module of one's own takes no record past the draw
-| a record noted in a parameter that is not trained, while training or after, at once or after a while; one record so
-large that sums and norms overflow, in eight kinds of module
+| a record noted in a parameter that is not trained, while training or after, at once or after a
+while; one record so large that sums and norms overflow, in eight kinds of module
 | what the module's own program keeps elsewhere: globals, files, attributes of a class
 """
 
@@ -42,7 +42,9 @@ class Notebook(nn.Module):
 
 
 class Sleeper(Notebook):
-    """Notes nothing until it has run a while: a trial on synthetic records is too short to see it."""
+    """Notes nothing until it has run a while: a trial on synthetic records is too
+    short to see it.
+    """
 
     runs = 0
 

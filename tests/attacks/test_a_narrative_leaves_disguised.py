@@ -41,11 +41,11 @@ from tasks.releasing.claims import CHOSEN, COMPARED, SEARCHED, unprotected_input
 
 DECLARES = """
 no text leaves that nobody signed
-| 74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes, encodings and
-compressed; each as title, code, classification, population, cohort, unit, token of an encoder, and in every
-document; every text field of plan, claim and a policy's `registry`
-| what an officer signs without reading it; numbers: codes without titles, and digits
-and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
+| 74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes,
+encodings and compressed; each as title, code, classification, population, cohort, unit, token of an
+encoder, and in every document; every text field of plan, claim and a policy's `registry`
+| what an officer signs without reading it; numbers: codes without titles, and digits and ASCII
+marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
 digest; what is spread over the low bits of weights
 """
 
@@ -212,8 +212,8 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
 
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
-    """As a title, as a code, cut over titles, as the name of a classification, a cohort or the column
-    of the protected unit: the plan lists it. What no reader sees is written out.
+    """As a title, as a code, cut over titles, as the name of a classification, a cohort or the
+    column of the protected unit: the plan lists it. What no reader sees is written out.
     """
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 

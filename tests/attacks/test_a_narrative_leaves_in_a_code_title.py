@@ -20,11 +20,11 @@ from tasks.bundle.texts import own_texts
 
 DECLARES = """
 a title is public only in a published list
-| a narrative as title, over two titles, one word a title, in hexadecimal, as a code, as the description of a
-published title; inside a title in 10 spellings that no reader sees, or in digits of other scripts; a list that
-differs in one place, an entry twice or in another order
-| titles of lists that `storage/egress/lists/` does not know are public once someone has signed them; look-alike
-letters in them
+| a narrative as title, over two titles, one word a title, in hexadecimal, as a code, as the
+description of a published title; inside a title in 10 spellings that no reader sees, or in digits
+of other scripts; a list that differs in one place, an entry twice or in another order
+| titles of lists that `storage/egress/lists/` does not know are public once someone has signed
+them; look-alike letters in them
 """
 
 SECRET = (

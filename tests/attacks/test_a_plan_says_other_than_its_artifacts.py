@@ -32,10 +32,9 @@ from tasks.running.stage import Context
 
 DECLARES = """
 a plan says what its artifacts say
-| 35 fields manually, base64 of records among them; a narrative, one encoded, or a path as an officer's reason
-| population, label, requester, commit
-
-a licence is an SPDX name
+| 35 fields manually, base64 of records among them; a narrative, one encoded, or a path as an
+officer's reason
+| population, label, requester, commit  a licence is an SPDX name
 | a file, its content, a digest, another name than signed
 |
 """

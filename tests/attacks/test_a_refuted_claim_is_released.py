@@ -26,11 +26,13 @@ from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
 a refuted claim is not released
-| another `seed`, label, population, number of draws or Δ; a weaker audit afterwards; audits that could have found
-nothing (no reruns, confidence 0.999, too few guesses); auditing until one passes; a record fewer, another order, a
-twentieth or two thirds fewer, three times as many, two or nine further columns of long texts, another registry's key
-| two sets that share half of the smaller one or less are others, and settings that the event names (noise, bound,
-rank, snapshots, round) another method; both need an audit of their own where the policy asks for one
+| another `seed`, label, population, number of draws or Δ; a weaker audit afterwards; audits that
+could have found nothing (no reruns, confidence 0.999, too few guesses); auditing until one passes;
+a record fewer, another order, a twentieth or two thirds fewer, three times as many, two or nine
+further columns of long texts, another registry's key
+| two sets that share half of the smaller one or less are others, and settings that the event names
+(noise, bound, rank, snapshots, round) another method; both need an audit of their own where the
+policy asks for one
 """
 
 EVENT = SwagPpmEvent(

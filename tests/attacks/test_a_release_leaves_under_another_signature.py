@@ -34,12 +34,11 @@ from tasks.running.stage import Context
 
 DECLARES = """
 what was signed is what is released
-| a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or drawn; another
-fit's weights where the draw lies, under either plan's digest; the kept plan written over or removed; settings that
-are not the fit's
-| anyone who writes to the workspace and has the bundle-signing key
-
-nothing is charged and then refused
+| a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or
+drawn; another fit's weights where the draw lies, under either plan's digest; the kept plan written
+over or removed; settings that are not the fit's
+| anyone who writes to the workspace and has the bundle-signing key  nothing is charged and then
+refused
 | five titles; accounts and hosts called by a word of every bundle
 | what only the drawn weights could show
 """
@@ -205,7 +204,9 @@ def test_an_audit_between_reservation_and_draw(
 def test_weights_of_another_fit_where_the_draw_lies(
     site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Before the draw and after it, under the description of the reserved plan and under its own."""
+    """Before the draw and after it, under the description of the reserved plan and
+    under its own.
+    """
     context, planned = site
     quiet, loud = signed(context, planned(1, f"swapped-{state}")), planned(900, f"swapping-{state}")
     release_id = killed(context, quiet, state, monkeypatch)

@@ -21,8 +21,8 @@ from tasks.coding.quality import agreement, read_double_coded
 
 DECLARES = """
 a setting that is read is the one that runs; a check that was not made is reported
-| keys twice in 16 ways, sections that are none, values that hold themselves; weights that no sample has; signatures
-and tails that were not checked
+| keys twice in 16 ways, sections that are none, values that hold themselves; weights that no sample
+has; signatures and tails that were not checked
 |
 """
 
@@ -110,7 +110,9 @@ def test_any_profile_is_taken_or_refused(
     "weight", ["1e308", "1e400", "nan", "inf", "0", "-1", "0.5", "1e-300", "", "x", "5"]
 )
 def test_a_weight_that_no_sample_has(tmp_path: Path, weight: str) -> None:
-    """Is refused with its row: one over a probability is at least 1 and at most the table's rows."""
+    """Is refused with its row: one over a probability is at least 1 and at most the
+    table's rows.
+    """
     (tmp_path / "coded.csv").write_text("Text,code\na,1\nb,2\nc,1\nd,2\n")
     (tmp_path / "sample.csv").write_text(
         f"qa_row,qa_weight,human_code\n1,{weight},1\n2,{weight},2\n"

@@ -26,9 +26,9 @@ from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
 one signature is one person's, for one plan, while they may sign
-| one key under two names, spelt otherwise; the same decision twice, with another reason, under another's key id; of
-another plan, an override, a refusal; overrides of an approver since dropped, unsigned rows; one that goes stale
-between its check and its row
+| one key under two names, spelt otherwise; the same decision twice, with another reason, under
+another's key id; of another plan, an override, a refusal; overrides of an approver since dropped,
+unsigned rows; one that goes stale between its check and its row
 | an officer's stolen key, until the policy drops it
 """
 

@@ -38,11 +38,13 @@ from storage.ledger.heads import PRIVATE_NAME, key_id, load_private_key, new_key
 from storage.paths import Workspace
 
 DECLARES = """
-a key that was replaced, or a release that was revoked, is refused by everyone who has the newest roots
-| a stolen release key that seals or signs a root; a thief's root, one signature of two, the same one twice; a root
-edited, left out, expired, older or of another chain; two next roots at one time, older ones put back into the
-workspace; pipes, devices and sparse files in the place of any file
-| what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire
+a key that was replaced, or a release that was revoked, is refused by everyone who has the newest
+roots
+| a stolen release key that seals or signs a root; a thief's root, one signature of two, the same
+one twice; a root edited, left out, expired, older or of another chain; two next roots at one time,
+older ones put back into the workspace; pipes, devices and sparse files in the place of any file
+| what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs
+expire
 """
 
 NAMES = ("anna", "ben", "carla", "release", "thief")
@@ -389,7 +391,9 @@ def test_two_of_three(agency: Agency) -> None:
 
 
 def test_by_the_machines_own_key(agency: Agency, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AUTOCODER_SIGNING_KEY is the key that hands over and revokes, as it is the one that releases."""
+    """AUTOCODER_SIGNING_KEY is the key that hands over and revokes, as it is the
+    one that releases.
+    """
     from storage.bundle.seal import sealed_by, signing_key, signing_public_key
 
     private = agency.home / "private"

@@ -17,8 +17,9 @@ from storage.paths import Workspace
 
 DECLARES = """
 what the ledger stores counts once, or stops everything
-| bodies as BLOB, NULL, numbers, other text, no UTF-8, of all releases or one; hashes that are no text, or another's;
-marks of records that are another set's, a set's of none, a number, or of another row
+| bodies as BLOB, NULL, numbers, other text, no UTF-8, of all releases or one; hashes that are no
+text, or another's; marks of records that are another set's, a set's of none, a number, or of
+another row
 | the end of a ledger cut off, without its journal or a head kept elsewhere
 """
 

@@ -28,9 +28,9 @@ from tasks.bundle.fill import codes_text
 
 DECLARES = """
 nothing vanishes between a table and its coded copy
-| digits, exponents, keys twice, NaN and infinities at any depth, nanoseconds, years and zones that no calendar has,
-text that is no UTF-8, first columns that look like another format, formulas as titles; six marks that some take for a
-line's end, mixed line ends, null bytes
+| digits, exponents, keys twice, NaN and infinities at any depth, nanoseconds, years and zones that
+no calendar has, text that is no UTF-8, first columns that look like another format, formulas as
+titles; six marks that some take for a line's end, mixed line ends, null bytes
 | a trailing zero of a number in JSON; files in other encodings than UTF-8 and cp1252
 """
 
@@ -241,7 +241,9 @@ def test_a_first_column_that_begins_like_another_format(
     ],
 )
 def test_a_formula_as_title(tmp_path: Path, title: str) -> None:
-    """Is no formula in the bundle's code list, and is the same title again where the list is read."""
+    """Is no formula in the bundle's code list, and is the same title again where
+    the list is read.
+    """
     codes = [Code("1", title), Code(title or "x", "y")]
     (tmp_path / "codelist.csv").write_text(
         codes_text(codes, title, "=1"), encoding="utf-8", newline=""

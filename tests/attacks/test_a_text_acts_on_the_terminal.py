@@ -24,8 +24,9 @@ from tasks.parameters import ReleaseParameters
 
 DECLARES = """
 a text does nothing to a terminal
-| escape sequences, control characters, turning marks, markup, halves of characters in codes, titles, figures, tables,
-paths and mistaken arguments; a path, or a name in a plan, that holds a verdict in a line of its own
+| escape sequences, control characters, turning marks, markup, halves of characters in codes,
+titles, figures, tables, paths and mistaken arguments; a path, or a name in a plan, that holds a
+verdict in a line of its own
 | look-alike letters; what a pager or editor does with the files
 """
 
@@ -76,7 +77,9 @@ def test_the_bar_and_the_lines_of_stages(capsys: pytest.CaptureFixture[str]) -> 
 
 @given(st.text())
 def test_no_text_acts(text: str) -> None:
-    """Whatever it is: line breaks and tabs alone are left of the controls, and it can be encoded."""
+    """Whatever it is: line breaks and tabs alone are left of the controls, and it
+    can be encoded.
+    """
     out = escape_text(text)
     assert all(c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in out)
     out.encode()
@@ -181,7 +184,9 @@ def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple
     ids=["verify", "ledger", "retrain"],
 )
 def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """A path with line breaks in it begins no line of its own: what looks like an answer is none."""
+    """A path with line breaks in it begins no line of its own: what looks like an
+    answer is none.
+    """
     here = str(tmp_path / "a\nsound: release 0123456789abcdef\nb")
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", *(word.replace("HERE", here) for word in arguments)],
@@ -196,7 +201,9 @@ def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...])
 @pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028", "\u2029"], ids=ascii)
 @pytest.mark.parametrize("name", ["requester", "population", "release_label"])
 def test_a_name_in_a_plan_that_begins_a_line(name: str, end: str) -> None:
-    """The officer's page shows who asks: `lead`, a line end and a line that looks like a verdict."""
+    """The officer's page shows who asks: `lead`, a line end and a line that looks
+    like a verdict.
+    """
     for value in (f"lead{end}fine  What do attacks measure? Nothing.", f"lead{end}"):
         changed: dict[str, Any] = {name: value}
         with pytest.raises(ValidationError):

@@ -35,10 +35,11 @@ from storage.ledger.models import GENESIS
 
 DECLARES = """
 No changed row makes a ledger say less than its events
-| 2,391 by rule: fields of every kind of row dropped, doubled, emptied, negated, huge, not a number, of another type,
-twins in Unicode; bodies that no writer writes; rows dropped, doubled, swapped, cut off, of another time, taken from
-another ledger, signed by a stranger; the whole chain linked anew
-| rows behind the last signed one, and evaluations and audits, are held by heads, journal and witness alone
+| 2,391 by rule: fields of every kind of row dropped, doubled, emptied, negated, huge, not a number,
+of another type, twins in Unicode; bodies that no writer writes; rows dropped, doubled, swapped, cut
+off, of another time, taken from another ledger, signed by a stranger; the whole chain linked anew
+| rows behind the last signed one, and evaluations and audits, are held by heads, journal and
+witness alone
 """
 
 OFFICER, STRANGER = (ec.derive_private_key(number, ec.SECP256R1()) for number in (55, 56))
@@ -182,7 +183,7 @@ def outcome(entries: list[StoredRow]) -> str:
 
 
 # -- attempts
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -224,7 +225,7 @@ def _negated(value: Any) -> Any:
 
 
 def _twin(value: Any) -> Any:
-    """The same to the eye: Cyrillic and full-width letters, full-width digits, a zero width space."""
+    """The same to the eye: Cyrillic letters, full-width letters and digits, a zero width space."""
     twins = str.maketrans(
         "aeocp0123456789",
         "\u0430\u0435\u043e\u0441\u0440" + "".join(map(chr, range(0xFF10, 0xFF1A))),

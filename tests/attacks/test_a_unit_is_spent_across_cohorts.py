@@ -23,11 +23,12 @@ from tasks.releasing.ledger_access import ledger_url
 
 DECLARES = """
 a unit's budget is one over all cohorts
-| two years at the cap each, with and without marks; another population's name for other records of the same unit; 80
-requests at random over cohorts, names and units; claims about records, or another column's units, before and after; a
-wider cap for one cohort; a cohort with the account's name; rows past the program as if of records or of no unit
-| units spelt otherwise; a unit under another population's name in releases about records, or from before there were
-marks of units
+| two years at the cap each, with and without marks; another population's name for other records of
+the same unit; 80 requests at random over cohorts, names and units; claims about records, or another
+column's units, before and after; a wider cap for one cohort; a cohort with the account's name; rows
+past the program as if of records or of no unit
+| units spelt otherwise; a unit under another population's name in releases about records, or from
+before there were marks of units
 """
 
 KEY = b"k" * 32
@@ -123,7 +124,9 @@ def test_claims_about_another_unit(site: Site, first: str, second: str) -> None:
 
 
 def test_another_populations_name(site: Site) -> None:
-    """Other records of the same employer: known by its mark. Of other employers: nothing in common."""
+    """Other records of the same employer: known by its mark. Of other employers:
+    nothing in common.
+    """
     ledger = site.open(FIVE)
     first = reserve(ledger, "a", 4, "2015", population="injuries-15")
     with pytest.raises(BudgetRefused, match="= 8 > 5"):

@@ -16,8 +16,8 @@ from storage.ledger.heads import load_private_key, new_keys
 
 DECLARES = """
 an adopted bundle codes only as it was signed, and no longer than the agency's newest roots allow
-| another release of the same agency in its folder, a changed file, roots that revoke it, that are older, gone, or
-another agency's
+| another release of the same agency in its folder, a changed file, roots that revoke it, that are
+older, gone, or another agency's
 | anyone who may write the folder may replace the key in it
 """
 

@@ -19,7 +19,7 @@ from tasks.auditing.pool import Pool
 from tasks.auditing.result import BranchAudit
 from tasks.auditing.settings import AuditParameters
 from tasks.auditing.trials import Trials
-from tasks.branches.branch import Terms
+from tasks.branches.branch import ComparisonSettings
 from tasks.method import standard_methods
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
@@ -74,7 +74,7 @@ def audits(
     done = auditing.run(
         context,
         chosen,
-        Terms(target_epsilon=5.0),
+        ComparisonSettings(target_epsilon=5.0),
         AuditParameters.model_validate(settings | changes),
         (standard_methods()["swag-ppm"],),
         do=partial(run_step, context),

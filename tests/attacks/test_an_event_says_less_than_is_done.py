@@ -15,7 +15,7 @@ from torch import nn
 from mechanisms import mechanism as registry
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
-    Aimed,
+    CalibratedMechanism,
     ClassifierModel,
     Fitted,
     Plan,
@@ -40,7 +40,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {"dp-sgd": [{"batch_size": 20, "epoc
 RIVALS = [
     pytest.param({"kind": kind} | settings, id=f"{kind} {settings or ''}")
     for kind, mechanism in kinds().items()
-    if issubclass(mechanism, Aimed) and mechanism.__module__.startswith("mechanisms.")
+    if issubclass(mechanism, CalibratedMechanism) and mechanism.__module__.startswith("mechanisms.")
     for settings in SETTINGS.get(kind, [{}])
 ]
 
@@ -75,7 +75,7 @@ def test_an_event_edited_by_hand(settings: dict[str, Any]) -> None:
             fit(tampered)
 
 
-class Foreign(Aimed, frozen=True):
+class Foreign(CalibratedMechanism, frozen=True):
     """A mechanism of someone's own, outside this project: it sums bits, whose sensitivity is 1."""
 
     kind: Literal["sums-of-bits"] = "sums-of-bits"

@@ -25,15 +25,18 @@ from tasks.coding.job import CodingJob, run
 
 DECLARES = """
 what was written is whole, and takes nobody else's place
-| a ledger's export, head and record on a disk that becomes full; an output that appears while a table is coded;
-outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path ends a URL
+| a ledger's export, head and record on a disk that becomes full; an output that appears while a
+table is coded; outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path
+ends a URL
 | a file that appears in the moment of the rename itself
 """
 
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: what fits is written, as on a disk that becomes full."""
+    """No file may grow beyond so many bytes: what fits is written, as on a disk
+    that becomes full.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

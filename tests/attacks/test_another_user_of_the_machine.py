@@ -18,8 +18,8 @@ from storage.durable import own_folder
 
 DECLARES = """
 another user of the machine reads no records and changes nothing
-| 24 ways to read, change, link, rename and remove what is in a workspace and in the folder of a releasing step, as user
-65534
+| 24 ways to read, change, link, rename and remove what is in a workspace and in the folder of a
+releasing step, as user 65534
 | root, and processes of the same user
 """
 needs_root = pytest.mark.skipif(
@@ -83,8 +83,8 @@ def open_folder() -> Iterator[Path]:
 def test_another_user_reads_no_records_and_changes_nothing(
     sealed: Sealed, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a workspace made by `train` and `release`, and of the folder in which a release has what it
-    read. The control: a bundle is readable, so that he could get there at all.
+    """Of a workspace made by `train` and `release`, and of the folder in which a release has what
+    it read. The control: a bundle is readable, so that he could get there at all.
     """
     home = open_folder / "home"
     shutil.copytree(sealed.home, home)

@@ -23,7 +23,8 @@ from mechanisms.privacy.noise import SecretStream
 
 DECLARES = """
 the last bits of a formal release show no record
-| sums with and without a record told apart by bits below 2^-53 (won against float noise); remainders
+| sums with and without a record told apart by bits below 2^-53 (won against float noise);
+remainders
 | draws of a posterior: their claims say that low-order bits are not covered
 """
 STD = 1.0

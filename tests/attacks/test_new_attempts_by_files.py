@@ -33,9 +33,10 @@ from tasks.running import worker_metrics
 
 DECLARES = """
 no file of another is changed through a link, and nothing hangs on a pipe
-| three kinds of locks as links to files, to nothing, to folders, as pipes, sockets and folders; an outbox with links,
-hard links, pipes and folders in the place of archive and roots; 140 headers of archives; two machines of other names on
-one file system, with locks and pieces left by dead ones; a clock set back by a minute to ten years
+| three kinds of locks as links to files, to nothing, to folders, as pipes, sockets and folders; an
+outbox with links, hard links, pipes and folders in the place of archive and roots; 140 headers of
+archives; two machines of other names on one file system, with locks and pieces left by dead ones; a
+clock set back by a minute to ten years
 | a file system that loses locks; a clock that was never right
 """
 
@@ -476,8 +477,8 @@ def test_a_clock_that_is_set_back(
 @pytest.mark.parametrize("put", IN_PLACE, ids=lambda put: put.__name__)
 @pytest.mark.parametrize("reads", ["ledger.journal", "a plan"])
 def test_a_file_that_is_read(tmp_path: Path, put: Callable[[Path, Path], None], reads: str) -> None:
-    """A workspace's journal, or a plan, that is a link, a pipe or a folder: refused at once, or read
-    as what it leads to, which is no journal and no plan.
+    """A workspace's journal, or a plan, that is a link, a pipe or a folder: refused at once, or
+    read as what it leads to, which is no journal and no plan.
     """
     (tmp_path / "victim").write_bytes(VICTIM)
     if reads == "a plan":

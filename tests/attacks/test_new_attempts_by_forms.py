@@ -38,10 +38,11 @@ from tasks.running.stage import Context
 
 DECLARES = """
 a form, a file of settings or the environment sends no run elsewhere
-| 18 values for a release's id and 17 for a plan and a folder, in each form that asks for one; 8 kinds of templates of
-Prefect in five fields, and its own kinds of values; 62 texts of YAML; 31 documents of JSON for five readers; 22 keys,
-folders and addresses in the environment; 8 locales
-| who may edit deployments or their job variables runs programs on workers: they are one domain of trust
+| 18 values for a release's id and 17 for a plan and a folder, in each form that asks for one; 8
+kinds of templates of Prefect in five fields, and its own kinds of values; 62 texts of YAML; 31
+documents of JSON for five readers; 22 keys, folders and addresses in the environment; 8 locales
+| who may edit deployments or their job variables runs programs on workers: they are one domain of
+trust
 """
 
 ROOT = Path(__file__).parents[2]
@@ -361,7 +362,9 @@ def test_a_signing_key_that_is_none(
 def test_a_form_takes_no_other_key_than_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator's form has a field for a key; on a machine with a key of its own it is refused."""
+    """The operator's form has a field for a key; on a machine with a key of its own
+    it is refused.
+    """
     for name in ("machine", "operator"):
         (tmp_path / name).write_bytes(pem(ec.generate_private_key(ec.SECP256R1())))
         (tmp_path / name).chmod(0o600)

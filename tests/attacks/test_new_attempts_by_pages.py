@@ -1,5 +1,5 @@
-"""Would win: a script, a form or a request in the browser of whoever reads a run's page, an artifact
-or a file to review, by a name, a code, a title or a narrative.
+"""Would win: a script, a form or a request in the browser of whoever reads a run's page, an
+artifact or a file to review, by a name, a code, a title or a narrative.
 """
 
 import re
@@ -21,8 +21,8 @@ from tasks.coding.coder import Coder
 
 DECLARES = """
 a page and an artifact show a text and do nothing by it
-| 44 texts of HTML, Markdown and scripts in a table of an artifact, in a statement and in a line; all of them as
-narrative, code and title of a file that the review page opens in a browser
+| 44 texts of HTML, Markdown and scripts in a table of an artifact, in a statement and in a line;
+all of them as narrative, code and title of a file that the review page opens in a browser
 | what Prefect's own pages do with an artifact beyond its Markdown
 """
 

@@ -30,17 +30,18 @@ from storage.ledger.journal import (
     line_of,
     own_journal,
 )
-from storage.ledger.models import Mark
+from storage.ledger.models import LedgerPosition
 from storage.paths import Workspace
 
 DECLARES = """
 one plan is drawn once
 | the plan in a new workspace, also with its ledger's name written over and the artifacts copied;
-`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored and continued with;
-SIGKILL around the journal's line; lines appended to the witness of a restored workspace: older, repeated, further
-than the restored ledger, of another one, unknown; a journal's line left out or moved, torn at any brace, or cut short
-by a full disk
-| database and workspace restored together without a witness; anyone who reads the posterior draws manually
+`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored
+and continued with; SIGKILL around the journal's line; lines appended to the witness of a restored
+workspace: older, repeated, further than the restored ledger, of another one, unknown; a journal's
+line left out or moved, torn at any brace, or cut short by a full disk
+| database and workspace restored together without a witness; anyone who reads the posterior draws
+manually
 """
 
 
@@ -103,7 +104,9 @@ def released(ledger: Ledger, plan: ReleasePlan, decision: Decision | None = None
 
 
 def backup(house: Workspace, to: Path) -> Callable[[], None]:
-    """Copy the database (SQLite checkpoints its log when the last connection closes); the way back."""
+    """Copy the database (SQLite checkpoints its log when the last connection
+    closes); the way back.
+    """
     file = house.home / "ledger.db"
     shutil.copy(file, to)
 
@@ -145,7 +148,7 @@ def test_a_plan_whose_ledger_was_written_over_by_hand(house: Workspace, tmp_path
     assert mark is not None
     assert plan.ledger is not None
     mixed = plan.model_copy(
-        update={"ledger": Mark(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)}
+        update={"ledger": LedgerPosition(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)}
     )
     with pytest.raises(BudgetRefused, check=of_kind("plan-after-rollback")):
         ledger.reserve(mixed, plan_digest="d" * 64, decisions=[approved(mixed)])
@@ -209,7 +212,9 @@ def test_approve_back_up_release_restore_release(
 
 
 def test_a_restored_ledger_that_went_on(house: Workspace, tmp_path: Path) -> None:
-    """Behind the workspace's back it grew longer than before: told by the row, not by the length."""
+    """Behind the workspace's back it grew longer than before: told by the row, not
+    by the length.
+    """
     ledger = ensure_genesis_row(house)
     restore = backup(house, tmp_path / "backup.db")
     released(ledger, planned(ledger, "a"))

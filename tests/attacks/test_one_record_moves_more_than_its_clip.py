@@ -20,8 +20,8 @@ from mechanisms.privacy.noise import SecretStream
 
 DECLARES = """
 one record moves a sum by its clip alone
-| masks that follow neighbours, sums in half precision, gradients of the first record, heads of their own, norms that
-cancel
+| masks that follow neighbours, sums in half precision, gradients of the first record, heads of
+their own, norms that cancel
 | hardware that computes wrongly
 """
 

@@ -20,8 +20,9 @@ from storage.ledger.records import RecordSet, registry_key
 
 DECLARES = """
 the budget is the records'
-| another population, cohorts, fingerprint, order, names, no names, one record of a thousand, a fiftieth under new
-names; 60 requests at random under changing names; another key, two made at one moment, a broken one; sets removed
+| another population, cohorts, fingerprint, order, names, no names, one record of a thousand, a
+fiftieth under new names; 60 requests at random under changing names; another key, two made at one
+moment, a broken one; sets removed
 | edited texts without ids; another ledger
 """
 

@@ -33,10 +33,10 @@ from storage.ledger.heads import public_pem
 
 DECLARES = """
 Training, upkeep and metrics give no release away
-| raw inserts and changes; rows of every kind by the role of training; reservations signed by nobody or by a key of
-their own, over the cap, of a negative loss, drawn and committed; policies, refusals and revocations that nobody
-signed; bodies
-that cannot be read; by the worker's own key events whose steps, noise or delta give a budget back
+| raw inserts and changes; rows of every kind by the role of training; reservations signed by nobody
+or by a key of their own, over the cap, of a negative loss, drawn and committed; policies, refusals
+and revocations that nobody signed; bodies that cannot be read; by the worker's own key events whose
+steps, noise or delta give a budget back
 | a SQLite file's writer can add rows, which `verify` names and which have no effect
 """
 

@@ -34,11 +34,12 @@ pytestmark = pytest.mark.servers
 
 DECLARES = """
 the service is not held by those behind the proxy
-| handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty handshakes; files whose
-answer nobody reads, or whose client left while they were read; bodies without a key, of no stated length; requests
-that nobody waits for; 12 forged hosts at four paths
-| without `deployments/serve.Caddyfile`: anyone who reaches the port; how many connections an address opens and how
-much it asks for, which a firewall limits; half of these attacks run only where Caddy is installed
+| handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty
+handshakes; files whose answer nobody reads, or whose client left while they were read; bodies
+without a key, of no stated length; requests that nobody waits for; 12 forged hosts at four paths
+| without `deployments/serve.Caddyfile`: anyone who reaches the port; how many connections an
+address opens and how much it asks for, which a firewall limits; half of these attacks run only
+where Caddy is installed
 """
 
 

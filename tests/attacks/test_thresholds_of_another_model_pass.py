@@ -15,7 +15,8 @@ from tasks.coding.coder import open_bundle
 
 DECLARES = """
 your own thresholds belong to the model that is used
-| a file fitted on another bundle, one that names its bundle in no words, numbers that let everything through
+| a file fitted on another bundle, one that names its bundle in no words, numbers that let
+everything through
 | a file of an earlier version, which does not say; one that was edited
 """
 

@@ -23,8 +23,9 @@ from tasks.releasing.plan_page import accuracy_by_epsilon, candidate_scores, ref
 
 DECLARES = """
 training stops no release and writes nothing in one
-| measurements that are none, too long, of odd details, with line breaks, beyond every number; advisory locks, table
-locks and open transactions of its role; further digits in the figures of an audit; faults of its own words
+| measurements that are none, too long, of odd details, with line breaks, beyond every number;
+advisory locks, table locks and open transactions of its role; further digits in the figures of an
+audit; faults of its own words
 | so many rows that a disk is full; an audit that says what is not so
 """
 

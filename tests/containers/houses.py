@@ -164,7 +164,9 @@ class House(Stack):
         return Path(json.loads(told)[0]["Mountpoint"])
 
     def follow(self, *lines: str, **words: str) -> str:
-        """Lines of the operator's pages in one shell, words in capitals filled in; what they print."""
+        """Lines of the operator's pages in one shell, words in capitals filled in;
+        what they print.
+        """
         tool = compose_tool() or []
         text = "\n".join(("set -euo pipefail", *lines))
         for word, value in words.items():
@@ -207,7 +209,9 @@ class House(Stack):
 
 
 def start_engine() -> dict[str, str]:
-    """The engine's address and what a build there needs; skips, by name, what this machine lacks."""
+    """The engine's address and what a build there needs; skips, by name, what this
+    machine lacks.
+    """
     if compose_tool() is None:
         pytest.skip(
             "containers need docker and its compose (Debian: docker.io docker-compose iptables "

@@ -23,7 +23,9 @@ from tasks.running import worker_metrics
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
-"""Megabytes of python:3.11.14-slim-trixie, which a stand-in exceeds; what is ours is in the layers above."""
+"""Megabytes of python:3.11.14-slim-trixie, which a stand-in exceeds; what is ours is in the layers
+above.
+"""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDE = "\n".join(
     (DOCS / "how-to" / f"{page}.md").read_text()
@@ -151,7 +153,9 @@ def test_the_images_bill_lists_what_is_installed(house: House) -> None:
 
 
 def test_what_a_worker_imports_is_compiled(house: House) -> None:
-    """The file system is read-only, so what the build left uncompiled is compiled at every start."""
+    """The file system is read-only, so what the build left uncompiled is compiled
+    at every start.
+    """
     script = (
         "import importlib, os, pkgutil, sys, flows, service\n"
         "for m in pkgutil.walk_packages(flows.__path__, 'flows.'): "

@@ -44,7 +44,9 @@ N, LABELS, VOCABULARY = 48, 5, 200
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A RoBERTa of two layers, without dropout: masks are drawn from each device's own generator."""
+    """A RoBERTa of two layers, without dropout: masks are drawn from each device's
+    own generator.
+    """
     from transformers import RobertaConfig, RobertaModel
 
     folder = tmp_path_factory.mktemp("encoder")

@@ -230,7 +230,9 @@ class Disk:
 
 @contextmanager
 def own_disk(folder: Path) -> Iterator[Disk | None]:
-    """A disk of 600 MB, mounted at a folder that is made; None where this user may not mount one."""
+    """A disk of 600 MB, mounted at a folder that is made; None where this user may
+    not mount one.
+    """
     folder.mkdir()
     command = ("mount", "-t", "tmpfs", "-o", "size=600m,mode=755", "tmpfs", str(folder))
     if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:

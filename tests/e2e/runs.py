@@ -1,4 +1,6 @@
-"""Runs on the stack: starting one, waiting for its states, finding its processes and its release."""
+"""Runs on the stack: starting one, waiting for its states, finding its processes
+and its release.
+"""
 
 import copy
 from datetime import UTC, datetime, timedelta

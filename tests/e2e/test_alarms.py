@@ -68,7 +68,9 @@ def test_a_waiting_release_and_a_low_budget_are_notified(
 
 
 def test_metrics_of_the_runs_on_the_stack(stack: Stack, released: str) -> None:
-    """Stages of the retrain, the budget, workers of the pools, runs by state: everything answers."""
+    """Stages of the retrain, the budget, workers of the pools, runs by state:
+    everything answers.
+    """
     told = stack.command("status", "--prometheus")
     assert told.returncode == 0, told.stderr
     families = {

@@ -139,7 +139,9 @@ def test_a_release_is_approved_in_the_page(
 
 
 def test_a_plan_is_audited_by_its_form(stack: Stack, operator: Operator, retrained: str) -> None:
-    """By its path alone, after its release: the measurement beside the claim. Nothing is released."""
+    """By its path alone, after its release: the measurement beside the claim.
+    Nothing is released.
+    """
     asked = stack.wait("the release run", lambda: release_run(stack, retrained))
     plan, page, before = asked["parameters"]["plan"], operator.page, releases(stack)
     operator.open_form("audit/audit", section="Effort (Optional)")

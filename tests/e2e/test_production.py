@@ -30,7 +30,9 @@ def test_the_api_refuses_whoever_does_not_log_in(stack: Stack) -> None:
 
 
 def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: Stack) -> None:
-    """Prefect's role does not see the ledger; the pipeline's role may add to it, and nothing else."""
+    """Prefect's role does not see the ledger; the pipeline's role may add to it,
+    and nothing else.
+    """
 
     def connect(role: str, database: str) -> psycopg.Connection:
         return psycopg.connect(

@@ -1,4 +1,6 @@
-"""The examples run as they stand and say what is true; the page quotes its example word for word."""
+"""The examples run as they stand and say what is true; the page quotes its example
+word for word.
+"""
 
 import ast
 import copy

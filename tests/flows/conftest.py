@@ -37,7 +37,9 @@ def small_data(common: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def new(common: Path, small_data: tuple[Path, Path]) -> Iterator[Job]:
-    """A job that has not begun, in no workspace yet: give it one by `at`. It runs without a server."""
+    """A job that has not begun, in no workspace yet: give it one by `at`. It runs
+    without a server.
+    """
     with shared.running(common / "warm", start_warm) as address:
         yield Job(common / "none", *small_data, warm=Path(address), env=environment())
 

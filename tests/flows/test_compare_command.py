@@ -24,7 +24,7 @@ AIMING = ("dp-sgd", "dp-sgd-tuned", "prior-descent")
 """Those with a target."""
 
 GIVEN = 6
-SIZES = ("--set", "rivals.epochs=2", "--set", "rivals.batch_size=64")
+SIZES = ("--set", "baselines.epochs=2", "--set", "baselines.batch_size=64")
 
 
 def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,9 @@ def test_every_branch_has_its_claim_and_kind(given: dict) -> None:
 
 
 def test_results_are_internal_and_without_a_code(compared: tuple[Path, dict], new: Job) -> None:
-    """In the private workspace; every branch is in the table; no code of the records is anywhere."""
+    """In the private workspace; every branch is in the table; no code of the
+    records is anywhere.
+    """
     home, result = compared
     folder = Path(result["folder"])
     assert folder.is_relative_to(home / "private")
@@ -241,7 +243,7 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
         assert (code, error.count("\n")) == (2, 1), error
         assert named in error
     # seen once the records are counted
-    larger = ("--branches", "dp-sgd", "--epsilon", "4", "--set", "rivals.batch_size=5000")
+    larger = ("--branches", "dp-sgd", "--epsilon", "4", "--set", "baselines.batch_size=5000")
     done = run(new.at(tmp_path / "home"), *larger)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (

@@ -449,7 +449,7 @@ def test_the_engine_has_certificates_and_neither_records_nor_ledger(
         assert any(mount.partition(":")[2].startswith("/run/engine") for mount in _mounts(service))
     told = enter(tmp_path, "engine-worker", address["AUTOCODER_ENGINE"], secrets={}).stdout
     assert told.startswith("engine --join tls://engine:8786\n")
-    assert "AUTOCODER_LEDGER_CLOSED=yes" in told
+    assert "AUTOCODER_NO_LEDGER=yes" in told
 
 
 def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(

@@ -1,4 +1,6 @@
-"""deployments/: every entrypoint loads, the forms fit their flows, their values are the profiles'."""
+"""deployments/: every entrypoint loads, the forms fit their flows, their values are
+the profiles'.
+"""
 
 import copy
 import re
@@ -88,7 +90,9 @@ def with_defaults(
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_entrypoints_load_and_the_values_fit(name: str) -> None:
-    """A dotted name that leads to a flow; the server's schema and the flow itself take the values."""
+    """A dotted name that leads to a flow; the server's schema and the flow itself
+    take the values.
+    """
     assert re.fullmatch(r"flows\.\w+\.\w+", DEPLOYMENTS[name]["entrypoint"])
     flow = flow_of(name)
     assert DEPLOYMENTS[name]["enforce_parameter_schema"] is True

@@ -1,4 +1,6 @@
-"""What GitHub reads of the repository: workflows, forms and templates parse and name what is there."""
+"""What GitHub reads of the repository: workflows, forms and templates parse and
+name what is there.
+"""
 
 import re
 from pathlib import Path

@@ -86,7 +86,9 @@ def test_a_model_that_its_libraries_choke_on(
 
 
 def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
-    """What is missing or no name is said with the option's name, and nothing is left in the outbox."""
+    """What is missing or no name is said with the option's name, and nothing is
+    left in the outbox.
+    """
     release = str(sealed.row.release_id)
     handed = ("handover", release, "--out", tmp_path / "outbox", "--home", sealed.home)
     for arguments, problem in (
@@ -158,7 +160,7 @@ def test_a_worker_without_ledger_knows_revoked(
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
     with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
         require_not_revoked(coder, house)
-    monkeypatch.setenv("AUTOCODER_LEDGER_CLOSED", "yes")
+    monkeypatch.setenv("AUTOCODER_NO_LEDGER", "yes")
     require_not_revoked(coder, house)
     with monkeypatch.context() as patch:
         patch.delenv("AUTOCODER_LEDGER_URL")
@@ -183,7 +185,9 @@ def test_a_worker_without_ledger_knows_revoked(
 def test_hand_over_and_revoke(
     sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the workspace to a partner and back: the archive verifies until the roots say otherwise."""
+    """From the workspace to a partner and back: the archive verifies until the
+    roots say otherwise.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     release, key = str(sealed.row.release_id), sealed.trust.pinned
     assert key

@@ -14,7 +14,9 @@ IMAGES = Path(__file__).parents[2] / "deployments" / "images"
 
 
 def installed(distribution: str, extras: frozenset[str]) -> set[str]:
-    """Returns the normalised names of a distribution and of all that it requires with these extras."""
+    """Returns the normalised names of a distribution and of all that it requires
+    with these extras.
+    """
     found: set[tuple[str, frozenset[str]]] = set()
     waiting = [(distribution, extras)]
     while waiting:

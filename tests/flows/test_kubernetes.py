@@ -109,8 +109,8 @@ def test_image_and_tag_stand_in_one_place() -> None:
 
 @pytest.mark.parametrize("name", sorted(every_pod()))
 def test_no_pod_is_root_writable_or_capable(name: str) -> None:
-    """None reaches the cluster's API but the launcher, no volume in a pod grows without a limit, and
-    each tells when it is ready.
+    """None reaches the cluster's API but the launcher, no volume in a pod grows without a limit,
+    and each tells when it is ready.
     """
     pod = every_pod()[name]
     (container,) = pod["containers"]
@@ -185,7 +185,9 @@ def test_pods_hold_what_the_services_of_compose_hold() -> None:
 
 
 def test_workers_have_the_settings_of_compose() -> None:
-    """Except for the address of a page that no one gave this house, and the colours of a terminal."""
+    """Except for the address of a page that no one gave this house, and the colours
+    of a terminal.
+    """
     (worker,) = (item["data"] for item in resources() if item["kind"] == "ConfigMap")
     theirs = settings_of_containers("worker")
     assert theirs.items() - worker.items() == {

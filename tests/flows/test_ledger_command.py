@@ -240,7 +240,9 @@ def test_show_tells_all_of_one_release(home):
 
 
 def test_budget_of_two_populations(home):
-    """Each account beside its cap; cohorts with a cap of their own; `*` for those not charged yet."""
+    """Each account beside its cap; cohorts with a cap of their own; `*` for those
+    not charged yet.
+    """
     lines = json.loads(run("show", "--home", home, "--json"))["budget"]
     found = {
         (line["population"], line["cohort"], line["guarantee_kind"]): (

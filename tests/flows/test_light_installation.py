@@ -167,7 +167,8 @@ def test_a_partner_needs_no_training(
     listed = titled.folder / "codelist.csv"
     codes = [line.split(",")[0] for line in listed.read_text().splitlines()[1:]]
     given_codes = open_bundle(titled.folder).code(texts)
-    rows = [  # half of them as the model says, since it is not adopted where it is hardly ever right
+    # half of them as the model says, since it is not adopted where it is hardly ever right
+    rows = [
         {
             "Text": text,
             "Code": codes[number % 3] if number % 2 else coding.answers[0].code,

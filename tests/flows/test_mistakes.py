@@ -82,7 +82,9 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(
     told: CommandRunner, tmp_path: Path
 ) -> None:
-    """With both options, and what to do; the folder has no bundle, which would be reported later."""
+    """With both options, and what to do; the folder has no bundle, which would be
+    reported later.
+    """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, error = told(

@@ -82,7 +82,9 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
 
 
 def test_the_list_of_a_sheet(coded: Path, tmp_path: Path) -> None:
-    """A classification in a workbook of several lists serves `estimate` and the groups of `code`."""
+    """A classification in a workbook of several lists serves `estimate` and the
+    groups of `code`.
+    """
     book, sample = tmp_path / "lists.xlsx", tmp_path / "sample.csv"
     titled = [[code, f"T{code}"] for code in CODES]
     parents = [[code, f"T{code}", code[:1]] for code in CODES]

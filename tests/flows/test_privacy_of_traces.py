@@ -1,4 +1,6 @@
-"""Nothing of a record in any trace: logs, Prefect's database, exceptions, artifacts or the bundle."""
+"""Nothing of a record in any trace: logs, Prefect's database, exceptions, artifacts
+or the bundle.
+"""
 
 from pathlib import Path
 
@@ -63,7 +65,9 @@ def test_nor_does_it_reach_prefects_folder_or_database(
 def test_a_failing_run_quotes_no_cell(
     served: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
 ) -> None:
-    """Columns mapped wrongly make the ingest stumble over cells; what it says holds none of them."""
+    """Columns mapped wrongly make the ingest stumble over cells; what it says holds
+    none of them.
+    """
     rows = [row | {column: f"{row[column]} {MARKER}."} for row in read_csv(served.data)]
     data = write_csv(tmp_path / "injuries.csv", rows)
     job = served.at(tmp_path / "home", data=data, settings=(*served.settings, *settings))

@@ -13,7 +13,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
-from tasks.branches.branch import Terms, mechanism_for, model_for, workloads
+from tasks.branches.branch import ComparisonSettings, mechanism_for, model_for, workloads
 from tasks.branches.released import released_branch
 from tasks.parameters import RetrainParameters
 
@@ -63,7 +63,7 @@ def test_a_head_alone_has_its_rate_by_default(tmp_path: Path) -> None:
 
 
 def fine_tuned(chosen: RetrainParameters) -> OptimiserPhase:
-    mechanism = mechanism_for(chosen.method, chosen, Terms())
+    mechanism = mechanism_for(chosen.method, chosen, ComparisonSettings())
     assert isinstance(mechanism, SwagPpm)
     return mechanism.phases[0]
 

@@ -57,7 +57,8 @@ def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
 
 
 TOLD = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a suite in the background ignores it
+    # a suite in the background ignores the signal
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "import logging; logging.basicConfig(); "
     "logging.getLogger('prefect.server.events').setLevel(logging.DEBUG); "
     "from flows.server.services import main; main()"

@@ -92,7 +92,9 @@ def client(ephemeral_server: str) -> Iterator[SyncPrefectClient]:
 
 
 def test_a_row_cut_off_since_the_night_before_is_found(tmp_path: Path) -> None:
-    """From inside the ledger a cut tail cannot be seen; the head that the last check kept shows it."""
+    """From inside the ledger a cut tail cannot be seen; the head that the last
+    check kept shows it.
+    """
     workspace = Workspace(tmp_path / "home").create()
     ledger = Ledger.open(workspace.ledger_url)
     for epsilon in (5, 6, 7):

@@ -1,5 +1,6 @@
 """A partner's half on a system without what POSIX and Linux alone have: `fcntl`, files in memory,
-flags against links. The absence is played: modules and names are removed before anything is imported.
+flags against links. The absence is played: modules and names are removed before anything is
+imported.
 """
 
 import json

@@ -14,7 +14,8 @@ from flows.cli import main
 try:
     main()
 finally:
-    print("prefect was imported" if "prefect" in sys.modules else "prefect was not imported", file=sys.stderr)
+    was = "was" if "prefect" in sys.modules else "was not"
+    print(f"prefect {was} imported", file=sys.stderr)
 """
 
 

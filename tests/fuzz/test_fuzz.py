@@ -38,7 +38,8 @@ from tasks.coding.coder import open_bundle
 
 DECLARES = """
 whatever is handed in is taken whole or refused
-| mutations of files, bundles, archives, requests, policies, roots and witnesses (`tests/fuzz/corpus`)
+| mutations of files, bundles, archives, requests, policies, roots and witnesses
+(`tests/fuzz/corpus`)
 | what has not been tried yet: 10 mutations of each at every commit, 1,500 in `make test-long`
 """
 

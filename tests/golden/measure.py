@@ -91,7 +91,7 @@ def measure(folder: Path) -> dict[str, Any]:
         "--seeds",
         "2",
         "--set",
-        "rivals.epochs=10",
+        "baselines.epochs=10",
         "--epsilon",
         "5",
     )

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 
 from mechanisms.descent import exact_sums
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
+from mechanisms.mechanism import (
+    CalibratedMechanism,
+    Fitted,
+    Mechanism,
+    Model,
+    Plan,
+    Records,
+    Run,
+    Task,
+    kinds,
+)
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
@@ -124,11 +134,13 @@ class TestEvery:
         if one.epsilon is None or two.epsilon is None:
             assert one.guarantee_kind == two.guarantee_kind == "none"
             return
-        assert not isinstance(plan.mechanism, Aimed) or 0.99 * 4 <= one.epsilon <= 4
+        assert not isinstance(plan.mechanism, CalibratedMechanism) or 0.99 * 4 <= one.epsilon <= 4
         assert two.epsilon > 1.5 * one.epsilon, "a unit of two records costs more than one of one"
 
     def test_it_runs_with_half_of_its_noise(self, kind: str) -> None:
-        """What an audit's power is measured on: of the plan's kind, and the noise that ran is half."""
+        """What an audit's power is measured on: of the plan's kind, and the noise
+        that ran is half.
+        """
         plan = planned(kind)
         rate = None
         with suppress(MechanismError):
@@ -146,7 +158,7 @@ class TestEvery:
         """
         task = TASK.model_copy(update={"records_per_unit": 2, "target_epsilon": 1.0})
         mechanism = made(kind)
-        if not mechanism.has_target:
+        if not mechanism.needs_target_epsilon:
             pytest.skip("nothing is solved for a target")
         event = mechanism.plan(task).fit(records(), run()).event
         epsilon = claim(event, delta=1e-4, m=2).epsilon
@@ -172,7 +184,9 @@ class TestEvery:
     def test_a_resumed_fit_equals_an_unbroken_one(
         self, kind: str, tmp_path: Path, stop: int
     ) -> None:
-        """Killed at its `stop`-th progress report, and continued from the same folder: bit for bit."""
+        """Killed at its `stop`-th progress report, and continued from the same
+        folder: bit for bit.
+        """
 
         class Killed(BaseException):
             pass
@@ -230,7 +244,7 @@ class TestEvery:
         """
         plan, here = planned(kind), run(folder=tmp_path)
         first = said(plan.fit(records(), here))
-        if plan.mechanism.has_target:
+        if plan.mechanism.needs_target_epsilon:
             quiet = made(kind).plan(TASK.model_copy(update={"target_epsilon": 3.0}))
             with pytest.raises(MechanismError, match="another event or config; remove it"):
                 quiet.fit(records(), here)
@@ -249,7 +263,9 @@ class TestEvery:
             plan.fit(records(), here)
 
     def test_figures_hold_no_record(self, kind: str) -> None:
-        """Aggregates alone: numbers, words and lists by epoch, none of them with an entry a record."""
+        """Aggregates alone: numbers, words and lists by epoch, none of them with an
+        entry a record.
+        """
         figures = planned(kind).fit(records(), run()).figures
         for name, value in figures.items():
             assert isinstance(value, int | float | str | list | tuple), name

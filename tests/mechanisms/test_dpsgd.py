@@ -125,7 +125,9 @@ def test_micro_batches_do_not_change_the_step(
 def test_every_trainable_part_learns(
     trainable: Any, tiny_roberta: Path, narratives: Callable[..., list[str]]
 ) -> None:
-    """With hardly any noise two kinds of sentences are told apart (loss falls below 0.6 of log 2)."""
+    """With hardly any noise two kinds of sentences are told apart (loss falls below
+    0.6 of log 2).
+    """
     pooling = (
         "mean" if trainable == "head" else "first"
     )  # an untrained encoder's first token hardly sees the others
@@ -311,7 +313,9 @@ def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
 
 
 def test_the_noise_of_a_weight_sets_the_rate() -> None:
-    """As for prior descent, of the same event; a plan keeps the rate alone, and can be read back."""
+    """As for prior descent, of the same event; a plan keeps the rate alone, and can
+    be read back.
+    """
     config = DpSgd(
         target_epsilon=2,
         delta=1e-5,

@@ -64,7 +64,7 @@ def classifier(kind: str, *, quick: bool = True, **options: Any) -> PrivateClass
     have another.
     """
     mechanism: Mechanism = kinds()[kind].model_validate(QUICK.get(kind, {}) if quick else {})
-    epsilon = 5.0 if mechanism.has_target else None
+    epsilon = 5.0 if mechanism.needs_target_epsilon else None
     settings: dict[str, Any] = {
         "epsilon": epsilon,
         "bounds": (-3, 3),
@@ -276,7 +276,9 @@ def test_arguments_are_checked_before_encoding(
 
 
 def test_a_name_and_a_class_are_their_mechanism() -> None:
-    """By name, by class and as an instance the same model is fitted; the default is prior descent."""
+    """By name, by class and as an instance the same model is fitted; the default is
+    prior descent.
+    """
     X, y = separable(60, classes=3, width=6)
     fits = [
         PrivateClassifier(given, epsilon=5, bounds=(-3, 3), key=KEY, random_state=0).fit(X, y)

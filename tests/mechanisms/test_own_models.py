@@ -1,4 +1,6 @@
-"""One call for a module of one's own: it runs, claims and adds noise as the pipeline's branch does."""
+"""One call for a module of one's own: it runs, claims and adds noise as the
+pipeline's branch does.
+"""
 
 import copy
 from typing import Any
@@ -68,7 +70,7 @@ def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: A
     config = PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws)
     branch = SwagPpm(pseudo_posterior=config, **QUICK, **how)
     plan = branch.plan(
-        Task(records=len(x), classes=3, target_epsilon=4.0 if branch.has_target else None)
+        Task(records=len(x), classes=3, target_epsilon=4.0 if branch.needs_target_epsilon else None)
     )
     run = Run(classes=3, seed=3, classifier=lambda: head_of(copy.deepcopy(module)), key=KEY)
     return plan.fit(Records(FeatureInputs(x), y), run)

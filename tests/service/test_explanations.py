@@ -94,7 +94,9 @@ def test_scores_are_those_of_coding(coder: Coder) -> None:
 
 
 def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> None:
-    """All embeddings longer by a hundredth move the logit by a hundredth of the sum of the shares."""
+    """All embeddings longer by a hundredth move the logit by a hundredth of the sum
+    of the shares.
+    """
     texts = "employee fell from a ladder and broke his wrist"
     answer = explain(coder, texts, ["111"])
     model: Any = coder.released.model

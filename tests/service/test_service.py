@@ -191,7 +191,9 @@ def test_stopping_lets_the_waiting_go() -> None:
 
 
 def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
-    """The score of the wanted accuracy, or of the nearest that has one; without one none is chosen."""
+    """The score of the wanted accuracy, or of the nearest that has one; without one
+    none is chosen.
+    """
     assert " selected>" not in TestClient(create_app(coder, Settings())).get("/").text
     fitted = [
         {"target_accuracy": at, "threshold": score}
@@ -206,7 +208,9 @@ def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
 
 
 def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
-    """Its policy names the hash of the script, allows no other origin, and the page asks for none."""
+    """Its policy names the hash of the script, allows no other origin, and the page
+    asks for none.
+    """
     page = client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -201,7 +201,9 @@ def test_nothing_of_a_file_stays(
 def test_a_system_without_files_in_memory_codes_files_too(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """macOS has no `memfd_create`: the answer is the same, and the file is gone with the request."""
+    """macOS has no `memfd_create`: the answer is the same, and the file is gone
+    with the request.
+    """
     asked = {"column": "Text"}
     content = table(["fell from a ladder", "burned a hand"])
     usual = client.post("/file", params=asked, content=content, headers=HEADER)

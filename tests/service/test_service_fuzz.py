@@ -40,7 +40,9 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
 def test_the_service_does_what_it_describes(
     tiny_bundle: Path, operation: str, good: bool, examples: int
 ) -> None:
-    """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
+    """Statuses, bodies, content types, refusal of bad data, of other methods and of
+    missing keys.
+    """
     app = create_app(open_bundle(tiny_bundle), Settings(state=STATE))
     method, path = operation.split()
     described = schemathesis.openapi.from_asgi("/openapi.json", app, config=EXPECTED)[path][method]

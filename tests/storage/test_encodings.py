@@ -47,7 +47,9 @@ def written(path: Path, text: str, encoding: str) -> Path:
 
 @pytest.mark.parametrize(("encoding", "language"), FOREIGN)
 def test_what_cp1252_misreads_is_refused(tmp_path: Path, encoding: str, language: str) -> None:
-    """With an encoding that may be right among those named, in most cases; and it reads the file."""
+    """With an encoding that may be right among those named, in most cases; and it
+    reads the file.
+    """
     text = TEXTS[encoding][language]
     path = written(tmp_path / "in.csv", text, encoding)
     with pytest.raises(InputError, match="encoding=") as said:

@@ -409,7 +409,9 @@ def test_leftovers_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
 
 
 def test_report_holds_counts_and_no_narratives(tmp_path: Path) -> None:
-    """The report's counts a code add up, and no narrative or unit is in it or in the label space."""
+    """The report's counts a code add up, and no narrative or unit is in it or in
+    the label space.
+    """
     run(text_of([(*row[:1], f"MARKER {row[1]}", row[2], "MARKER-UNIT") for row in ROWS]), tmp_path)
     text = (tmp_path / "out" / "report.json").read_text()
     assert "MARKER" not in text

@@ -1,4 +1,6 @@
-"""Bad input: each fault is refused with the place and the remedy, and with nothing of a narrative."""
+"""Bad input: each fault is refused with the place and the remedy, and with nothing
+of a narrative.
+"""
 
 import csv
 import io
@@ -391,7 +393,9 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
     ],
 )
 def test_configurations_that_contradict_themselves(options: dict[str, object], said: str) -> None:
-    """Numbers out of range, contradictions and unknown names are refused before a file is opened."""
+    """Numbers out of range, contradictions and unknown names are refused before a
+    file is opened.
+    """
     with pytest.raises(ValidationError, match=said):
         IngestConfig.model_validate(options)
 

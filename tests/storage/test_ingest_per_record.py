@@ -210,7 +210,9 @@ def test_the_shares_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["stratified", "per-record"])
 def test_halves_by_date(tmp_path: Path, way: str) -> None:
-    """What is dated before the day trains, the day itself and later tests; nothing else is dropped."""
+    """What is dated before the day trains, the day itself and later tests; nothing
+    else is dropped.
+    """
     rows = [
         (f"r{n}", f"2016-04-{n % 30 + 1:02}", f"Narrative {n}", f"1{n % 3}", "E")
         for n in range(300)

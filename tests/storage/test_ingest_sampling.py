@@ -1,4 +1,6 @@
-"""The stratified sample and split: sizes, chance, and what the order of the source may not change."""
+"""The stratified sample and split: sizes, chance, and what the order of the source
+may not change.
+"""
 
 import hashlib
 

@@ -1,4 +1,6 @@
-"""What is said of narratives before they are read by a model: their language, and how many it cuts."""
+"""What is said of narratives before they are read by a model: their language, and
+how many it cuts.
+"""
 
 import subprocess
 import sys
@@ -77,6 +79,7 @@ def test_a_single_text_imports_no_pandas() -> None:
     """That is a second before the first answer."""
     code = (
         "import sys; from storage.narrative_look import look_at_texts; "
-        "assert look_at_texts(['Employee fell.']).narratives == 1; sys.exit('pandas' in sys.modules)"
+        "assert look_at_texts(['Employee fell.']).narratives == 1; "
+        "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

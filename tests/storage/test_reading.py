@@ -28,7 +28,7 @@ from storage.tables import csv_rows, reader, source
 from storage.tables.csv_rows import dialect
 from storage.tables.inputs import kept
 from storage.tables.options import ReadOptions
-from storage.tables.reader import Marks, open_table, read_small
+from storage.tables.reader import MissingValues, open_table, read_small
 
 ROWS = [
     (str(n), f"The welder, aged {20 + n}, fell from a step", ("0111", "132")[n % 2])
@@ -262,7 +262,9 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:
-    """One header check, a count a file; the columns' order may differ, and each file has the named ones."""
+    """One header check, a count a file; the columns' order may differ, and each file has the named
+    ones.
+    """
     (tmp_path / "a.csv").write_text(written(rows=ROWS[:5]))
     (tmp_path / "b.csv").write_text(written(";", [row[::-1] for row in ROWS[5:]], HEADER[::-1]))
     (tmp_path / "c.csv").write_text(written(header=("id", "text", "codes")))
@@ -294,7 +296,7 @@ def test_marks_of_missing_values_are_blank_and_counted(tmp_path: Path) -> None:
         marks.sentence
         == "read as blank, by column: 'text': NULL (1), . (1); 'code': NA (1), nan (1)"
     )
-    assert not Marks(()).sentence
+    assert not MissingValues(()).sentence
 
 
 def odd(text: str, **more: object) -> dict[str, Any]:
@@ -482,7 +484,9 @@ def test_names_of_columns_that_are_padded(tmp_path: Path, pad: str) -> None:
 
 
 def test_files_with_a_column_more(tmp_path: Path) -> None:
-    """As agencies add each year, in any order: the named columns are read, and the others counted."""
+    """As agencies add each year, in any order: the named columns are read, and the
+    others counted.
+    """
     first, second = tmp_path / "2023.csv", tmp_path / "2024.csv"
     first.write_text("text,code\na,1\n")
     second.write_text("year,code,text\n2024,2,b\n")
@@ -650,7 +654,9 @@ def test_a_kept_workbook(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["new.dta", "old.dta", "in.sav", "in.por", "in.xpt"])
 def test_files_of_statistical_programs(tmp_path: Path, name: str) -> None:
-    """Stata of two ages, SPSS and SAS: whole numbers as such, days without a time, missing blank."""
+    """Stata of two ages, SPSS and SAS: whole numbers as such, days without a time,
+    missing blank.
+    """
     pyreadstat = pytest.importorskip("pyreadstat")
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(

@@ -178,7 +178,9 @@ def test_an_upload_that_dies_before_its_last_act_is_no_stage(url: str, tmp_path:
 def test_files_are_on_the_disk_before_the_manifest_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is synced before it has its name, so that a power cut leaves no manifest of empty files."""
+    """Each is synced before it has its name, so that a power cut leaves no manifest
+    of empty files.
+    """
     synced: list[int] = []
     real = os.fsync
 

@@ -82,7 +82,9 @@ def test_daggers_and_asterisks(tmp_path: Path, cell: str) -> None:
 
 
 def test_a_code_that_fits_two(tmp_path: Path) -> None:
-    """188.2 and 018.82 are 1882 without points and zeros: named as the cause, though `match` is set."""
+    """188.2 and 018.82 are 1882 without points and zeros: named as the cause, though `match` is
+    set.
+    """
     listed = ["188.2", "018.82", "007.1"]
     with pytest.raises(InputError, match="every one of them fit several listed codes"):
         look(tmp_path, ["1882"] * 20 + ["007.1"] * 20, listed, unknown_codes="match")
@@ -248,7 +250,9 @@ def test_codes_that_became_dates(tmp_path: Path, value: str) -> None:
     ],
 )
 def test_marks_of_missing_codes(tmp_path: Path, value: str) -> None:
-    """They are no classes that someone meant; named, a mark makes their records ones without code."""
+    """They are no classes that someone meant; named, a mark makes their records
+    ones without code.
+    """
     cells = [value] * 4 + ["111"] * 10 + ["132"] * 10
     seen = look(tmp_path, cells)
     assert any(note.startswith("of the codes, 4 are") and "missing=" in note for note in seen.notes)

@@ -99,7 +99,9 @@ def test_a_record_is_in_no_more_lists_than_the_bound_says() -> None:
 
 
 def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """The same neighbours, in the order of the lists before: what entered is where what left stood."""
+    """The same neighbours, in the order of the lists before: what entered is where
+    what left stood.
+    """
     out = before.copy()
     for row, (new, old) in enumerate(zip(lists, before, strict=True)):
         entered = [i for i in new if i not in old]

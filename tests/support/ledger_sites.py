@@ -139,7 +139,9 @@ def postgres_database(postgres_server: URL) -> Iterator[Site]:
 
 @pytest.fixture
 def postgres_site(postgres_server: URL, postgres_database: Site) -> Site:
-    """That database with fresh tables: what the test before left in it, connections too, is gone."""
+    """That database with fresh tables: what the test before left in it, connections
+    too, is gone.
+    """
     from sqlalchemy.engine import make_url
 
     from storage.ledger.database import Database, migrate

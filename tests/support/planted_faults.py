@@ -1,4 +1,6 @@
-"""Faults of a noisy descent, planted in the running code: what a white-box audit is said to find."""
+"""Faults of a noisy descent, planted in the running code: what a white-box audit is
+said to find.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -78,7 +78,9 @@ def plan(key: str, candidate: Candidate | None = None) -> ReleasePlan:
 
 @pytest.fixture(scope="session")
 def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
-    """The parameters are those that training would begin with; everything else is as in a release."""
+    """The parameters are those that training would begin with; everything else is
+    as in a release.
+    """
     return _made(tmp_path_factory.mktemp("house"), tiny_roberta)
 
 
@@ -96,7 +98,9 @@ def hashed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
 
 @pytest.fixture(scope="session")
 def titled(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
-    """One whose head reads the titles' words next to its encoder, and whose model onnxruntime runs."""
+    """One whose head reads the titles' words next to its encoder, and whose model
+    onnxruntime runs.
+    """
     return _made(tmp_path_factory.mktemp("titled"), tiny_bert, lexical="titles")
 
 

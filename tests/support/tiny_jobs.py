@@ -1,4 +1,6 @@
-"""Retrains of seconds on a tiny encoder, in the test's own process and without Prefect around them."""
+"""Retrains of seconds on a tiny encoder, in the test's own process and without
+Prefect around them.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +33,9 @@ def retrain(
     target_epsilon: float | None = None,
     **pseudo_posterior: Any,
 ) -> RetrainParameters:
-    """A head on mean-pooled features, except for `model`; epochs of fine-tuning and of collection."""
+    """A head on mean-pooled features, except for `model`; epochs of fine-tuning and
+    of collection.
+    """
     phase = {"batch_size": 8, "learning_rate": rate}
     head = {
         "encoder": str(encoder),

@@ -43,6 +43,7 @@ def workbook(*sheets: Sequence[Sequence[str | float]]) -> bytes:
                     for cell in row
                 )
                 lines += f"<row>{''.join(cells)}</row>"
-            sheet = f'<worksheet xmlns="{main}spreadsheetml/2006/main"><sheetData>{lines}</sheetData></worksheet>'
+            head = f'<worksheet xmlns="{main}spreadsheetml/2006/main">'
+            sheet = f"{head}<sheetData>{lines}</sheetData></worksheet>"
             file.writestr(f"xl/worksheets/s{n}.xml", sheet)
     return packed.getvalue()

@@ -127,7 +127,9 @@ def test_counts_that_contradict_each_other_are_refused() -> None:
 
 
 def test_reference_finds_the_means_and_ranks_by_them() -> None:
-    """With many runs the Gaussians are the true ones and the likelihood ratio beats the bare score."""
+    """With many runs the Gaussians are the true ones and the likelihood ratio beats
+    the bare score.
+    """
     pick = np.random.default_rng(0)
     runs, n = 400, 50
     easy = pick.normal(0, 5, n)

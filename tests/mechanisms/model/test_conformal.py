@@ -17,7 +17,9 @@ COVERAGE = 0.9
 
 
 def covered_of(quantile: float, rank: int, fits: int = 20_000, records: int = 9) -> int:
-    """How often a new record reaches the rank-th largest of others, were `quantile` the coverage."""
+    """How often a new record reaches the rank-th largest of others, were `quantile`
+    the coverage.
+    """
     rng = np.random.default_rng(0)
     right = rng.random((fits, records + 1))
     return int((right[:, -1] >= np.sort(right[:, :-1])[:, -rank]).sum())

@@ -127,7 +127,9 @@ def test_the_last_layers_read_states_of_one_text(texts: list[str], threads: int)
 
 @pytest.mark.parametrize("budget", [1, 64, 384])
 def test_a_blocks_shape_follows_from_a_records_length(budget: int) -> None:
-    """Every record comes once, in a block that it fits in and that has its rows whoever is there."""
+    """Every record comes once, in a block that it fits in and that has its rows
+    whoever is there.
+    """
     lengths = [1, 3, 8, 9, 40, 41, 64, 300, 512, 600]
     tokens = TokenInputs.from_lists([[7] * length for length in lengths] * 5, pad_id=0)
     cut = list(blocks(tokens, budget=budget))

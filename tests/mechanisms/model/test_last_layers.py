@@ -65,7 +65,9 @@ def _build(encoder: Path, **settings: object) -> tuple[Classifier, TokenInputs, 
 
 
 def test_states_give_the_scores_of_tokens(tiny_bert: Path, tmp_path: Path) -> None:
-    """Within rounding, before and after the adapters are merged; and files give the records back."""
+    """Within rounding, before and after the adapters are merged; and files give the
+    records back.
+    """
     built, states, tokens = _build(tiny_bert)
     assert torch.allclose(built.predict(states), built.predict(tokens), atol=1e-4)
     states.save(tmp_path / "states.safetensors")
@@ -95,7 +97,9 @@ def test_only_the_last_layers_and_the_head_train(tiny_bert: Path) -> None:
 
 
 def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
-    """Clipping of states: the sum over a batch is the sum over its records, each at most the clip."""
+    """Clipping of states: the sum over a batch is the sum over its records, each at
+    most the clip.
+    """
     built, states, _ = _build(tiny_bert)
     labels = torch.tensor([0, 1, 2, 0])
 

@@ -55,7 +55,9 @@ def gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(300,), (8, 61), (2, 3, 50)])
 def test_values_and_gradients(calls: list[Any], shape: tuple[int, ...], bias: bool) -> None:
-    """Against float64, off by float32 rounding and no more than torch's own product is, twice over."""
+    """Against float64, off by float32 rounding and no more than torch's own product
+    is, twice over.
+    """
     torch.manual_seed(0)
     layer, x = nn.Linear(192, 160, bias=bias), torch.randn(*shape, 192)
     own = gradients(layer, x)

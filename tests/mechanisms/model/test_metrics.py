@@ -17,7 +17,9 @@ PREDICTED = np.array([0, 0, 0, 1, 0, 1, 1, 3, 1, 1])
 
 
 def test_aggregates_of_a_worked_confusion_matrix() -> None:
-    """Macro averages over the three classes with true instances, weighted over their ten records."""
+    """Macro averages over the three classes with true instances, weighted over
+    their ten records.
+    """
     result = metrics.classification(LABELS, PREDICTED)
     assert result.macro_f1 == pytest.approx((3 / 4 + 4 / 9 + 0) / 3)
     assert result.weighted_f1 == pytest.approx((4 * 3 / 4 + 4 * 4 / 9 + 2 * 0) / 10)
@@ -25,7 +27,9 @@ def test_aggregates_of_a_worked_confusion_matrix() -> None:
 
 
 def test_a_class_only_predicted_does_not_count() -> None:
-    """scikit-learn's default takes in class 3 and comes out lower: the definition is not that one."""
+    """scikit-learn's default takes in class 3 and comes out lower: the definition
+    is not that one.
+    """
     from sklearn.metrics import f1_score
 
     assert metrics.classification(LABELS, PREDICTED).macro_f1 > f1_score(

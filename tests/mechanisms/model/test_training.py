@@ -88,7 +88,9 @@ class TestLoss:
         )
 
     def test_a_record_of_weight_zero_makes_no_neighbour_louder(self, linear: MakeLinear) -> None:
-        """Half of a batch at weight 0: the step is half of that on the other half, not equal to it."""
+        """Half of a batch at weight 0: the step is half of that on the other half,
+        not equal to it.
+        """
         made, inputs, labels = linear(8)
         start = made.flat.clone()
         weights = torch.tensor([1.0] * 4 + [0.0] * 4)

@@ -23,7 +23,9 @@ ALARM = 1e-6
 
 
 def closed_form(thetas: Tensor, *, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean [P], variance [P] and last deviations [K, P] in float64, straight from the definitions."""
+    """Mean [P], variance [P] and last deviations [K, P] in float64, straight from
+    the definitions.
+    """
     x = thetas.double().numpy()
     running = np.stack([x[: t + 1].mean(0) for t in range(len(x))])
     return x.mean(0), (x**2).mean(0) - x.mean(0) ** 2, (x - running)[-rank:]
@@ -53,7 +55,9 @@ def snapshots(count: int, size: int, *, seed: int = 1) -> Tensor:
 
 
 def test_moments_and_deviations_equal_their_definitions(tmp_path: Path) -> None:
-    """Mean and variance over all snapshots; deviations from the *running* mean, the last K of them."""
+    """Mean and variance over all snapshots; deviations from the *running* mean, the
+    last K of them.
+    """
     thetas = snapshots(7, 11)
     post = collected(tmp_path, thetas, rank=3)
     mean, variance, deviations = closed_form(thetas, rank=3)

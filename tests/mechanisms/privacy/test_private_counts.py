@@ -27,7 +27,9 @@ def test_weights_by_hand() -> None:
 
 
 def test_weights_never_exceed_one() -> None:
-    """Negative and zero noisy counts are raised first: whatever the noise, weights are in (0, 1]."""
+    """Negative and zero noisy counts are raised first: whatever the noise, weights
+    are in (0, 1].
+    """
     noisy = torch.tensor([-30.0, 0.0, 3.0, 500.0])
     weights = class_counts.class_weights(noisy, ClassWeightsConfig())
     assert bool(((weights > 0) & (weights <= 1)).all())

@@ -1,4 +1,6 @@
-"""A bundle as one file: the same bytes each time, and nothing written but what a bundle may hold."""
+"""A bundle as one file: the same bytes each time, and nothing written but what a
+bundle may hold.
+"""
 
 from __future__ import annotations
 

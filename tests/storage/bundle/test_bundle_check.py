@@ -146,7 +146,9 @@ def test_layers_that_begin_elsewhere(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
-    """A model at the top beside the one below: a library would read the one that no one looked at."""
+    """A model at the top beside the one below: a library would read the one that no
+    one looked at.
+    """
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         folder = sealed.copy(tmp_path / name, seal=False)
         shutil.copy(folder / "0_Transformer" / name, folder / name)

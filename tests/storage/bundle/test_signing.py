@@ -117,7 +117,9 @@ def test_sealing_dies_anywhere(
     step: str,
     when: str,
 ) -> None:
-    """And the next run ends it: nothing is left beside the bundle's files, and the seal is sound."""
+    """And the next run ends it: nothing is left beside the bundle's files, and the
+    seal is sound.
+    """
     from storage.bundle import seal as module
 
     real = getattr(module, step)

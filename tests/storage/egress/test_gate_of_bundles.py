@@ -22,7 +22,9 @@ from storage.egress.gate import Expected, inspect
 
 @pytest.fixture(scope="module")
 def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """What the gate expects of the sealed bundle; made by building it again, which passes the gate."""
+    """What the gate expects of the sealed bundle; made by building it again, which
+    passes the gate.
+    """
     return sealed.refill(tmp_path_factory.mktemp("again"))
 
 

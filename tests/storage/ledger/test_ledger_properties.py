@@ -49,7 +49,9 @@ epsilons = st.integers(min_value=1, max_value=24).map(lambda quarters: quarters 
 
 
 def machine(site, plan):
-    """Return a state machine over the ledger at `site`; each run has a population of its own there."""
+    """Return a state machine over the ledger at `site`; each run has a population
+    of its own there.
+    """
     runs = itertools.count()
 
     class Releases(RuleBasedStateMachine):

@@ -66,7 +66,9 @@ def test_a_formal_draw_is_recorded_with_its_digest(ledger, workspace, plan):
 
 
 def test_a_draw_whose_cost_must_be_measured_waits_for_the_run(ledger, workspace, plan):
-    """Marked with the planned epsilon it might be understated, so recover leaves it to the release."""
+    """Marked with the planned epsilon it might be understated, so recover leaves it
+    to the release.
+    """
     release = ledger.reserve(plan()).release_id
     keep_draw(workspace, release)
     assert only(recover(ledger, workspace)).step is Step.MEASURE
@@ -110,7 +112,9 @@ def test_a_bundle_that_is_not_the_announced_one_is_not_committed(ledger, workspa
 
 
 def test_bundles_and_rows_that_miss_each_other_are_named(ledger, workspace, plan):
-    """A committed row whose bundle changed, a bundle of a burned release, a folder of no release."""
+    """A committed row whose bundle changed, a bundle of a burned release, a folder
+    of no release.
+    """
     committed = drawn(ledger, workspace, plan, key="a", population="a")
     ledger.commit(committed, bundle_digest=make_bundle(workspace, committed))
     burned = drawn(ledger, workspace, plan, key="b", population="b")

@@ -159,7 +159,9 @@ def test_what_has_no_cap_is_refused(sqlite_site, plan):
 
 
 def test_non_private_is_recorded_and_never_released(site, plan, claim):
-    """A model without protection: an evaluation row with no epsilon, and no way to a reservation."""
+    """A model without protection: an evaluation row with no epsilon, and no way to
+    a reservation.
+    """
     ledger = site.open(POLICY)
     with pytest.raises(BudgetRefused, check=of_kind("unmatched-claim")):
         ledger.reserve(plan(claim={"guarantee_kind": "none", "epsilon": None}))

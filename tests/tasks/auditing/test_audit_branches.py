@@ -11,7 +11,7 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters, trial_draws_of
-from tasks.branches.branch import Terms, mechanism_for
+from tasks.branches.branch import ComparisonSettings, mechanism_for
 from tasks.branches.experiment import Study
 from tasks.method import standard_methods
 from tasks.parameters import DataParameters, RetrainParameters
@@ -28,7 +28,7 @@ def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
     """A study that runs nothing, and the stages that it is asked for."""
     steps: list[Step] = []
     context, facts = Context(home=str(tmp_path)), {"train": 2000, "label_space": 100}
-    terms = Terms(target_epsilon=4.0)
+    terms = ComparisonSettings(target_epsilon=4.0)
     return Study(
         context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF
     ), steps
@@ -58,7 +58,7 @@ def test_reruns_have_no_more_draws_than_the_candidate() -> None:
     any number.
     """
     (swag, formal) = (
-        mechanism_for(standard_methods()[name], PARAMETERS, Terms())
+        mechanism_for(standard_methods()[name], PARAMETERS, ComparisonSettings())
         for name in ("swag-ppm", "dp-sgd")
     )
     assert isinstance(swag, SwagPpm)

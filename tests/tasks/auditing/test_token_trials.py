@@ -19,7 +19,7 @@ from tasks.auditing import pool as audit_pool
 from tasks.auditing import trials
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms
+from tasks.branches.branch import ComparisonSettings
 from tasks.branches.experiment import Study
 from tasks.comparing import run as comparison
 from tasks.fitting.model_inputs import build, label_count, load_inputs
@@ -43,7 +43,7 @@ def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainPar
 
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
     do = partial(run_step, context)
-    asked = Terms(target_epsilon=5.0)
+    asked = ComparisonSettings(target_epsilon=5.0)
     study = comparison.run(context, chosen, asked, (standard_methods()[name],), do=do)[0].study
     step = audit_pool.pool(canaries=3, seed=chosen.seed, prepared=study.prepared)
     return study, do(step)

@@ -17,7 +17,16 @@ from torch import Tensor
 
 from mechanisms import mechanism as registry
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, kinds, registered
+from mechanisms.mechanism import (
+    CalibratedMechanism,
+    Fitted,
+    Plan,
+    Records,
+    Run,
+    Task,
+    kinds,
+    registered,
+)
 from mechanisms.model import checkpoint
 from mechanisms.model.inputs import Inputs
 from mechanisms.privacy import claims, gaussian_cost
@@ -26,7 +35,7 @@ from mechanisms.privacy.noise import SecretStream, new_key
 from storage.artifacts import Store
 from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms, choose
+from tasks.branches.branch import ComparisonSettings, choose
 from tasks.branches.experiment import Study
 from tasks.branches.plan import plan_release
 from tasks.comparing import results, run
@@ -48,7 +57,9 @@ class VoteEvent(Event, frozen=True):
 
 @claims.claims(VoteEvent, formal=True)
 def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
-    """One record is one vote: the cost of one Gaussian release, of m votes for a unit of m records."""
+    """One record is one vote: the cost of one Gaussian release, of m votes for a
+    unit of m records.
+    """
 
     release = GaussianReleaseEvent(
         what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0
@@ -83,7 +94,7 @@ class Votes:
         checkpoint.save(folder / "votes.safetensors", {"shares": self.shares}, {})
 
 
-class NoisyVotes(Aimed, frozen=True):
+class NoisyVotes(CalibratedMechanism, frozen=True):
     """Says the share of each class, from a noisy count, whatever the record."""
 
     kind: Literal["noisy-votes"] = "noisy-votes"
@@ -114,15 +125,15 @@ class NoisyVotes(Aimed, frozen=True):
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Terms:
+def settings(monkeypatch: pytest.MonkeyPatch) -> ComparisonSettings:
     """Registered for one test, and a line of a profile that names it."""
     monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
     registered(NoisyVotes)
     branch = {"name": "votes", "title": "Noisy votes", "kind": "noisy-votes"}
-    return Terms(target_epsilon=4.0, epochs=2, branches=(branch,))
+    return ComparisonSettings(target_epsilon=4.0, epochs=2, branches=(branch,))
 
 
-def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
+def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: ComparisonSettings) -> None:
     """Compared beside a sibling, in the results, audited with reruns; its release is refused."""
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, population="demo"), tiny_roberta)
@@ -168,7 +179,7 @@ def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def test_siblings_keep_their_keys(
-    tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: ComparisonSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One mechanism more, another metric, another page: plans and fits of the others stay found. A
     change of a mechanism's own file, or of what it imports, changes its own key and no sibling's; a
@@ -248,7 +259,7 @@ def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
         parse_method(body, "branches")
 
 
-def test_two_mechanisms_of_one_kind_are_refused(settings: Terms) -> None:
+def test_two_mechanisms_of_one_kind_are_refused(settings: ComparisonSettings) -> None:
     """A kind is a tag: two classes under it could be taken for each other."""
 
     class Other(NoisyVotes, frozen=True):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.calibration import coded_alone, fit_temperature, thresholds_for
+from mechanisms.model.calibration import autocoded_shares, fit_temperature, thresholds_for
 from storage.codelist import Code
 from tasks.bundle.thresholds import (
     best_accuracy,
@@ -181,14 +181,14 @@ def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
     """None at a target that is not reached; nothing at all of too few records, or of scores that
     are no numbers.
     """
-    figures = coded_alone(*coded(4000))
-    assert figures["alone_at_80"] > figures["alone_at_90"] > 0
-    assert figures["surest_accuracy"] > 0.9
-    wrong = coded_alone(coded(4000)[0], torch.zeros(4000, dtype=torch.int64))
-    assert (wrong["alone_at_80"], wrong["alone_at_95"]) == (0, 0)
+    figures = autocoded_shares(*coded(4000))
+    assert figures["coverage_at_80"] > figures["coverage_at_90"] > 0
+    assert figures["best_accuracy"] > 0.9
+    wrong = autocoded_shares(coded(4000)[0], torch.zeros(4000, dtype=torch.int64))
+    assert (wrong["coverage_at_80"], wrong["coverage_at_95"]) == (0, 0)
     logits, labels = coded(4000)
-    assert coded_alone(logits[:99], labels[:99]) == {}
-    assert coded_alone(logits.fill_(float("nan")), labels) == {}
+    assert autocoded_shares(logits[:99], labels[:99]) == {}
+    assert autocoded_shares(logits.fill_(float("nan")), labels) == {}
 
 
 def test_thresholds_of_generated_narratives_are_the_demos_alone() -> None:

@@ -1,4 +1,6 @@
-"""Features of public texts are computed once per encoder, and give the scores that the model gives."""
+"""Features of public texts are computed once per encoder, and give the scores that
+the model gives.
+"""
 
 from __future__ import annotations
 

@@ -151,7 +151,9 @@ def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[
 
 
 def test_a_score_equal_to_the_threshold_needs_no_review(coder: Coder) -> None:
-    """The score as it is written, six decimals: at the threshold it is accepted, below it is not."""
+    """The score as it is written, six decimals: at the threshold it is accepted,
+    below it is not.
+    """
     coder = replace(coder, thresholds={"temperature": 20.0})
     written = round(coder.code(["fell from a ladder"])[0].answers[0].score, 6)
     for threshold, review in ((written, False), (written + 1e-6, True), (written - 1e-6, False)):
@@ -162,7 +164,9 @@ def test_a_score_equal_to_the_threshold_needs_no_review(coder: Coder) -> None:
 def test_one_text_alone_has_the_scores_it_has_among_others(
     coder: Coder, narratives: Callable[..., list[str]]
 ) -> None:
-    """Batching, sorting and padding change nothing beyond rounding; 100 MB are cut, not tokenised."""
+    """Batching, sorting and padding change nothing beyond rounding; 100 MB are cut,
+    not tokenised.
+    """
     texts = [*narratives(30), "fell " * 20_000_000, "a\0b", "x"]
     together = coder.scores(texts)
     for at in (0, 7, 29, 30, 31, 32):

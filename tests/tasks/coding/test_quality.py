@@ -111,7 +111,9 @@ def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(
 
 
 def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> None:
-    """111.0 is 111; rows without a code are counted and left out; one code throughout has no kappa."""
+    """111.0 is 111; rows without a code are counted and left out; one code
+    throughout has no kappa.
+    """
     codes = [row["code"] for row in rows_of(coded)]
     at = [n + 1 for n, code in enumerate(codes) if code == "111"][:4]
     rows = [

@@ -41,7 +41,9 @@ def texts_of(folder: Path) -> list[str]:
 
 
 def test_auto_takes_eight_bits_where_golden_answers_hold(bundle: Path) -> None:
-    """Scores then differ only from float32's by rounding, and the codes of near ties are float32's."""
+    """Scores then differ only from float32's by rounding, and the codes of near
+    ties are float32's.
+    """
     quick, exact = open_bundle(bundle, precision="auto"), open_bundle(bundle)
     assert (quick.model.precision, exact.model.precision) == ("int8", "float32")
     texts = texts_of(bundle)

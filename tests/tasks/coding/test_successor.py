@@ -1,4 +1,6 @@
-"""A bundle and its successor: differences are paired, adjusted for their number, and on one page."""
+"""A bundle and its successor: differences are paired, adjusted for their number,
+and on one page.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

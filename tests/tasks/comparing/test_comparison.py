@@ -15,7 +15,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from tasks.branches.branch import Terms, choose, mechanism_for
+from tasks.branches.branch import ComparisonSettings, choose, mechanism_for
 from tasks.comparing import results, run
 from tasks.comparing.summary import BranchSummary, Difference, summarise
 from tasks.fitting.scores import resampled_of
@@ -40,7 +40,11 @@ def listed(**model: Any) -> RetrainParameters:
 def test_the_paper_setting_is_the_papers() -> None:
     """Batch 512, rate 1e-3, clip 1, 30 epochs, AdamW, Mironov's conversion (section 3.2)."""
     task = Task(records=5346, classes=153, target_epsilon=4)
-    config = mechanism_for(standard_methods()["dp-sgd"], parameters(), Terms()).plan(task).mechanism
+    config = (
+        mechanism_for(standard_methods()["dp-sgd"], parameters(), ComparisonSettings())
+        .plan(task)
+        .mechanism
+    )
     assert isinstance(config, DpSgd)
     assert (config.batch_size, config.learning_rate, config.l2_clip_norm, config.epochs) == (
         512,
@@ -106,7 +110,7 @@ def compared(
 
 
 def groups(context: Context, chosen: RetrainParameters, seeds: int = 2) -> list[run.Group]:
-    terms = Terms(target_epsilon=6.0, delta=1e-5, epochs=2, batch_size=64)
+    terms = ComparisonSettings(target_epsilon=6.0, delta=1e-5, epochs=2, batch_size=64)
     branches = choose("dp-sgd,non-private", chosen, BRANCHES)
     return run.run(
         context,
@@ -128,7 +132,7 @@ def test_a_branch_without_its_target_is_refused_before_work(tmp_path: Path) -> N
         run.refuse_early(
             Context(home=str(tmp_path)),
             parameters(),
-            Terms(),
+            ComparisonSettings(),
             [BRANCHES["dp-sgd"], BRANCHES["swag-ppm"]],
         )
 
@@ -185,7 +189,7 @@ def test_a_stage_of_several_branches_runs_once(
 
     chosen = compared[1][0].study.parameters
     branches = [BRANCHES["swag-ppm"], BRANCHES["swag-ppm-reweighted"]]
-    run.run(context, chosen, Terms(), branches, do=do)
+    run.run(context, chosen, ComparisonSettings(), branches, do=do)
     assert len({step.label for step in asked}) == len(asked)
 
 

@@ -1,4 +1,6 @@
-"""Every stage for every trainable part, without Prefect around it; and what a release of each is."""
+"""Every stage for every trainable part, without Prefect around it; and what a
+release of each is.
+"""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""Distinct texts of a split, read from the disk: each once, the longest first, and where each record
-finds its own.
+"""Distinct texts of a split, read from the disk: each once, the longest first, and where each
+record finds its own.
 """
 
 from pathlib import Path

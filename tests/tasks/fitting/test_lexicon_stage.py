@@ -20,7 +20,7 @@ from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
-from tasks.branches.branch import Terms, choose
+from tasks.branches.branch import ComparisonSettings, choose
 from tasks.comparing import run as comparison
 from tasks.fitting import data, distinct_texts, prior
 from tasks.fitting.ingest import ingest_records
@@ -230,11 +230,13 @@ def test_what_cannot_read_words_is_refused(changed: dict[str, str], message: str
 def test_every_kind_of_branch_reads_both_blocks(
     context: Context, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    """SWAG-PPM, DP-SGD and prior descent fit, score and claim; the claim names the words as public."""
+    """SWAG-PPM, DP-SGD and prior descent fit, score and claim; the claim names the
+    words as public.
+    """
     run = tiny_jobs.retrain(
         tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2)
     )
-    settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
+    settings = ComparisonSettings(target_epsilon=6, delta=1e-5, epochs=2)
     branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_methods())
     groups = comparison.run(
         context, run, settings, branches, do=lambda step: run_step(context, step)

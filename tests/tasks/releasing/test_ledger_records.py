@@ -30,9 +30,13 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
     assert reference_f1(measurements, case.planned) == pytest.approx(base, abs=1e-5)
     for name, value in own.items():
         assert abs(value - outcome.figures[name]) < 1e-5
-    assert {"alone_at_80", "alone_at_90", "alone_at_95", "surest_accuracy", "surest_share"} <= set(
-        own
-    )
+    assert {
+        "coverage_at_80",
+        "coverage_at_90",
+        "coverage_at_95",
+        "best_accuracy",
+        "best_coverage",
+    } <= set(own)
     answer = plan_page._alone(own)
     assert answer.verdict == "note"
     assert "80% right: no threshold achieves it" in answer.text

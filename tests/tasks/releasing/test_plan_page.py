@@ -136,7 +136,9 @@ def compared(
 
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
-    """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
+    """The page of a plan that no one signed, whose records lie elsewhere or are as
+    the options say.
+    """
     case = ReleaseCase.of(plan, ledger, file=Path("plans/k.json"))
     return plan_page.page_of(case, Surroundings(**options))
 
@@ -278,11 +280,11 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     all are there.
     """
     alone = {
-        "alone_at_80": 0.43,
-        "alone_at_90": 0.0,
-        "alone_at_95": 0.0,
-        "surest_accuracy": 0.87,
-        "surest_share": 0.12,
+        "coverage_at_80": 0.43,
+        "coverage_at_90": 0.0,
+        "coverage_at_95": 0.0,
+        "best_accuracy": 0.87,
+        "best_coverage": 0.12,
     }
     own, seed = {"weighted_f1": 0.6, "macro_f1": 0.3}, ComparisonFit(branch="swag-ppm", seed=1)
     evaluated(ledger, seed, own | alone)
@@ -293,7 +295,7 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     assert "highest accuracy measured was 87.0%, among the 12% of records" in found.text
     assert "to fail at 90% and 95%" in found.text
     again = seed.model_copy(update={"seed": 2})
-    evaluated(ledger, again, own | {f"alone_at_{at}": 0.5 for at in (80, 90, 95)})
+    evaluated(ledger, again, own | {f"coverage_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
 
 
@@ -376,7 +378,9 @@ def test_commands_are_code_in_a_cell_and_nothing_else_is(text: str, shown: str) 
 @pytest.mark.servers
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_page_is_accessible(ledger: Ledger, tmp_path: Path) -> None:
-    """By axe, of a plan with warnings, tables, long names and texts; a page that is not is found."""
+    """By axe, of a plan with warnings, tables, long names and texts; a page that is
+    not is found.
+    """
     plan = planned(
         LOCAL.model_copy(
             update={"epsilon": 7.0, "unprotected_inputs": ("`min_per_code`", "x" * 90)}

@@ -138,7 +138,9 @@ def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
 
 
 def test_a_coding_index_takes_time_once(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Its texts are encoded, and a head is found at them, before all fits: more for more entries."""
+    """Its texts are encoded, and a head is found at them, before all fits: more for
+    more entries.
+    """
     data = tiny_jobs.demo(tmp_path / "data", population="demo")
     code = read_codelist(Path(data["codelist"]))[0].code
     told: dict[int, Estimate] = {}

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import Terms
+from tasks.branches.branch import ComparisonSettings
 from tasks.comparing import run as comparison
 from tasks.comparing import spread
 from tasks.comparing.summary import summarise
@@ -48,7 +48,9 @@ def fit(parameters: RetrainParameters, home: Path, chosen: str) -> None:
 
 
 def manifests(home: Path, *names: str) -> dict[str, bytes]:
-    """Of the finished stages of these names, all without one: they hold the digest of every file."""
+    """Of the finished stages of these names, all without one: they hold the digest
+    of every file.
+    """
     root = home / "private" / "stages"
     return {
         str(p.parent.relative_to(root)): p.read_bytes()
@@ -172,7 +174,7 @@ def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, b
     context = tiny_jobs.workspace(home, engine="")
     do = partial(run_step, context.model_copy(update={"engine": chosen}))
     branch = standard_methods()["swag-ppm"]
-    study = comparison.run(context, parameters, Terms(), (branch,), do=do)[0].study
+    study = comparison.run(context, parameters, ComparisonSettings(), (branch,), do=do)[0].study
     pool = do(audit_pool.pool(canaries=4, seed=parameters.seed, prepared=study.prepared))
     ref, _ = reruns(
         study,
@@ -203,7 +205,7 @@ def test_processes_predict_what_one_process_predicts(
         comparison.run(
             context,
             parameters,
-            Terms(epochs=2),
+            ComparisonSettings(epochs=2),
             (standard_methods()["non-private"],),
             do=lambda step, context=context: run_step(context, step),
             seeds=1,
@@ -231,7 +233,7 @@ def test_workers_run_the_branches_of_a_comparison(
         compared = comparison.run(
             context,
             parameters,
-            Terms(epochs=2),
+            ComparisonSettings(epochs=2),
             tuple(standard_methods()[name] for name in branches),
             do=do,
             seeds=2,

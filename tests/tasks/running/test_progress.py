@@ -1,4 +1,6 @@
-"""Who hears of a stage: the listeners of the run that it belongs to, in whichever thread it works."""
+"""Who hears of a stage: the listeners of the run that it belongs to, in whichever
+thread it works.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -69,7 +71,7 @@ def test_a_long_line_leaves_out_single_bins_and_says_how_many() -> None:
     few = {"weighted_f1": 0.5, "support_0_19_codes": 7}
     assert progress.line_of(few) == "weighted f1 0.5, support 0 19 codes 7"
     many = {"weighted_f1": 0.5, "support_0_19_macro_f1": 0.25, "top_3": 0.7} | {
-        f"alone_at_{n}": 0.1 for n in range(12)
+        f"coverage_at_{n}": 0.1 for n in range(12)
     }
     assert progress.line_of({"records": 3} | many) == "records 3, weighted f1 0.5, and 14 more"
 
@@ -83,7 +85,7 @@ def test_a_stage_is_told_in_words() -> None:
     )
     assert of_plan == ("plan", "plan (prior-descent): ε 5, δ 1e-5")
     scores = {"accuracy": 0.7, "macro_f1": 0.249, "weighted_f1": 0.748} | {
-        f"alone_at_{n}": 0.1 for n in range(40)
+        f"coverage_at_{n}": 0.1 for n in range(40)
     }
     assert progress.words_of("scores", "scores of prior-descent, seed 1", scores) == (
         "score",

@@ -54,7 +54,9 @@ def value(private: Path, name: str, **labels: str) -> float | None:
 
 
 def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, clock: None) -> None:
-    """Computed, reused and failed are counted apart; the rate comes from progress, in two digits."""
+    """Computed, reused and failed are counted apart; the rate comes from progress,
+    in two digits.
+    """
     context = Context(home=str(tmp_path))
     with progress.listening(MetricsListener(context.workspace.private, "f", host="h")):
         run_step(context, step(body))
@@ -89,7 +91,9 @@ def _run(private: Path, host: str) -> None:
 
 
 def test_runs_are_added_up(tmp_path: Path) -> None:
-    """Three runs on one host and one on another, 20 stages each; of gauges the newest run's stay."""
+    """Three runs on one host and one on another, 20 stages each; of gauges the
+    newest run's stay.
+    """
     for host in ("h", "h", "h", "other"):
         _run(tmp_path, host)
     assert value(tmp_path, "autocoder_stage_runs_total", result="computed") == 60
