@@ -49,8 +49,8 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
         "all 1 usable records have the same code",
     ),
     "retrain, unknown setting": (
-        [*RETRAIN, "--set", "fit.sorce=1"],
-        "fit.sorce: unknown parameter",
+        [*RETRAIN, "--set", "data.sorce=1"],
+        "data.sorce: unknown parameter",
     ),
     "ledger show, no ledger": (["ledger", "show"], "no ledger at"),
     "release, help": (["release", "--help"], "Release a plan"),

@@ -28,4 +28,5 @@ ENGLISH = (
 def test_the_language_of_texts(texts: tuple[str, ...], language: str | None) -> None:
     """Short reports that hardly have an article among them too."""
     assert language_of(texts * 60) == language
-    assert language_of(texts) is None, "too few words"
+    few = " ".join(texts[0].split()[:5])
+    assert language_of((few,)) is None, "too few words"
