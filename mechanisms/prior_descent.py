@@ -70,9 +70,10 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
     >>> import numpy as np
     >>> from autocoder import PrivateClassifier
     >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> model = PrivateClassifier(PriorDescent(steps=30), epsilon=1, classes=["burn",
-    "fall"]).fit(X, y) >>> model.claim.accountant 'closed form of Gaussian noise (Balle and Wang
-    2018, theorem 8)'
+    >>> mechanism = PriorDescent(steps=30)
+    >>> model = PrivateClassifier(mechanism, epsilon=1, classes=["burn", "fall"]).fit(X, y)
+    >>> model.claim.accountant
+    'closed form of Gaussian noise (Balle and Wang 2018, theorem 8)'
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})

@@ -159,7 +159,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert said["overridden_by"] == "officer"
     assert re.fullmatch(
         r"claimed ε 0\.0\S+ \(ε 0\.0\S+ for one record more or less\), measured at least ε \S+ "
-        r"\(95 % .*16 training runs.*\): contradicted; overridden by officer",
+        r"\(95% .*16 training runs.*\): contradicted; overridden by officer",
         said["line"],
     )
     (row,) = [one for one in site.ledger.releases() if one.state == "committed"]

@@ -78,7 +78,7 @@ def test_the_page_says_what_was_measured() -> None:
     shares = [
         cell["covers"] for one in designs for rows, cell in one["this"].items() if rows != "1 to 4"
     ]
-    said = f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %"
+    said = f"{100 * min(shares):.1f}% to {100 * max(shares):.1f}%"
     assert said in (docs / "how-to/measure-quality.md").read_text(encoding="utf-8")
     assert 0.9 <= min(shares) <= max(shares) < 0.98
 

@@ -209,7 +209,7 @@ def test_the_results_are_one_table_and_one_plot(compared: tuple[Context, list[ru
     assert head.split(" | ")[5:7] == ["weighted F1", "macro F1"]
     assert len(rows) == 3
     assert rows[0].startswith("| Non-private | none | – |")
-    assert "A code that was only predicted does not count" in text
+    assert "this does not count codes that were only predicted" in text
     drawn = (folder / "results.svg").read_text()
     assert drawn.count("<svg") == 1
     assert {"0", "DP-SGD (paper's setting) (formal)"} <= set(re.findall("<!-- (.*?) -->", drawn))
