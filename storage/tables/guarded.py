@@ -125,4 +125,6 @@ def main(kind: str, memory: int, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    done = main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    sys.stderr.flush()
+    os._exit(done)  # Arrow's threads may still wait for the input, and would abort the end
