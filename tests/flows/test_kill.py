@@ -76,10 +76,10 @@ def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> Non
 
 
 POINTS = (
-    "tasks.releasing.publish.Ledger.reserve",
-    *("tasks.releasing.publish.os.link", "tasks.releasing.publish.Ledger.mark_drawn"),
+    "storage.ledger.Ledger.reserve",
+    *("tasks.releasing.drawing.os.link", "storage.ledger.Ledger.mark_drawn"),
     *("tasks.bundle.fill.export.save", "storage.bundle.folder.check_allowed"),
-    *("tasks.releasing.publish.Ledger.commit", "storage.bundle.seal.proof_of"),
+    *("storage.ledger.Ledger.commit", "storage.bundle.seal.proof_of"),
     *("storage.bundle.seal.write_atomically", "storage.bundle.seal.sign"),
 )
 """Steps of a release, in order; the process dies before or after each. A kill while it samples is
@@ -111,8 +111,8 @@ def release():
     branch, terms = released_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], partial(run_step, context))
     planned = plan_release(study, study.experiment(branch).run())
-    planned = publish.save_plan(context, planned, parameters.release).planned
-    release_plan(context, planned, parameters.release)
+    case = publish.save_plan(context, planned, parameters.release)
+    publish.release(context, case, parameters.release)
 
 def armed(point, when):
     module, _, name = point.rpartition(".")

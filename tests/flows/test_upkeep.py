@@ -335,7 +335,7 @@ def test_a_run_without_its_ledger(
         def away(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
 
-        monkeypatch.setattr(deployed_flows.releasing, "release", away)
+        monkeypatch.setattr(deployed_flows.releasing, "release_plan", away)
         asked = {"plan": "/w/plan.json", "home": home}
         run = client.create_flow_run_from_deployment(deployment, parameters=asked)
         run_flow(release, flow_run=run, parameters=asked, return_type="state")

@@ -209,6 +209,7 @@ def test_notes_tree_and_search(coder: Coder, tmp_path: Path) -> None:
         page.fill("#search", "")
         page.locator(".tree > summary").click()
         page.locator(".tree details summary").first.click()
+        page.locator(".tree details button").first.wait_for()
         inside = page.locator(".tree details button").all_inner_texts()
         assert [text.split()[0] for text in inside] == list(CODES[:2])
         check_accessible(page)
