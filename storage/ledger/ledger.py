@@ -287,9 +287,8 @@ class Ledger(LedgerReader):
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
             raise DamagedData(
-                f"release {release.row.release_id}: its reservation (row "
-                f"{release.sequence}) does not bear it "
-                f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`",
+                f"release {release.row.release_id}: its reservation (row {release.sequence}) is "
+                f"invalid: {release.problem}. Nothing is released. Run `autocoder ledger verify`",
                 kind="unfounded-release",
             )
 
