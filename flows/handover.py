@@ -97,7 +97,7 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
         workspace_roots,
         write_roots,
     )
-    from storage.ledger.heads import load_private_key
+    from storage.ledger.keys import load_private_key
     from storage.ledger.report import partners_of
 
     signing = load_private_key(signing_key(None, place.workspace.private))

@@ -10,7 +10,7 @@ from flows.server.prefect_run import as_flow
 from flows.server.settings import home_of
 from storage.durable import write_atomically
 from storage.errors import StorageError
-from storage.ledger.heads import read_head, state_head
+from storage.ledger.checkpoints import read_checkpoint, state_checkpoint
 from tasks.parameters import LedgerParameters
 from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
@@ -46,14 +46,14 @@ def ledger_verify(
     with private_errors("ledger-verify"):
         opened = ledger_access.open_ledger(context, ledger or LedgerParameters())
         head_file = context.workspace.create().private / "ledger-head.json"
-        heads = [read_head(head_file)] if head_file.is_file() else []
-        report = opened.verify(heads=heads)
+        checkpoints = [read_checkpoint(head_file)] if head_file.is_file() else []
+        report = opened.verify(checkpoints=checkpoints)
         if not report.ok:
             problems = "; ".join(bad.problem for bad in report.bad[:20])
             raise StorageError(
                 f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`"
             )
-        head = state_head(report.sequence, report.hash)
+        head = state_checkpoint(report.sequence, report.hash)
         write_atomically(head_file, json.dumps(head.model_dump(), indent=1).encode() + b"\n")
         return VerificationResult(
             rows=report.rows, sequence=report.sequence, hash=report.hash, notes=report.notes

@@ -145,7 +145,7 @@ def approve(
 
 def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
     from storage.ledger.decisions import sign
-    from storage.ledger.heads import load_private_key
+    from storage.ledger.keys import load_private_key
 
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
     from tasks.releasing import gate
@@ -180,7 +180,7 @@ def _approve_policy(
     from storage.ledger import Policy
     from storage.ledger.content import policy_terms
     from storage.ledger.decisions import sign
-    from storage.ledger.heads import load_private_key
+    from storage.ledger.keys import load_private_key
 
     loaded, private = Policy.load(policy), load_private_key(key)
     in_force = options.LedgerOptions(home=to.home).open().state().policy_mark
@@ -204,7 +204,7 @@ def _decide(
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
-    from storage.ledger.heads import load_private_key
+    from storage.ledger.keys import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
     planned, private = PlannedRelease.load(plan), load_private_key(key)

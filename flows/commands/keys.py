@@ -23,7 +23,7 @@ def new(
     """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to
     partners).
     """
-    from storage.ledger.heads import key_id, load_public_key, new_keys
+    from storage.ledger.keys import key_id, load_public_key, new_keys
 
     private, public = new_keys(out)
     say(f"private key  {private}  (mode 0600)")
@@ -76,7 +76,7 @@ def root(
         workspace_roots,
         write_roots,
     )
-    from storage.ledger.heads import load_private_key, load_public_key, public_pem
+    from storage.ledger.keys import load_private_key, load_public_key, public_pem
 
     ledger, file = place.open(), place.workspace.roots
     root_keys, sealing = (
@@ -118,7 +118,7 @@ def sign(
     root of the workspace (--home).
     """
     from storage.bundle.trust import incomplete, read_roots, replace_roots, sign_newest, write_roots
-    from storage.ledger.heads import load_private_key
+    from storage.ledger.keys import load_private_key
 
     signed = sign_newest(read_roots(roots.expanduser()), load_private_key(key.expanduser()))
     write_roots(roots.expanduser(), signed)

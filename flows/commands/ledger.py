@@ -142,19 +142,20 @@ def verify(
     sound. With --json, `tail_checked` reports whether this was checked, and `signatures_checked`
     whether signatures of heads were checked (null: no head has one).
     """
-    from storage.ledger.heads import load_public_key, read_head
+    from storage.ledger.checkpoints import read_checkpoint
+    from storage.ledger.keys import load_public_key
     from storage.ledger.report import read_export
 
     key = None if public_key is None else load_public_key(public_key)
-    heads = [read_head(path, key=key) for path in head or ()]
-    anchored = place.journal_heads()
+    heads = [read_checkpoint(path, key=key) for path in head or ()]
+    anchored = place.journal_checkpoints()
     earlier = () if against is None else read_export(against)
     ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
         report = ledger.verify(
-            heads=[*heads, *anchored],
+            checkpoints=[*heads, *anchored],
             earlier=earlier,
             progress=lambda done: tell(done, max(rows, done)),
         )
@@ -261,9 +262,10 @@ def export(
     if what in ("page", "record", "answers") and release is None:
         raise InputError("--release: missing. Specify the release.")
     if what == "head":
-        from storage.ledger.heads import load_private_key, state_head
+        from storage.ledger.checkpoints import state_checkpoint
+        from storage.ledger.keys import load_private_key
 
-        head = state_head(*ledger.head(), key=None if key is None else load_private_key(key))
+        head = state_checkpoint(*ledger.head(), key=None if key is None else load_private_key(key))
         text = json.dumps(head.model_dump(), indent=1) + "\n"
     elif what in ("record", "answers"):
         from storage.bundle.folder import json_text

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flows.commands.console import ConsoleListener
     from storage.ledger import Ledger
-    from storage.ledger.heads import Head
+    from storage.ledger.checkpoints import Checkpoint
     from storage.ledger.journal import Journal
     from storage.tables.options import ReadOptions
     from tasks.parameters import DataParameters, LedgerParameters, RetrainParameters
@@ -365,13 +365,13 @@ class LedgerOptions:
         has_journals = self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
         return journals_of(self.workspace) if has_journals else ()
 
-    def journal_heads(self) -> list[Head]:
-        """Returns their newest marks as heads that the ledger must contain."""
-        from storage.ledger.heads import state_head
+    def journal_checkpoints(self) -> list[Checkpoint]:
+        """Returns their newest marks as checkpoints that the ledger must contain."""
+        from storage.ledger.checkpoints import state_checkpoint
 
         marks = [mark for journal in self.journals() if (mark := journal.last()) is not None]
         return [
-            state_head(n, h)
+            state_checkpoint(n, h)
             for mark in marks
             for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))
         ]

@@ -15,7 +15,7 @@ from storage.bundle.seal import claimed_release, sealed_by
 from storage.bundle.signing import verify_signature
 from storage.bundle.trust import Root, Trust
 from storage.egress.allow_list import FILES, check_codes, check_layers, list_files, read_files
-from storage.ledger.heads import key_id
+from storage.ledger.keys import key_id
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

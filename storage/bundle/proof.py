@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from storage.artifacts import digest
 from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle, require_same_files
 from storage.errors import DamagedData, InputError
-from storage.ledger import heads
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -61,13 +60,15 @@ def proof_of(
     """Returns the content of `ledger_proof.json` for a committed row and the digests of the
     bundle's content.
     """
+    from storage.ledger.checkpoints import state_checkpoint
+
     if row.state != "committed" or row.bundle_digest != digest(files):
         raise DamagedData(
             f"release {row.release_id}: ledger row {row.sequence} does not match this bundle",
             kind="bundle-of-another-row",
         )
     whole, day = row.as_json(), row.recorded_at[:10]
-    head = heads.state_head(row.sequence, row.hash, key=key, stated_at=day)
+    head = state_checkpoint(row.sequence, row.hash, key=key, stated_at=day)
     return {
         "schema": 1,
         "row": {name: whole[name] for name in whole if name in _PUBLIC} | {"committed_on": day},
@@ -87,6 +88,8 @@ def check_proof(
     """Checks that a proof matches a bundle's files, by their digests, and its statement, and who
     signed its head.
     """
+    from storage.ledger.checkpoints import Checkpoint, check_signature
+
     row, files = proof["row"], proof["files"]
     require_same_files(files, actual, since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
@@ -98,12 +101,12 @@ def check_proof(
         raise UnsoundBundle(
             STATEMENT, f"field unprotected_inputs misses {len(missing)} entries of the ledger's row"
         )
-    head = heads.Head.model_validate(proof["head"])
+    head = Checkpoint.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
         raise UnsoundBundle(PROOF, "its head belongs to another row")
     if key is not None:
         try:
-            heads.check_signature(head, key)
+            check_signature(head, key)
         except InputError:
             raise UnsoundBundle(
                 PROOF,

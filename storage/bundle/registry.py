@@ -17,7 +17,7 @@ from storage.bundle.trust import EarlierBundle, RevokedRelease
 from storage.errors import InputError, StorageError, WrongState
 from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.entries import HandedOver, Revoked, Row
-from storage.ledger.heads import key_id, parse_public_key
+from storage.ledger.keys import key_id, parse_public_key
 
 _LONGEST_NAME = 200
 

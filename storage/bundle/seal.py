@@ -14,7 +14,7 @@ from storage.bundle.proof import proof_of
 from storage.bundle.signing import sign, verify_signature
 from storage.durable import read_regular, sync, write_atomically
 from storage.errors import StorageError
-from storage.ledger import heads
+from storage.ledger import keys
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def signing_key(named: Path | None, private: Path) -> Path:
     workspace's.
     """
     machine = os.environ.get(VARIABLE)
-    return named or (Path(machine) if machine else private / "keys" / heads.PRIVATE_NAME)
+    return named or (Path(machine) if machine else private / "keys" / keys.PRIVATE_NAME)
 
 
 def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurvePrivateKey:
@@ -71,11 +71,11 @@ def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurv
     """
     if named is None and VARIABLE not in os.environ:
         return workspace_key(workspace.private, workspace.home)
-    return heads.load_private_key(signing_key(named, workspace.private).expanduser())
+    return keys.load_private_key(signing_key(named, workspace.private).expanduser())
 
 
 def signing_public_key(private: Path) -> EllipticCurvePublicKey:
-    return heads.load_private_key(signing_key(None, private)).public_key()
+    return keys.load_private_key(signing_key(None, private)).public_key()
 
 
 def sealed_by(folder: Path) -> str | None:
@@ -119,16 +119,16 @@ def workspace_key(private: Path, home: Path) -> EllipticCurvePrivateKey:
     bundles' folder.
     """
     folder = private / "keys"
-    secret, public = folder / heads.PRIVATE_NAME, folder / heads.PUBLIC_NAME
+    secret, public = folder / keys.PRIVATE_NAME, folder / keys.PUBLIC_NAME
     if not secret.exists():
         if public.exists():  # a new pair would replace it silently
             raise StorageError(
                 f"{secret} is missing. Restore it, or remove {public} and send partners the new "
                 "key."
             )
-        heads.new_keys(folder)
-    key = heads.load_private_key(secret)
+        keys.new_keys(folder)
+    key = keys.load_private_key(secret)
     if not public.exists() or not (home / _PUBLIC).exists():
         for file in (public, home / _PUBLIC):
-            write_atomically(file, heads.public_pem(key.public_key()))
+            write_atomically(file, keys.public_pem(key.public_key()))
     return key

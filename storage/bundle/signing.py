@@ -17,7 +17,7 @@ from storage.artifacts import file_digest
 from storage.bundle.folder import SIGNATURE, UnsoundBundle, require_same_files
 from storage.durable import sync
 from storage.egress.documents import strict_json
-from storage.ledger import heads
+from storage.ledger import keys
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -34,7 +34,7 @@ def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
     payload = json.dumps(
         _statement(folder.name, _digests(folder)), indent=1, sort_keys=True
     ).encode()
-    signature = {"sig": heads.sign_bytes(_envelope(payload), key), "keyid": ""}
+    signature = {"sig": keys.sign_bytes(_envelope(payload), key), "keyid": ""}
     content = {
         "mediaType": _BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []},
@@ -72,7 +72,7 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
         if (whole["mediaType"], envelope["payloadType"]) != (
             _BUNDLE,
             _PAYLOAD,
-        ) or not heads.verify_bytes(_envelope(payload), signature["sig"], key):
+        ) or not keys.verify_bytes(_envelope(payload), signature["sig"], key):
             raise UnsoundBundle(SIGNATURE, "invalid signature, or its key is not trusted")
         stated = strict_json(SIGNATURE, payload)
         name, resources = stated["subject"][0]["name"], stated["predicate"]["resources"]
@@ -123,4 +123,4 @@ def _envelope(payload: bytes) -> bytes:
 
 
 def _hint(key: EllipticCurvePublicKey) -> str:
-    return hashlib.sha256(heads.public_pem(key)).hexdigest()
+    return hashlib.sha256(keys.public_pem(key)).hexdigest()

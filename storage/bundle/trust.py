@@ -29,7 +29,7 @@ from storage.artifacts import digest
 from storage.bundle.folder import STATEMENT, UnsoundBundle
 from storage.durable import read_regular, write_atomically
 from storage.errors import Contradiction, InputError, OutOfRange, Unknown, Unreadable
-from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
+from storage.ledger.keys import is_signed, key_id, parse_public_key, public_pem, signature_of
 from storage.locks import locked
 from storage.paths import Workspace
 

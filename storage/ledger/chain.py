@@ -117,7 +117,7 @@ def append(
     """Adds an entry, as plain data, at the end of the chain; its place, its time and, with a key,
     the signature are set here.
     """
-    from storage.ledger import heads
+    from storage.ledger import keys
 
     sequence, previous = last(connection)
     plain: dict[str, Any] = {
@@ -128,8 +128,8 @@ def append(
         "entry": entry,
     }
     if key is not None:
-        plain["signer"] = heads.encoded_key(key.public_key())
-        plain["signature"] = heads.sign_bytes(signed_bytes(plain), key)
+        plain["signer"] = keys.encoded_key(key.public_key())
+        plain["signature"] = keys.sign_bytes(signed_bytes(plain), key)
     return put(connection, canonical(plain))
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage.errors import InputError, Unknown, Unreadable
 from storage.ledger import chain
-from storage.ledger.heads import is_signed, key_id, signature_of
+from storage.ledger.keys import is_signed, key_id, signature_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

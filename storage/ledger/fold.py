@@ -44,7 +44,7 @@ from storage.ledger.entries import (
     Revoked,
     Row,
 )
-from storage.ledger.heads import decoded_key, key_id, verify_bytes
+from storage.ledger.keys import decoded_key, key_id, verify_bytes
 from storage.ledger.models import GENESIS, SCHEMA_VERSION, LedgerPosition, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared

@@ -37,8 +37,8 @@ from storage.ledger.entries import (
     StatedAudit,
 )
 from storage.ledger.fold import Release, State
-from storage.ledger.heads import key_id
 from storage.ledger.journal import Journal
+from storage.ledger.keys import key_id
 from storage.ledger.models import Evaluation, LedgerPosition, ReleasePlan
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reader import LedgerReader

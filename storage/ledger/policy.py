@@ -34,7 +34,7 @@ from storage.artifacts import digest
 from storage.durable import read_regular
 from storage.errors import InputError
 from storage.ledger import amounts
-from storage.ledger.heads import key_id, parse_public_key
+from storage.ledger.keys import key_id, parse_public_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

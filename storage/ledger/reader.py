@@ -39,7 +39,7 @@ from storage.ledger.registry import (
 )
 
 if TYPE_CHECKING:
-    from storage.ledger.heads import Head
+    from storage.ledger.checkpoints import Checkpoint
 
 _BATCH = 1000
 
@@ -255,18 +255,19 @@ class LedgerReader:
     def verify(
         self,
         *,
-        heads: Iterable[Head] = (),
+        checkpoints: Iterable[Checkpoint] = (),
         earlier: Iterable[LedgerPosition] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Report:
         """Folds the whole chain anew and names every row that is not as it was written or does not
         follow.
 
-        Beside the fold: the sets of records beside the rows, and the heads and copies that someone
-        else kept, without which a chain that was cut or rewritten from some row on looks whole.
+        Beside the fold: the sets of records beside the rows, and the checkpoints and copies that
+        someone else kept, without which a chain that was cut or rewritten from some row on looks
+        whole.
 
         Args:
-            heads: statements exported before; the chain must still go through each.
+            checkpoints: statements exported before; the chain must still go through each.
             earlier: rows exported before; each must still be there, which names the first rewritten
                 row exactly.
             progress: gets the number of rows checked, now and then.
@@ -287,7 +288,8 @@ class LedgerReader:
             for sequence, problem in findings
         ]
         every = sorted(
-            [*state.bad, *beside, *_compare(hashes, heads, earlier)], key=lambda bad: bad.sequence
+            [*state.bad, *beside, *_compare(hashes, checkpoints, earlier)],
+            key=lambda bad: bad.sequence,
         )
         return Report(len(hashes) - 1, whole, hashes[whole], tuple(every), notes)
 
@@ -382,10 +384,12 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
 
 
 def _compare(
-    hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[LedgerPosition]
+    hashes: Mapping[int, str], checkpoints: Iterable[Checkpoint], earlier: Iterable[LedgerPosition]
 ) -> list[BadRow]:
     bad, agreed, end = [], 0, max(hashes)
-    for sequence, row_hash in sorted({(mark.sequence, mark.hash) for mark in (*heads, *earlier)}):
+    for sequence, row_hash in sorted(
+        {(mark.sequence, mark.hash) for mark in (*checkpoints, *earlier)}
+    ):
         if sequence == 0 and row_hash != GENESIS:
             raise InputError("head: of an empty ledger, yet with a hash")
         if sequence > end:

@@ -38,8 +38,8 @@ from storage.ledger.chain import StoredRow
 from storage.ledger.database import Database, database_exists
 from storage.ledger.entries import LedgerRow, PolicySet, ReleaseRow
 from storage.ledger.fold import fold
-from storage.ledger.heads import encoded_key
 from storage.ledger.journal import Journal, journals_of
+from storage.ledger.keys import encoded_key
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import GENESIS, LedgerPosition
 from storage.ledger.policy import DEFAULT_POLICY, Policy

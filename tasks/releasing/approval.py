@@ -10,7 +10,7 @@ from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Ledger
 from storage.ledger.decisions import signer
-from storage.ledger.heads import encoded_key
+from storage.ledger.keys import encoded_key
 from storage.ledger.policy import DEFAULT_POLICY
 from tasks.releasing import gate
 from tasks.releasing.case import ReleaseCase

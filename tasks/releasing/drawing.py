@@ -23,7 +23,7 @@ from storage.codelist import groups
 from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.errors import StorageError
-from storage.ledger import ReleasePlan, ReleaseRow, heads
+from storage.ledger import ReleasePlan, ReleaseRow, keys
 from storage.ledger.recovery import BEGUN_DRAW, FRESH_DRAW, draw_path, draws
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.samples import Sample
@@ -128,7 +128,7 @@ def _signed_draw(
     sample: Sample, row: ReleaseRow, planned: PlannedRelease, key: EllipticCurvePrivateKey
 ) -> bytes:
     described = _described(row, planned)
-    signature = heads.sign_bytes(_vouched(sample, described), key)
+    signature = keys.sign_bytes(_vouched(sample, described), key)
     return checkpoint.to_bytes(sample.tensors, described | {"signature": signature})
 
 
@@ -186,7 +186,7 @@ def saved_draw(
     random = planned.candidate.is_sampled or sample.table is not None
     recorded = row.draw_digest is not None or not random
     # guard: test_a_sample_that_another_program_put_there
-    if not recorded and not heads.verify_bytes(_vouched(sample, expected), signature, public):
+    if not recorded and not keys.verify_bytes(_vouched(sample, expected), signature, public):
         raise StorageError(
             f"release {release_id}: this machine's key did not sign the sample {file}. Run "
             "`autocoder ledger recover`"

@@ -16,7 +16,7 @@ from service.app import Settings, create_app
 from service.clients import Clients, State
 from storage.bundle.check import check
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.keys import load_private_key, new_keys
 from tasks.coding.coder import open_bundle
 
 DECLARES = """

@@ -17,7 +17,7 @@ from mechanisms.privacy.claims import claim_of
 from storage.artifacts import digest
 from storage.bundle.trust import read_roots
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, Policy, heads
+from storage.ledger import Ledger, Policy, checkpoints, keys
 from storage.ledger.report import read_export
 from tasks.releasing import approval
 from tasks.releasing.claims import CHOSEN, key_of
@@ -89,9 +89,9 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     ledger.reserve(make_plan("k"))
-    _, stranger = heads.new_keys(tmp_path / "stranger")
+    _, stranger = keys.new_keys(tmp_path / "stranger")
     own = tmp_path / "own.pem"
-    own.write_bytes(heads.public_pem(release_key().public_key()))
+    own.write_bytes(keys.public_pem(release_key().public_key()))
     assert approval.pinned_key(None) is None
     pinned = approval.pinned_key(own)
     assert pinned is not None
@@ -112,7 +112,7 @@ def test_a_ledger_in_which_no_release_counts(
     """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     own = tmp_path / "own.pem"
-    own.write_bytes(heads.public_pem(release_key().public_key()))
+    own.write_bytes(keys.public_pem(release_key().public_key()))
     pinned = approval.pinned_key(own)
     assert pinned is not None
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
@@ -145,11 +145,11 @@ def test_a_ledger_in_which_no_release_counts(
         *(
             PlannedRelease.load,
             Policy.load,
-            heads.load_private_key,
-            heads.load_public_key,
+            keys.load_private_key,
+            keys.load_public_key,
             read_roots,
         ),
-        *(heads.read_head, read_export, lambda file: home_of_plan(file, None)),
+        *(checkpoints.read_checkpoint, read_export, lambda file: home_of_plan(file, None)),
     ],
 )
 def test_a_file_that_never_ends(tmp_path: Path, read: Callable[[Path], object]) -> None:

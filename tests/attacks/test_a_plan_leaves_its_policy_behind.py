@@ -11,7 +11,7 @@ from planned_chain import nothing_charged, planned_chain
 
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy
-from storage.ledger.heads import new_keys
+from storage.ledger.keys import new_keys
 from tasks.bundle import fill
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import ledger_access, publish

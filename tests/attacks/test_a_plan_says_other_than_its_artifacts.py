@@ -19,7 +19,7 @@ from releases import release_key
 from mechanisms.errors import MechanismError
 from storage.codelist import Code
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, heads
+from storage.ledger import Ledger, keys
 from storage.ledger.policy import DEFAULT_POLICY
 from storage.paths import Workspace
 from tasks.bundle import fill, licence
@@ -150,7 +150,7 @@ def test_a_licence_that_is_none(made: tuple[Context, PlannedRelease], tmp_path: 
     is in it.
     """
     context, planned = made
-    key, _ = heads.new_keys(tmp_path / "keys")
+    key, _ = keys.new_keys(tmp_path / "keys")
     for content in (key.read_bytes(), RECORDS.encode(), b"You may use this model for coding."):
         file = tmp_path / "licence"
         file.write_bytes(content)

@@ -22,7 +22,7 @@ from storage.ledger import Ledger, Policy
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.entries import Reserved
-from storage.ledger.heads import public_pem
+from storage.ledger.keys import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, drawing, publish

@@ -16,7 +16,8 @@ from flows.commands.ledger import verify
 from flows.commands.profiles import load_profile, parameters
 from storage.errors import InputError
 from storage.ledger import Ledger
-from storage.ledger.heads import load_private_key, new_keys, state_head
+from storage.ledger.checkpoints import state_checkpoint
+from storage.ledger.keys import load_private_key, new_keys
 from tasks.coding.quality import agreement, read_double_coded
 
 DECLARES = """
@@ -158,7 +159,7 @@ def test_signatures_that_were_not_checked(
     private, public = new_keys(tmp_path / "keys")
     head = tmp_path / "head.json"
     head.write_text(
-        state_head(
+        state_checkpoint(
             *ledger.head(), key=load_private_key(private) if signed else None
         ).model_dump_json()
     )

@@ -19,7 +19,7 @@ from storage.ledger import BudgetRefused, Ledger, Policy, chain
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.entries import Overridden
-from storage.ledger.heads import public_pem
+from storage.ledger.keys import public_pem
 from tasks.releasing import gate
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.plan import PlannedRelease

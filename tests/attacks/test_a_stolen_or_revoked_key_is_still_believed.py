@@ -34,7 +34,7 @@ from storage.bundle.trust import (
 )
 from storage.errors import InputError
 from storage.ledger import Ledger
-from storage.ledger.heads import PRIVATE_NAME, key_id, load_private_key, new_keys
+from storage.ledger.keys import PRIVATE_NAME, key_id, load_private_key, new_keys
 from storage.paths import Workspace
 
 DECLARES = """

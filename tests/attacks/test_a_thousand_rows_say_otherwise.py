@@ -30,7 +30,7 @@ from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.entries import UNSIGNED, Begun, Blocked, HandedOver, Revoked
 from storage.ledger.fold import State, fold
-from storage.ledger.heads import encoded_key, public_pem, sign_bytes
+from storage.ledger.keys import encoded_key, public_pem, sign_bytes
 from storage.ledger.models import GENESIS
 
 DECLARES = """

@@ -12,7 +12,7 @@ from storage.bundle.archive import open_folder
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.trust import RevokedRelease, Root, sign_newest, with_next_root, write_roots
 from storage.errors import InputError
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.keys import load_private_key, new_keys
 
 DECLARES = """
 an adopted bundle codes only as it was signed, and no longer than the agency's newest roots allow

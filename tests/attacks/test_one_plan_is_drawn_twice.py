@@ -21,7 +21,6 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, recovery
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.entries import Blocked, PolicySet
-from storage.ledger.heads import public_pem
 from storage.ledger.journal import (
     VARIABLE,
     ForeignLedger,
@@ -30,6 +29,7 @@ from storage.ledger.journal import (
     line_of,
     own_journal,
 )
+from storage.ledger.keys import public_pem
 from storage.ledger.models import LedgerPosition
 from storage.paths import Workspace
 

@@ -29,7 +29,7 @@ from storage.ledger.entries import (
     Reserved,
     Revoked,
 )
-from storage.ledger.heads import public_pem
+from storage.ledger.keys import public_pem
 
 DECLARES = """
 Training, upkeep and metrics give no release away

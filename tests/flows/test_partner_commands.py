@@ -22,7 +22,7 @@ from tiny_models import CODES
 from workbooks import workbook
 
 from storage.errors import InputError, StorageError
-from storage.ledger.heads import key_id
+from storage.ledger.keys import key_id
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from releases import release_key
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from storage.errors import InputError, StorageError
-from storage.ledger import heads
+from storage.ledger import keys
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 from tasks.parameters import BundleParameters
@@ -91,10 +91,10 @@ def test_the_machines_signing_key_wins(
     """No setting puts another in its place, and where it is missing the workspace's own does not
     step in.
     """
-    key, _ = heads.new_keys(tmp_path / "keys")
+    key, _ = keys.new_keys(tmp_path / "keys")
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(key))
     used = publish._release_key(context, BundleParameters())
-    assert used.public_key() == heads.load_private_key(key).public_key()
+    assert used.public_key() == keys.load_private_key(key).public_key()
     with pytest.raises(InputError, match="AUTOCODER_SIGNING_KEY"):
         publish._release_key(context, BundleParameters(signing_key=str(tmp_path / "other.pem")))
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(tmp_path / "gone.pem"))

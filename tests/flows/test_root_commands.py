@@ -12,7 +12,7 @@ from refusals import of_kind
 from sealed_bundle import Sealed
 
 from storage.errors import InputError
-from storage.ledger.heads import new_keys
+from storage.ledger.keys import new_keys
 
 
 def test_from_the_first_key_to_a_revocation_under_another(

@@ -21,7 +21,7 @@ from storage.bundle.signing import sign
 from storage.bundle.trust import Trust
 from storage.egress.allow_list import FILES, check_codes, check_layers, read_files
 from storage.errors import InputError
-from storage.ledger import heads
+from storage.ledger import keys
 
 
 def flip(path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
     assert sound.release_id == sealed.row.release_id
     assert sound.digest == sealed.row.bundle_digest
     assert sound.ledger_sequence == sealed.row.sequence
-    assert sound.signed_by == heads.key_id(sealed.key.public_key())
+    assert sound.signed_by == keys.key_id(sealed.key.public_key())
     assert sound.files == len(names(sealed.folder)) == 20
 
 
@@ -160,14 +160,14 @@ def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
 def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
     """A thief signs a bundle anew with a key of his own; the partner has the agency's."""
     folder = sealed.copy(tmp_path)
-    private, _ = heads.new_keys(tmp_path / "thief")
-    sign(folder, heads.load_private_key(private), tmp_path / SIGNATURE)
+    private, _ = keys.new_keys(tmp_path / "thief")
+    sign(folder, keys.load_private_key(private), tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
     with pytest.raises(UnsoundBundle, check=of_kind("another-key")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == SIGNATURE
     with pytest.raises(UnsoundBundle, check=of_kind("head-by-another-key")) as refused:
-        check(folder, Trust(tmp_path / "thief" / heads.PUBLIC_NAME))
+        check(folder, Trust(tmp_path / "thief" / keys.PUBLIC_NAME))
     assert refused.value.file == PROOF
 
 
@@ -342,8 +342,8 @@ def test_a_wrong_key_is_refused_by_little_code(sealed: Sealed, tmp_path: Path) -
     """Before a bundle is read; a partner who reads the source of what decides has few files to
     read.
     """
-    heads.new_keys(tmp_path)
-    wrong = str(tmp_path / heads.PUBLIC_NAME)
+    keys.new_keys(tmp_path)
+    wrong = str(tmp_path / keys.PUBLIC_NAME)
     command = [sys.executable, "-c", COUNTED, "verify", str(sealed.folder), "--key", wrong]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from storage.bundle.check import check
 from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle
 from storage.bundle.seal import seal, workspace_key
 from storage.errors import InputError, StorageError
-from storage.ledger import heads
+from storage.ledger import keys
 
 
 @pytest.fixture
@@ -86,11 +86,11 @@ def test_the_workspace_has_one_key(tmp_path: Path) -> None:
     public half.
     """
     private = tmp_path / "private"
-    key, file = workspace_key(private, tmp_path), private / "keys" / heads.PRIVATE_NAME
+    key, file = workspace_key(private, tmp_path), private / "keys" / keys.PRIVATE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     assert workspace_key(private, tmp_path).public_key() == key.public_key()
     assert (tmp_path / "signing-key.pub.pem").read_bytes() == (
-        private / "keys" / heads.PUBLIC_NAME
+        private / "keys" / keys.PUBLIC_NAME
     ).read_bytes()
     (tmp_path / "signing-key.pub.pem").unlink()
     workspace_key(private, tmp_path)

@@ -17,7 +17,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Decision, Ledger, Policy
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Answer, sign
-from storage.ledger.heads import public_pem, signature_of
+from storage.ledger.keys import public_pem, signature_of
 
 KEYS = {
     name: ec.generate_private_key(ec.SECP256R1())

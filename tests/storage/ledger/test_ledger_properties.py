@@ -212,9 +212,9 @@ def machine(site, plan):
         @invariant()
         def the_chain_only_grows(self):
             """Invariant 6: anyone who kept the last head still finds it."""
-            from storage.ledger.heads import state_head
+            from storage.ledger.checkpoints import state_checkpoint
 
-            report = self.ledger.verify(heads=[state_head(*self.head)])
+            report = self.ledger.verify(checkpoints=[state_checkpoint(*self.head)])
             assert report.ok, report.problem
             self.head = self.ledger.head()
 

@@ -12,8 +12,8 @@ from sqlalchemy import exc
 from storage.errors import StorageError
 from storage.ledger import Ledger
 from storage.ledger.chain import canonical
+from storage.ledger.checkpoints import state_checkpoint
 from storage.ledger.entries import Blocked
-from storage.ledger.heads import state_head
 from storage.ledger.report import export, read_export
 
 
@@ -111,22 +111,22 @@ def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
     """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that someone
     kept.
     """
-    head = state_head(*ledger.head())
+    head = state_checkpoint(*ledger.head())
     site.sql("DELETE FROM ledger_row WHERE sequence >= 6", owner=True)
     assert ledger.verify().ok
-    assert_bad(ledger, 6, "ends at row 5", heads=[head])
+    assert_bad(ledger, 6, "ends at row 5", checkpoints=[head])
 
 
 def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger, tmp_path):
     """Row 7, which no one signs, forged: a head of row 4 still holds, that of row 7 doesn't; an
     export names row 7.
     """
-    early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
+    early, late = state_checkpoint(4, ledger.rows()[3].hash), state_checkpoint(*ledger.head())
     (tmp_path / "export.json").write_text(export(ledger))
     rewrite_from(site, 7, lambda row: row["entry"].update(requester="someone else"))
     assert ledger.verify().ok
-    assert ledger.verify(heads=[early]).ok
-    assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
+    assert ledger.verify(checkpoints=[early]).ok
+    assert_bad(ledger, 7, "between 5 and 7", checkpoints=[early, late])
     assert_bad(ledger, 7, "from row 7 on", earlier=read_export(tmp_path / "export.json"))
 
 

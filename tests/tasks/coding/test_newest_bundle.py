@@ -14,7 +14,7 @@ from storage.bundle.seal import release_key
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.keys import load_private_key, new_keys
 from storage.paths import Workspace
 from tasks.coding.coder import CLOSED, describe_release, newest_bundle
 

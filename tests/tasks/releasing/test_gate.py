@@ -15,7 +15,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluated, Ledger, Policy
 from storage.ledger.decisions import sign
 from storage.ledger.entries import Overridden
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.keys import load_private_key, new_keys
 from tasks.releasing import gate
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.evidence import Evidence, Measurement

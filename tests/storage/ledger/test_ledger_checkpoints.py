@@ -7,48 +7,48 @@ import pytest
 from refusals import of_kind
 
 from storage.errors import InputError
-from storage.ledger import heads
+from storage.ledger import checkpoints, keys
 from storage.ledger.report import read_export
 
 
 @pytest.fixture
-def keys(tmp_path):
-    private, public = heads.new_keys(tmp_path / "keys")
-    return heads.load_private_key(private), heads.load_public_key(public)
+def key_pair(tmp_path):
+    private, public = keys.new_keys(tmp_path / "keys")
+    return keys.load_private_key(private), keys.load_public_key(public)
 
 
 def test_a_private_key_is_closed_to_others_and_never_overwritten(tmp_path):
     """Mode 0600 from the first moment; a second `new` in the same folder is refused and changes
     nothing.
     """
-    private, public = heads.new_keys(tmp_path)
+    private, public = keys.new_keys(tmp_path)
     before = private.read_bytes()
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     with pytest.raises(InputError, check=of_kind("key-exists")):
-        heads.new_keys(tmp_path)
+        keys.new_keys(tmp_path)
     assert private.read_bytes() == before
     private.unlink()
     with pytest.raises(InputError, check=of_kind("key-exists")):
-        heads.new_keys(tmp_path)
+        keys.new_keys(tmp_path)
     assert not private.exists()
-    assert heads.key_id(heads.load_public_key(public))
+    assert keys.key_id(keys.load_public_key(public))
 
 
 def test_a_private_key_open_to_others_is_not_used(tmp_path):
     """A key that others could copy proves nothing."""
-    private, _ = heads.new_keys(tmp_path)
+    private, _ = keys.new_keys(tmp_path)
     private.chmod(0o640)
     with pytest.raises(InputError, check=of_kind("key-open-to-others")):
-        heads.load_private_key(private)
+        keys.load_private_key(private)
 
 
-def test_a_signed_head_is_checked_from_its_file(tmp_path, keys):
+def test_a_signed_head_is_checked_from_its_file(tmp_path, key_pair):
     """Written, read and verified only with the public key."""
-    private, public = keys
-    head = heads.state_head(3, "a" * 64, key=private)
+    private, public = key_pair
+    head = checkpoints.state_checkpoint(3, "a" * 64, key=private)
     path = tmp_path / "head.json"
     path.write_text(json.dumps(head.model_dump()))
-    assert heads.read_head(path, key=public) == head
+    assert checkpoints.read_checkpoint(path, key=public) == head
 
 
 @pytest.mark.parametrize(
@@ -61,24 +61,24 @@ def test_a_signed_head_is_checked_from_its_file(tmp_path, keys):
         {"signature": None},
     ],
 )
-def test_a_changed_head_is_refused(keys, change):
+def test_a_changed_head_is_refused(key_pair, change):
     """Every field is signed."""
-    private, public = keys
-    head = heads.state_head(3, "a" * 64, key=private).model_copy(update=change)
+    private, public = key_pair
+    head = checkpoints.state_checkpoint(3, "a" * 64, key=private).model_copy(update=change)
     with pytest.raises(InputError, match=r"signature|not signed"):
-        heads.check_signature(head, public)
+        checkpoints.check_signature(head, public)
 
 
-def test_a_head_of_another_key_is_refused(tmp_path, keys):
+def test_a_head_of_another_key_is_refused(tmp_path, key_pair):
     """Also when it claims the expected key's id."""
-    _, public = keys
-    private, _ = heads.new_keys(tmp_path / "other")
-    head = heads.state_head(3, "a" * 64, key=heads.load_private_key(private))
+    _, public = key_pair
+    private, _ = keys.new_keys(tmp_path / "other")
+    head = checkpoints.state_checkpoint(3, "a" * 64, key=keys.load_private_key(private))
     with pytest.raises(InputError, check=of_kind("head-by-another-key")):
-        heads.check_signature(head, public)
-    forged = head.model_copy(update={"key_id": heads.key_id(public)})
+        checkpoints.check_signature(head, public)
+    forged = head.model_copy(update={"key_id": keys.key_id(public)})
     with pytest.raises(InputError, match="invalid signature"):
-        heads.check_signature(forged, public)
+        checkpoints.check_signature(forged, public)
 
 
 def test_what_is_no_key_or_head_is_named(tmp_path):
@@ -86,7 +86,7 @@ def test_what_is_no_key_or_head_is_named(tmp_path):
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no key")
     wrong.chmod(0o600)
-    for load in (heads.load_private_key, heads.load_public_key):
+    for load in (keys.load_private_key, keys.load_public_key):
         with pytest.raises(InputError, match=r"wrong\.pem"):
             load(wrong)
         with pytest.raises(InputError, match="absent"):
@@ -103,13 +103,13 @@ def test_what_is_no_key_or_head_is_named(tmp_path):
         )
     )
     with pytest.raises(InputError, match="P-256"):
-        heads.load_private_key(wrong)
-    head = heads.state_head(0, "0" * 64).model_dump() | {"extra": 1}
+        keys.load_private_key(wrong)
+    head = checkpoints.state_checkpoint(0, "0" * 64).model_dump() | {"extra": 1}
     (tmp_path / "head.json").write_text(json.dumps(head))
     with pytest.raises(InputError, check=of_kind("not-a-head")):
-        heads.read_head(tmp_path / "head.json")
+        checkpoints.read_checkpoint(tmp_path / "head.json")
     (tmp_path / "head.json").write_text("[" * 50_000)
     with pytest.raises(InputError, check=of_kind("not-a-head")):
-        heads.read_head(tmp_path / "head.json")
+        checkpoints.read_checkpoint(tmp_path / "head.json")
     with pytest.raises(InputError, check=of_kind("not-an-export")):
         read_export(tmp_path / "head.json")

@@ -1,0 +1,83 @@
+"""Checkpoints of the ledger: small signed statements of how far it went, for partners to keep.
+
+Anyone who holds one can tell later that the rows up to it are still the same and still there. Files
+and options call such a statement a head.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage.durable import read_regular
+from storage.errors import InputError, Unreadable
+from storage.ledger.keys import is_signed, key_id, signature_of
+
+_MAX_BYTES = 1 << 16
+"""Of a checkpoint's file."""
+
+
+class Checkpoint(BaseModel):
+    """Sequence and hash of a ledger's newest row at some moment, signed or not."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    statement: Literal["autocoder release ledger head"] = "autocoder release ledger head"
+    version: Literal[1] = 1
+    sequence: int = Field(ge=0)
+    hash: str = Field(pattern="^[0-9a-f]{64}$")
+    stated_at: str
+    """UTC, ISO 8601."""
+    key_id: str | None = None
+    """SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hex."""
+    signature: str | None = None
+    """Base64, DER-encoded ECDSA."""
+
+
+def state_checkpoint(
+    sequence: int,
+    row_hash: str,
+    *,
+    key: EllipticCurvePrivateKey | None = None,
+    stated_at: str | None = None,
+) -> Checkpoint:
+    """Return the statement that the ledger is at this row, signed when there is a key; stated now,
+    or as said.
+    """
+    checkpoint = Checkpoint(
+        sequence=sequence,
+        hash=row_hash,
+        stated_at=stated_at or datetime.now(UTC).isoformat(timespec="microseconds"),
+        key_id=None if key is None else key_id(key.public_key()),
+    )
+    if key is None:
+        return checkpoint
+    return checkpoint.model_copy(update={"signature": signature_of(checkpoint, key)})
+
+
+def check_signature(checkpoint: Checkpoint, key: EllipticCurvePublicKey) -> None:
+    if checkpoint.signature is None or checkpoint.key_id != key_id(key):
+        raise InputError(
+            f"head of row {checkpoint.sequence}: not signed with this key",
+            kind="head-by-another-key",
+        )
+    if not is_signed(checkpoint, checkpoint.signature, key):
+        raise InputError(f"head of row {checkpoint.sequence}: invalid signature")
+
+
+def read_checkpoint(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Checkpoint:
+    """Read a checkpoint from a file, and check its signature when a public key is given."""
+    try:
+        checkpoint = Checkpoint.model_validate_json(read_regular(path, _MAX_BYTES))
+    except ValueError as error:
+        raise Unreadable(f"{path}: not an exported ledger head", kind="not-a-head") from error
+    if key is not None:
+        check_signature(checkpoint, key)
+    return checkpoint
