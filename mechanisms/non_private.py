@@ -15,6 +15,7 @@ from mechanisms.mechanism import (
     Reruns,
     Run,
     Task,
+    Workload,
     registered,
 )
 from mechanisms.model import training
@@ -53,6 +54,10 @@ class NonPrivate(Mechanism, frozen=True):
     def settled(self) -> OptimiserPhase:
         assert self.phase is not None
         return self.phase
+
+    @property
+    def workload(self) -> Workload | None:
+        return Workload(self.phase.epochs) if self.phase else None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Train all epochs; the event is of the epochs that ran."""

@@ -8,12 +8,25 @@ import pytest
 from parameter_tables import parameter_tables
 from run_options import parameters
 
-from flows.commands.profiles import OPTIONS, apply_settings, load_profile, profile_names
+from flows.commands.profiles import (
+    OPTIONS,
+    apply_settings,
+    load_profile,
+    profile_names,
+)
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.model.config import OptimiserPhase
+from mechanisms.non_private import NonPrivate
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
-from tasks.branches.branch import ComparisonSettings, mechanism_for, model_for, workloads
+from tasks.branches.branch import (
+    CompareParameters,
+    ComparisonSettings,
+    choose,
+    mechanism_for,
+    model_for,
+    workloads,
+)
 from tasks.branches.released import released_branch
 from tasks.parameters import RetrainParameters
 
@@ -142,6 +155,18 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
     )
     assert (model_for(branch, told).trainable, model_for(branch, told).prior) == ("lora", "titles")
     assert workloads(branch, told, settings)[name].epochs == 4
+
+
+def test_a_fit_without_privacy_costs_the_epochs_of_its_own_phase() -> None:
+    """Of the profile's other methods: the estimate once took the comparison's own number."""
+    told = parameters("osha-formal-lora", [], data=DATA, codelist=DATA)
+    terms = ComparisonSettings(epochs=7)
+    (branch,) = choose("non-private", told, CompareParameters().all_branches)
+    fitted = mechanism_for(branch, told, terms)
+    assert isinstance(fitted, NonPrivate)
+    assert fitted.phase is not None
+    assert fitted.phase.epochs == 30
+    assert workloads(branch, told, terms)["non-private"].epochs == 30
 
 
 def test_the_tables_of_parameters_have_every_option() -> None:
