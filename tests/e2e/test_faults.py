@@ -17,6 +17,7 @@ from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
 from runs import ended, in_state, processes_of, release_run, releases, small, start, with_settings
 from stacks import Stack
 
+from storage.bundle.seal import release_key
 from storage.paths import Workspace
 
 pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
@@ -81,16 +82,20 @@ def manifests(home: Path) -> dict[str, bytes]:
     }
 
 
-def give_key(stack: Stack, home: Path) -> None:
-    """Gives a workspace the registry key of the stack's: a ledger has one, and with it stages have
-    the same names.
+def give_keys(stack: Stack, home: Path) -> None:
+    """Gives a workspace the stack's registry key, since a ledger has one and stages are named with
+    it, and the stack's signing key, which is the one that the ledger's policy lists.
     """
-    shared, own = (
-        Workspace(folder).create().private / "registry.key" for folder in (stack.home, home)
-    )
-    for file in (shared, own):
+    shared, own = (Workspace(folder).create().private for folder in (stack.home, home))
+    if not (shared / "registry.key").exists():
+        (shared / "registry.key").write_bytes(b"k" * 32)
+        (shared / "registry.key").chmod(0o600)
+    release_key(Workspace(stack.home))
+    for name in (Path("registry.key"), Path("keys", "signing-key.pem")):
+        file = own / name
         if not file.exists():
-            file.write_bytes(b"k" * 32 if file == shared else shared.read_bytes())
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            file.write_bytes((shared / name).read_bytes())
             file.chmod(0o600)
 
 
@@ -100,7 +105,7 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
     @cache
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
-        give_key(stack, home)
+        give_keys(stack, home)
         parameters = with_settings(
             longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}}
         )
@@ -149,7 +154,7 @@ def begin(
     stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int
 ) -> Scene:
     """Start a training run in a workspace of its own, under a label of its own."""
-    give_key(stack, home)
+    give_keys(stack, home)
     parameters = with_settings(
         longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}}
     )
