@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.layout import say_prose
 from flows.commands.terminal import command_line, say
+from flows.server.settings import workspace_of
 from mechanisms.privacy.numerics import upper_text
 from storage.errors import InputError
 
@@ -211,6 +213,8 @@ def _decide(
     if answer == "approve":
         planned.require_consistent()  # before anything of it is shown
     case = _case(planned, plan, context, settings)
+    if not to.only_print and not to.post and case is not None:
+        _require_own_workspace(planned, context)
     _show(planned, plan, context, case)
     if answer == "approve":
         ask(case, context)
@@ -230,6 +234,16 @@ def _decide(
         outcome = _accept(case, decision, context)
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
+
+
+def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
+    """Refuses to save a signature where the worker that releases will not look for it."""
+    if not planned.file(context).is_file():
+        raise InputError(
+            f"approve: this plan is not of the workspace {context.home}, so no release would find "
+            "a signature that is saved there. Use --print and send the agency what it prints (for "
+            "`autocoder release PLAN --approval FILE`), or use --post"
+        )
 
 
 def _case(
@@ -284,6 +298,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
 
     claim, output = planned.plan.claim, planned.output
     epsilon = "none" if claim.epsilon is None else upper_text(claim.epsilon)
+    tell = partial(say_prose, start="  ", err=True)
     say(
         (
             f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε "
@@ -292,22 +307,24 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
         err=True,
     )
     for sentence in promise_of(claim, planned.plan.event):
-        say(f"  {sentence}", err=True)
-    say("  Not covered:" if claim.unprotected_inputs else "", err=True)
+        tell(sentence)
+    if claim.unprotected_inputs:
+        tell("Not covered:")
     for line in claim.unprotected_inputs:
-        say(f"    - {line}", err=True)
+        tell(line, start="    - ")
     encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
-    say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
+    tell(f"licence {output.licence}, {output.precision}, encoder {encoder}")
     for text in output.texts:
-        say(f"  released in the bundle, on no published list: {text}", err=True)
+        tell(f"released in the bundle, on no published list: {text}")
     if case is None:
-        say(f"  budget and audit cannot be shown: {context.home} has no ledger", err=True)
+        tell(f"budget and audit cannot be shown: {context.home} has no ledger")
         return
     page = plan_page.load_plan_page(context, case)
     for answer in page.answers:
         if answer.key in _QUOTED or answer.verdict == "warning":
-            say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
-    say(f"  {page.summary}; details: autocoder plan {plan}", err=True)
+            tell(f"{answer.verdict}: {answer.question} {answer.text}")
+    home = None if workspace_of(plan).resolve() == Path(context.home).resolve() else context.home
+    tell(f"{page.summary}; details: {command_line('plan', plan, home=home)}")
 
 
 _QUOTED = ("leakage", "cost", "outdated", "related")

@@ -30,18 +30,22 @@ class Console(rich.console.Console):
         return super().render_str(escape_text(text), **options)
 
 
-def say_prose(text: str, *, name: str | None = None) -> None:
+def say_prose(text: str, *, name: str | None = None, start: str = "", err: bool = False) -> None:
     """Print a sentence, broken at blanks where the terminal ends; behind a name, in a column of its
     own.
+
+    Args:
+        start: what stands before the sentence; its other lines are as far to the right.
     """
-    console, start = Console(), "" if name is None else f"{name:<15} "
+    console = Console(stderr=err)
+    start = start if name is None else f"{name:<15} "
     keep = {
         "break_long_words": False,
         "break_on_hyphens": False,
         "subsequent_indent": " " * len(start),
     }
     lines = textwrap.wrap(start + text, console.width, **keep)
-    say("\n".join(lines) if console.is_terminal else start + text)
+    say("\n".join(lines) if console.is_terminal else start + text, err=err)
 
 
 @dataclass(frozen=True)

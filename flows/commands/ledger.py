@@ -205,7 +205,7 @@ def change_policy(
     from storage.ledger import Decision, Ledger, Policy
 
     loaded = Policy.load(policy)
-    decisions = [Decision.read(_content(text)) for text in approval or ()]
+    decisions = [Decision.read(options.approval_text(text)) for text in approval or ()]
     if place.url == place.workspace.ledger_url:
         place.workspace.create()
     ledger = Ledger.open(place.url, journals=place.journals())
@@ -216,23 +216,12 @@ def change_policy(
     )
 
 
-def _content(text: str) -> str:
-    if len(text) >= 250 or not Path(text).is_file():
-        return text
-    try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InputError(
-            f"--approval {text}: it cannot be read as text. Pass a file from `autocoder approve`."
-        ) from None
-
-
 @app.command(cls=Command)
 @options.expand_groups
 def export(
     place: options.LedgerOptions,
     what: Annotated[
-        Literal["rows", "head", "page", "record", "answers"],
+        Literal["rows", "head", "copy", "page", "record", "answers"],
         typer.Argument(help="What to write.", metavar="WHAT"),
     ],
     out: Annotated[Path | None, typer.Option(help="The file to write, or standard output.")] = None,
@@ -246,8 +235,9 @@ def export(
     """Export from the ledger for others.
 
     WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash
-    of the newest row, so that a partner can verify the ledger later), page (everything recorded of
-    one release, for a review board), record (of a committed release, for a public registry of
+    of the newest row, so that a partner can verify the ledger later), copy (a SQLite ledger as it
+    is now, for an officer who has no access to the workspace), page (everything recorded of one
+    release, for a review board), record (of a committed release, for a public registry of
     deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
     justification, sources, code, access and authors), answers (a page that answers NIST SP
     800-226).
@@ -259,6 +249,8 @@ def export(
       autocoder ledger export record --release 3f9c2a7e --out record.json
     """
     ledger = place.open()
+    if what == "copy":
+        return _copy(ledger, out)
     if what in ("page", "record", "answers") and release is None:
         raise InputError("--release: missing. Specify the release.")
     if what == "head":
@@ -297,6 +289,13 @@ def export(
             (place.workspace.private / TIMES["head_exported"][0]).touch()
 
 
+def _copy(ledger: Ledger, out: Path | None) -> None:
+    if out is None:
+        raise InputError("--out: missing. A copy is a file, such as desk/ledger.db.")
+    ledger.database.copy_to(out)
+    say(f"copy: {out}", err=True)
+
+
 @app.command(cls=Command)
 def migrate(
     url: Annotated[
@@ -313,21 +312,28 @@ def migrate(
     ] = None,
     release_role: Annotated[
         str | None,
-        typer.Option(help="Role of the releasing worker and the officer: reads, appends any row."),
+        typer.Option(help="Role of the releasing worker: reads, appends any row."),
     ] = None,
+    read_role: Annotated[str | None, typer.Option(help="Role of an officer's desk: reads.")] = None,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
     from storage.ledger import Ledger
     from storage.ledger.database import Database, migrate
 
     revision = migrate(
-        Database(url, lock_timeout=60.0), app_role=app_role, release_role=release_role
+        Database(url, lock_timeout=60.0),
+        app_role=app_role,
+        release_role=release_role,
+        read_role=read_role,
     )
-    if app_role or release_role:  # training, which makes plans under it, may not add the first row
+    if (
+        app_role or release_role or read_role
+    ):  # training, which makes plans under it, may not add the first row
         Ledger.open(url).ensure_genesis_row(requester="owner")
     text = f"ledger schema {revision}"
     text += f", {app_role} may read and add evaluations" if app_role else ""
     text += f", {release_role} may read and append" if release_role else ""
+    text += f", {read_role} may read" if read_role else ""
     say(text)
 
 

@@ -416,6 +416,18 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
     return home_of(home) if home else workspace_of(plan)
 
 
+def approval_text(given: str) -> str:
+    """Returns a signed approval: the text itself, or what the file of this name contains."""
+    if len(given) >= 250 or not Path(given).is_file():
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"--approval {given}: it cannot be read as text. Pass a file from `autocoder approve`."
+        ) from None
+
+
 ESTIMATED = (
     "note: this ε is an estimate for these records and no guarantee; audits have contradicted "
     "such claims. "

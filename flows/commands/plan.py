@@ -197,6 +197,10 @@ def _print(page: PlanPage) -> None:
         )
         for line in wrap_lines(answer.text, width - 2):
             console.print(f"  {line}", soft_wrap=True)
+        if answer.key == "promise":
+            for item in plan.claim.unprotected_inputs:
+                first, *others = wrap_lines(item, width - 6)
+                console.print("\n".join([f"    - {first}", *(f"      {line}" for line in others)]))
         if answer.table:
             head, rows = answer.table
             table = Table()

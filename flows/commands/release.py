@@ -34,6 +34,12 @@ def release(
         str | None,
         typer.Option(help="Digest of the texts on the plan's page, after they were read."),
     ] = None,
+    approval: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A signature, or a file with one (`autocoder approve --print`); repeatable."
+        ),
+    ] = None,
     home: options.HomeOfPlan = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -41,9 +47,11 @@ def release(
 
     If the plan was released before, this returns its bundle and spends nothing more.
 
-    Example
+    Examples
 
       autocoder release workspace/private/plans/0123456789abcdef.json
+
+      autocoder release PLAN.json --approval approval.txt
     """
     output = options.OutputOptions(as_json)
     workspace = options.home_of_plan(
@@ -55,6 +63,10 @@ def release(
 
         Policy.load(policy.expanduser())
 
+    from storage.ledger import Decision
+
+    decisions = [Decision.read(options.approval_text(text)) for text in approval or ()]
+
     from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
@@ -63,12 +75,17 @@ def release(
     configure_prefect()
 
     import flows.release as job
+    from tasks.releasing import approval as approvals
     from tasks.releasing import publish
     from tasks.running.stage import Context
 
     context = Context(home=str(workspace))
     with private_errors("release"):
         case = publish.open_case(context, plan, settings)
+        for decision in decisions:
+            if decision not in case.decisions:  # the same command resumes
+                approvals.accept_decision(context, case, decision)
+                case = case.reread(context)
     with output.progress():
         result = run_command(
             lambda context: job.release(case, context, settings=settings),

@@ -14,6 +14,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
+from storage.durable import replace_atomically
 from storage.errors import Changed, InputError, StorageError, Unavailable
 from storage.ledger import schema
 from storage.ledger.journal import ForeignLedger, Journal
@@ -180,6 +181,27 @@ class Database:
             with connection.begin():
                 yield connection
 
+    def copy_to(self, file: Path) -> None:
+        """Writes a SQLite ledger as it is now to another file, with the rights of the ledger's own.
+
+        Raises:
+            InputError: it is on PostgreSQL, or the folder of the file does not exist.
+        """
+        if not self.is_sqlite:
+            raise InputError(
+                f"ledger {self.name}: only a SQLite ledger is copied. Give the officer a role that "
+                "reads (`autocoder ledger migrate --read-role`)"
+            )
+        if not file.parent.is_dir():
+            raise InputError(f"--out: the folder {file.parent} does not exist; create it")
+        with (
+            self._safe_errors(),
+            replace_atomically(file, source=Path(str(self.url.database))) as partial,
+            self.engine.connect() as connection,
+        ):
+            raw = connection.execution_options(isolation_level="AUTOCOMMIT")
+            raw.exec_driver_sql("VACUUM INTO ?", (str(partial),))
+
     def transact(self, work: Callable[[Connection], _T]) -> _T:
         """Run `work` in a write transaction, again after a lost connection. `work` must be
         repeatable: finding its row already there, it returns that row.
@@ -320,7 +342,11 @@ def _revision(connection: Connection) -> str | None:
 
 
 def migrate(
-    database: Database, *, app_role: str | None = None, release_role: str | None = None
+    database: Database,
+    *,
+    app_role: str | None = None,
+    release_role: str | None = None,
+    read_role: str | None = None,
 ) -> str:
     """Creates the tables where there are none, and gives roles their rights; returns the schema's
     revision.
@@ -328,13 +354,16 @@ def migrate(
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
         app_role: of training, upkeep and metrics; it may read, and add measurements.
-        release_role: of the releasing worker and the officer's desk; it may read, and add
-            measurements, rows of the chain and sets of records.
+        release_role: of the releasing worker; it may read, and add measurements, rows of the chain
+            and sets of records.
+        read_role: of an officer's desk; it may read.
     """
     if app_role is not None and app_role == release_role:
         raise InputError(
             "--release-role: give it another role than --app-role, which may not append releases"
         )
+    if read_role is not None and read_role in (app_role, release_role):
+        raise InputError("--read-role: give it another role than the two that add rows")
     if database.is_sqlite:
         _use_write_ahead_log(database)
     with database.write(lock=_MIGRATION_LOCK) as connection:
@@ -349,7 +378,7 @@ def migrate(
                 "update this program",
                 kind="unknown-schema",
             )
-        for role, tables in ((app_role, _MEASURE), (release_role, _WRITE)):
+        for role, tables in ((app_role, _MEASURE), (release_role, _WRITE), (read_role, {})):
             if role is not None:
                 _grant(database, connection, role, tables)
     return REVISION

@@ -52,7 +52,8 @@ class Surroundings:
             Path(planned.candidate.dataset.path),
             Workspace(Path(context.home)).private,
         )
-        if not folder.is_dir() or not folder.resolve().is_relative_to(private.resolve()):
+        # In this order: an officer may not look into the folder of another workspace.
+        if not folder.resolve().is_relative_to(private.resolve()) or not folder.is_dir():
             return Surroundings()
         try:
             records = save_record_set(context, planned.candidate.dataset)

@@ -144,6 +144,59 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
+    site: tuple[Job, str], tmp_path: Path
+) -> None:
+    """The officer's folder has two files; what is printed there releases at the agency."""
+    job, plan = site
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    (desk / "plan.json").write_bytes(Path(plan).read_bytes())
+    command("ledger", "export", "copy", "--home", job.home, "--out", desk / "ledger.db")
+    assert (desk / "ledger.db").stat().st_mode & 0o077 == 0
+    there = (desk / "plan.json", "--home", desk)
+    shown = command("plan", *there)
+    assert "under policy strict" in shown
+    assert "Only names were compared" in " ".join(shown.split())
+    with pytest.raises(InputError, match="is not of the workspace"):
+        command("approve", *there, "--key", tmp_path / "officer" / "signing-key.pem", "--yes")
+    words: list[object] = []
+    for name in ("officer", "director"):
+        key = tmp_path / name / "signing-key.pem"
+        code, token, err = invoke("approve", *there, "--key", key, "--print", "--yes")
+        assert code == 0
+        assert f"details: autocoder plan {desk / 'plan.json'} --home {desk}" in err
+        (tmp_path / f"{name}.txt").write_text(token)
+        words += ["--approval", str(tmp_path / f"{name}.txt")]
+    assert sorted(path.name for path in desk.iterdir()) == ["ledger.db", "plan.json"]
+    one = job.command("release", plan, *words[:2])
+    assert "1 of 2 signed approvals missing" in one.stderr
+    done = job.command("release", plan, *words)
+    assert done.returncode == 0, done.stderr
+    (row,) = releases(job)
+    assert (row.state, sorted(row.reserved.approvals)) == ("committed", ["director", "officer"])
+
+
+def test_a_plan_of_a_workspace_that_is_closed_to_the_reader_is_read(
+    site: tuple[Job, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The officer has an account on the agency's machine, which may not look into `private`."""
+    job, plan = site
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    (desk / "plan.json").write_bytes(Path(plan).read_bytes())
+    command("ledger", "export", "copy", "--home", job.home, "--out", desk / "ledger.db")
+    here = Path.is_dir
+
+    def closed(path: Path) -> bool:
+        if path.is_relative_to(job.home / "private"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return here(path)
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    assert "under policy strict" in command("plan", desk / "plan.json", "--home", desk)
+
+
 def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) -> None:
     """One field of what is drawn from: the approvals are stale."""
     job, plan = site

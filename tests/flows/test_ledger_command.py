@@ -406,6 +406,19 @@ def test_reading_where_there_is_no_ledger_makes_none(tmp_path, command):
     assert list(home.iterdir()) == []
 
 
+def test_a_copy_has_every_row(home, tmp_path):
+    """Of the chain, and of the measurements; it takes the place of an earlier copy."""
+    copy = tmp_path / "ledger.db"
+    for _ in range(2):
+        run("export", "copy", "--home", home, "--out", copy)
+    here, there = (Ledger.open(Workspace(folder).ledger_url) for folder in (home, tmp_path))
+    assert (there.head(), there.measurements()) == (here.head(), here.measurements())
+    with pytest.raises(InputError, match="--out: missing"):
+        run("export", "copy", "--home", home)
+    with pytest.raises(InputError, match=r"--out: the folder .* does not exist"):
+        run("export", "copy", "--home", home, "--out", tmp_path / "absent" / "ledger.db")
+
+
 def test_migrate_makes_the_tables(tmp_path):
     """On SQLite the same command works, and has no roles to give rights to."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"

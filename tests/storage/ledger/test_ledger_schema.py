@@ -94,6 +94,36 @@ def test_grants_go_to_an_ordinary_role_only(postgres_site, postgres_server):
         migrate(database, app_role="training", release_role="training")
 
 
+@pytest.mark.postgres
+def test_the_role_of_an_officers_desk_reads_and_adds_nothing(postgres_site, plan):
+    """Neither a row of the chain nor a measurement, and not the lock of the chain."""
+    postgres_site.open().reserve(plan())
+    desk = make_url(postgres_site.training_url).username
+    database = Database(postgres_site.owner_url, lock_timeout=10)
+    migrate(database, read_role=desk)
+    ledger = Ledger.open(postgres_site.training_url)
+    assert [row.release_id for row in ledger.releases()]
+    with pytest.raises(StorageError, match="this role may not do that"):
+        ledger.reserve(plan("b"))
+    engine = sa.create_engine(postgres_site.training_url, poolclass=NullPool)
+    for statement in (
+        "INSERT INTO measurement (recorded_at, kind, facts) VALUES ('x', 'audit', '{}')",
+        "SELECT ledger_lock()",
+    ):
+        with engine.connect() as connection, pytest.raises(sa.exc.ProgrammingError):
+            connection.exec_driver_sql(statement)
+    for role in ("app_role", "release_role"):
+        with pytest.raises(InputError, match="another role"):
+            migrate(database, read_role=desk, **{role: desk})
+
+
+@pytest.mark.postgres
+def test_a_copy_is_of_a_file(postgres_site, tmp_path):
+    """A ledger on PostgreSQL has roles instead."""
+    with pytest.raises(InputError, match="--read-role"):
+        postgres_site.open().database.copy_to(tmp_path / "ledger.db")
+
+
 def test_migrating_again_changes_nothing(site, plan):
     """Idempotent, with rows."""
     ledger = site.open()
