@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mechanisms.dp_sgd import DpSgd as DpSgd
     from mechanisms.errors import MechanismError as MechanismError
     from mechanisms.estimator import PrivateClassifier as PrivateClassifier
+    from mechanisms.fit_module import swag_ppm as swag_ppm
     from mechanisms.model.config import OptimiserPhase as OptimiserPhase
     from mechanisms.non_private import NonPrivate as NonPrivate
-    from mechanisms.own_models import swag_ppm as swag_ppm
     from mechanisms.prior_descent import PriorDescent as PriorDescent
     from mechanisms.privacy.events import Claim as Claim
     from mechanisms.swag_ppm import SwagPpm as SwagPpm
@@ -39,7 +39,7 @@ _MODULES = {
     "compare": "mechanisms.comparison",
     "one_run_bound": "mechanisms.audit.bounds",
     "open_bundle": "autocoder.bundles",
-    "swag_ppm": "mechanisms.own_models",
+    "swag_ppm": "mechanisms.fit_module",
 }
 __all__ = [*_MODULES, "__version__"]
 

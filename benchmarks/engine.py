@@ -41,8 +41,8 @@ from storage.tables.reader import survey
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import open_bundle
 from tasks.coding.columns import AnswerColumns
+from tasks.coding.distribute import distribute
 from tasks.coding.job import CodingJob, run
-from tasks.coding.spread import spread
 from tasks.fitting import data, fits
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
@@ -148,10 +148,15 @@ def _code(folder: Path, narratives: Path, processes: int) -> Measured:
     )
     bundles = Bundles.of(coder)
     workers = partial(
-        spread, bundles, job, engine=str(processes), report=lambda done, total: None, bundle=bundle
+        distribute,
+        bundles,
+        job,
+        engine=str(processes),
+        report=lambda done, total: None,
+        bundle=bundle,
     )
     started = time.perf_counter()
-    run(bundles, job, spread=workers if processes > 1 else None)
+    run(bundles, job, distribute=workers if processes > 1 else None)
     return time.perf_counter() - started, job.out.read_bytes()
 
 

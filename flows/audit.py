@@ -39,7 +39,7 @@ def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditR
             settings,
             chosen,
             candidate=planned.candidate.fitted,
-            do=partial(submit, context),
+            run_step=partial(submit, context),
         )
         text = [*result.lines, f"All that decides on the plan: `autocoder plan {plan}`"]
         prefect_page.publish_audit(context.run, text)

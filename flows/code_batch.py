@@ -14,8 +14,8 @@ from storage.tables.reader import survey
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import newest_bundle, open_bundle, require_not_revoked
 from tasks.coding.columns import answer_columns
+from tasks.coding.distribute import distribute
 from tasks.coding.job import CodingJob, run
-from tasks.coding.spread import spread
 from tasks.running import progress
 from tasks.running.engine import check, of_environment
 from tasks.running.failures import private_errors
@@ -65,11 +65,11 @@ def code_batch(
         job = CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
         bundles, report = Bundles.of(coder), progress.reporter("code, by workers")
         by_workers = (
-            partial(spread, bundles, job, engine=engine, report=report, bundle=folder)
+            partial(distribute, bundles, job, engine=engine, report=report, bundle=folder)
             if engine
             else None
         )
-        coded = run(bundles, job, spread=by_workers)
+        coded = run(bundles, job, distribute=by_workers)
         return CodingReport(
             rows=coded.rows, needs_review=coded.review, out=out, release=coder.release
         )

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 from flows.server.form import RecordsForm, parameters_of_run
 from tasks.branches.branch import CompareParameters, choose
-from tasks.comparing import results, spread, summary
+from tasks.comparing import results, summary
 from tasks.comparing import run as comparison
+from tasks.comparing.distribute import finish_on_workers
 from tasks.comparing.summary import BranchSummary
 from tasks.parameters import RetrainParameters
 from tasks.running import progress
@@ -64,9 +65,9 @@ def compare(
             settings,
             chosen,
             seeds=settings.seeds,
-            do=partial(submit, context),
+            run_step=partial(submit, context),
             epsilons=settings.epsilons,
-            run_on_workers=spread.finish if context.engine else None,
+            run_on_workers=finish_on_workers if context.engine else None,
         )
         for group in groups:
             summary.record_claims(group.study, group.outcomes)

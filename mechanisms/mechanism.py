@@ -610,7 +610,7 @@ def registered(mechanism: M) -> M:
     return mechanism
 
 
-_CALLERS = ("comparison", "estimator", "own_models")
+_CALLERS = ("comparison", "estimator", "fit_module")
 """Modules that register no mechanism, and take a second with scikit-learn."""
 
 

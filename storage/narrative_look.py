@@ -80,16 +80,16 @@ class NarrativeLook:
 LONGEST: Final = 1 << 13
 
 
-class Looking:
-    """Takes the narratives of a table batch by batch."""
+class LookBuilder:
+    """Builds a `NarrativeLook` of a table, batch by batch."""
 
     def __init__(self) -> None:
         self._lengths = np.zeros(LONGEST + 2, dtype=np.int64)
         self._narratives = 0
         self._first: list[str] = []
 
-    def take(self, columns: Sequence[pa.Array]) -> None:
-        """Takes a batch of text columns without outer blanks."""
+    def add(self, columns: Sequence[pa.Array]) -> None:
+        """Adds a batch of text columns without outer blanks."""
         sizes = [np.from_dlpack(pc.call_function("binary_length", [column])) for column in columns]
         size = np.sum(sizes, axis=0)
         self._narratives += int((size > 0).sum())
@@ -113,20 +113,20 @@ def _pieces(column: pa.Array) -> NDArray[np.int64]:
 
 def look_at(table: Table, columns: Sequence[str]) -> NarrativeLook:
     """Looks at all narratives of a table."""
-    looking = Looking()
+    builder = LookBuilder()
     for batch in table.texts(columns, table.marks()):
-        looking.take(
+        builder.add(
             [pc.call_function("utf8_trim_whitespace", [column]) for column in batch.columns]
         )
-    return looking.result()
+    return builder.result()
 
 
 def look_at_texts(texts: Sequence[str]) -> NarrativeLook:
     """Looks at narratives that are in no table."""
-    looking = Looking()
+    builder = LookBuilder()
     if texts:
-        looking.take([_column_of([text.strip() for text in texts])])
-    return looking.result()
+        builder.add([_column_of([text.strip() for text in texts])])
+    return builder.result()
 
 
 def _column_of(texts: Sequence[str]) -> pa.Array:

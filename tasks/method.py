@@ -147,7 +147,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
         return "asymptotic-local" if self.mechanism.draws else "none"
 
     @property
-    def aims(self) -> bool:
+    def needs_target_epsilon(self) -> bool:
         """Whether its noise is solved for the run's target epsilon and delta."""
         fixed = self.target_epsilon is not None or self.delta is not None
         return self.guarantee_kind == "formal" and not fixed

@@ -233,8 +233,8 @@ def code(
             return
         from tasks.coding.coded_summary import write_summary
         from tasks.coding.columns import answer_columns
+        from tasks.coding.distribute import distribute
         from tasks.coding.job import CodingJob, run
-        from tasks.coding.spread import spread
         from tasks.running import progress
 
         added = tuple(
@@ -258,8 +258,8 @@ def code(
                     "bundle": next(iter(folders.values())),
                     "thresholds": None if adopted is None else adopted.thresholds,
                 }
-                by_workers = partial(spread, bundles, job, **how, **place)
-            coded = run(bundles, job, spread=by_workers)
+                by_workers = partial(distribute, bundles, job, **how, **place)
+            coded = run(bundles, job, distribute=by_workers)
             try:
                 page = str(write_summary(files.out, columns=columns, notes=notes))
             except OSError as error:  # the coded file is whole all the same

@@ -524,7 +524,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    spread: list[inspect.Parameter] = []
+    flattened: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             inner = get_type_hints(groups[name], include_extras=True)
@@ -533,7 +533,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
             ]
         else:
             options = [(name, parameter.default, hints[name])]
-        spread += [
+        flattened += [
             inspect.Parameter(
                 option,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -551,7 +551,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
             )
         command(**values)
 
-    flat.__signature__ = inspect.Signature(spread)  # pyrefly: ignore[missing-attribute]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    flat.__signature__ = inspect.Signature(flattened)  # pyrefly: ignore[missing-attribute]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
     flat.__doc__ = unwrap(command.__doc__ or "")
     return flat

@@ -310,10 +310,10 @@ def _explain(entry: Mapping[str, Any], names: Sequence[str]) -> str:
 def _meant(wrong: str, names: Sequence[str]) -> str:
     section, _, last = wrong.rpartition(".")
     matches = [name for name in names if f".{name}".endswith(f".{last}")][:3]
-    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    section_keys = [name for name in names if name.rpartition(".")[0] == section]
     matches = (
         matches
-        or difflib.get_close_matches(wrong, siblings, n=1)
+        or difflib.get_close_matches(wrong, section_keys, n=1)
         or difflib.get_close_matches(wrong, names, n=1)
     )
     return (

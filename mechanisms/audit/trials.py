@@ -294,7 +294,7 @@ def chain(
         drawn[name] = Drawn(theta=released, sensitivity=delta)
         return risk
 
-    def weigh(name: RoundName, weights: Tensor | None, risk: Tensor) -> Tensor:
+    def compute_weights(name: RoundName, weights: Tensor | None, risk: Tensor) -> Tensor:
         """Weighs each trial's own records, float32 [T, n]; 0 for the others."""
         alpha = torch.zeros(records.included.shape)
         for t, own in enumerate(records.included):
@@ -302,7 +302,7 @@ def chain(
             alpha[t, own] = risks.weights_of(config, name, before, risk[t, own])
         return alpha
 
-    rounds.run(names, fit_round, weigh)
+    rounds.run(names, fit_round, compute_weights)
     return drawn
 
 

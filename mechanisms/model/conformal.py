@@ -1,4 +1,5 @@
-"""Finds sets of codes that hold the right one as often as is asked: split conformal prediction.
+"""Finds sets of codes that contain the right one with the requested coverage (split conformal
+prediction).
 
 A code is in a record's set if its probability reaches a limit: the k-th largest probability that n
 calibration records gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005;

@@ -90,7 +90,7 @@ class FeatureInputs:
         if self.mapped is not None:
             self.mapped.note(rows * self.features.shape[1] * self.features.element_size())
 
-    def take(self, index: Tensor) -> FeatureInputs:
+    def select(self, index: Tensor) -> FeatureInputs:
         """The records at `index` (int64 [b], or bool [n]), in that order."""
         return FeatureInputs(self.features[index])
 
@@ -149,7 +149,7 @@ class TokenInputs:
             batch["words"] = self.words[index]
         return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
-    def take(self, index: Tensor) -> TokenInputs:
+    def select(self, index: Tensor) -> TokenInputs:
         """The records at `index`, in that order."""
         index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         lengths = self.lengths[index]

@@ -166,8 +166,8 @@ def risk_weights(risk: Tensor, *, c: float, g: float) -> Tensor:
     | the smallest | clip(c + g, 0, 1) |
     """
     low, high = risk.min(), risk.max()
-    spread = high - low
-    scaled = torch.zeros_like(risk) if spread == 0 else (risk - low) / spread
+    width = high - low
+    scaled = torch.zeros_like(risk) if width == 0 else (risk - low) / width
     return (c * (1 - scaled) + g).clamp_(0, 1)
 
 

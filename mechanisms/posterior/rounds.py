@@ -63,7 +63,7 @@ ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
 def run(
     names: Sequence[RoundName],
     fit: Callable[[RoundName, Weights | None], Measured],
-    weigh: Callable[[RoundName, Weights | None, Measured], Weights | None],
+    compute_weights: Callable[[RoundName, Weights | None, Measured], Weights | None],
     *,
     earlier: tuple[RoundName, Weights | None, Measured] | None = None,
 ) -> dict[RoundName, Measured]:
@@ -72,8 +72,8 @@ def run(
     Args:
         fit: fits the posterior of a round with these weights (None: all 1), and measures the
             records at its draws.
-        weigh: returns the weights of a round, from those of the round before and from what was
-            measured there.
+        compute_weights: returns the weights of a round, from those of the round before and from
+            what was measured there.
         earlier: a round that was run already, with its weights and what was measured in it: the
             rounds up to it are left out.
     """
@@ -84,7 +84,7 @@ def run(
         names = names[names.index(done) + 1 :]
     for name in names:
         before = TABLE[name].after
-        weights = None if before is None else weigh(name, weights, measured[before])
+        weights = None if before is None else compute_weights(name, weights, measured[before])
         measured[name] = fit(name, weights)
     return measured
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.ingest.config import Cohort
-from storage.ingest.growing import Growing
+from storage.ingest.growing import GrowingArray
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Days:
 
     def __init__(self, date_format: str | None, rows: int) -> None:
         self._format = date_format
-        self._numbers = Growing(np.int32, rows)
+        self._numbers = GrowingArray(np.int32, rows)
         self.month_first = False
         """A date with slashes cannot be read day first."""
         self.ambiguous = 0
@@ -116,10 +116,10 @@ class Days:
         """Returns the days since the first that is read, below 0 where a cell names none."""
         return self._numbers.values
 
-    def take(self, column: pa.Array) -> None:
+    def add(self, column: pa.Array) -> None:
         encoded = column.dictionary_encode()
         cells, index = encoded.dictionary.to_pylist(), np.from_dlpack(encoded.indices)
-        self._numbers.take(np.array([self._number(cell) for cell in cells], np.int32)[index])
+        self._numbers.append(np.array([self._number(cell) for cell in cells], np.int32)[index])
         if self._format is None:
             self._look_at_slashes(cells, np.bincount(index, minlength=len(cells)).tolist())
 
@@ -155,9 +155,9 @@ class Days:
 
     def chosen(self, holds: Callable[[date], bool]) -> NDArray[np.bool_]:
         """Returns the rows whose day is one of those."""
-        return self.spread(self.each(holds), otherwise=False)
+        return self.per_row(self.each(holds), otherwise=False)
 
-    def spread(self, values: Mapping[int, Any], *, otherwise: Any) -> NDArray[Any]:
+    def per_row(self, values: Mapping[int, Any], *, otherwise: Any) -> NDArray[Any]:
         """Returns the value of each row's day; `otherwise` where it has none."""
         every = np.full(len(_YEARS) * 366 + len(_MARKS), otherwise)
         for number, value in values.items():

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-class Growing:
-    """Takes values batch by batch, without a second copy where the number of rows was right."""
+class GrowingArray:
+    """Appends values batch by batch, without a second copy where the number of rows was right."""
 
     def __init__(self, kind: DTypeLike, expected: int, width: tuple[int, ...] = ()) -> None:
         self._whole, self._rows = np.empty((expected, *width), dtype=kind), 0
 
-    def take(self, values: NDArray[Any]) -> None:
+    def append(self, values: NDArray[Any]) -> None:
         end = self._rows + len(values)
         if end > len(self._whole):
             more = np.empty((max(end, 2 * self._rows), *self._whole.shape[1:]), self._whole.dtype)

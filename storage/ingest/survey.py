@@ -21,10 +21,10 @@ from storage.errors import Contradiction, InputError, Missing, Unknown, Unreadab
 from storage.ingest.code_cells import CodeCells, Numbers, Respelling, numbered
 from storage.ingest.config import IngestConfig
 from storage.ingest.dates import NO_DAYS, Days, cohort_of, fitting
-from storage.ingest.growing import Growing
+from storage.ingest.growing import GrowingArray
 from storage.ingest.sampling import Digests, alike, digests
 from storage.ingest.units import several_ids, unit_forms, unit_notes
-from storage.narrative_look import Looking, NarrativeLook
+from storage.narrative_look import LookBuilder, NarrativeLook
 from storage.spelling import Spellings, above_finer, twins
 from storage.tables.reader import MissingValues, Table
 
@@ -99,7 +99,7 @@ class _Codes:
         self._listed, self._place = listed is not None, dict(listed or {})
         self._cells = CodeCells(config, listed)
         self._label = label
-        self._numbers = Growing(np.int32, rows)
+        self._numbers = GrowingArray(np.int32, rows)
         self._known: dict[str, _Code] = {}
         self.unknown: Counter[str] = Counter()
         self.respelt: Counter[Respelling] = Counter()
@@ -112,7 +112,7 @@ class _Codes:
     def names(self) -> list[str]:
         return list(self._place)
 
-    def take(self, column: pa.Array) -> None:
+    def add(self, column: pa.Array) -> None:
         encoded = column.dictionary_encode()
         index = np.from_dlpack(encoded.indices)
         codes = [self._read(cell) for cell in encoded.dictionary.to_pylist()]
@@ -122,7 +122,7 @@ class _Codes:
                 self.respelt[code.how] += count
             if code.number == _UNKNOWN:
                 self.unknown[code.name] += count
-        self._numbers.take(np.array([code.number for code in codes], dtype=np.int32)[index])
+        self._numbers.append(np.array([code.number for code in codes], dtype=np.int32)[index])
 
     def _read(self, cell: str) -> _Code:
         code = self._known.get(cell)
@@ -160,35 +160,35 @@ class _Read:
         self.codes = _Codes(config, listed, f"{label}, column {config.label_column!r}", rows)
         self.days = None if config.dates_from is None else Days(config.date_format, rows)
         self.units: list[pa.DictionaryArray] = []
-        self._lacking = Growing(np.bool_, rows)
-        self._blank_ids = Growing(np.bool_, 0 if config.id_column is None else rows)
+        self._lacking = GrowingArray(np.bool_, rows)
+        self._blank_ids = GrowingArray(np.bool_, 0 if config.id_column is None else rows)
         self._identified = config.sampling == "per-record" or config.id_column is not None
-        self._identities = Growing("<u8", rows if self._identified else 0, (2,))
-        self._rows = Growing(np.int64, rows if config.several_codes == "each" else 0)
-        self.looking = Looking()
+        self._identities = GrowingArray("<u8", rows if self._identified else 0, (2,))
+        self._rows = GrowingArray(np.int64, rows if config.several_codes == "each" else 0)
+        self.look = LookBuilder()
 
-    def take(self, batch: pa.RecordBatch, rows: Numbers) -> None:
+    def add(self, batch: pa.RecordBatch, rows: Numbers) -> None:
         config = self._config
         trimmed = {
             name: pc.call_function("utf8_trim_whitespace", [batch.column(name)])
             for name in config.columns
         }
-        self._lacking.take(
+        self._lacking.append(
             np.logical_and.reduce([_blank(trimmed[name]) for name in config.text_columns])
         )
-        self.codes.take(trimmed[config.label_column])
+        self.codes.add(trimmed[config.label_column])
         if self.days is not None and config.dates_from is not None:
-            self.days.take(trimmed[config.dates_from])
+            self.days.add(trimmed[config.dates_from])
         if config.unit_column is not None:
             self.units.append(trimmed[config.unit_column].dictionary_encode())
         if config.id_column is not None:
-            self._blank_ids.take(_blank(trimmed[config.id_column]))
-            self._identities.take(digests([trimmed[config.id_column]]))
+            self._blank_ids.append(_blank(trimmed[config.id_column]))
+            self._identities.append(digests([trimmed[config.id_column]]))
         elif self._identified:
-            self._identities.take(digests([batch.column(n) for n in sorted(batch.schema.names)]))
+            self._identities.append(digests([batch.column(n) for n in sorted(batch.schema.names)]))
         if config.several_codes == "each":
-            self._rows.take(rows)
-        self.looking.take([trimmed[name] for name in config.text_columns])
+            self._rows.append(rows)
+        self.look.add([trimmed[name] for name in config.text_columns])
 
     @property
     def lacking(self) -> NDArray[np.bool_]:
@@ -222,7 +222,7 @@ def survey(
     label, rows = records.source.label, 0
     read = _Read(config, place, label, records.rows)
     for batch, numbers in numbered(records.texts(config.columns, marks), config, place):
-        read.take(batch, numbers)
+        read.add(batch, numbers)
         rows += batch.num_rows
         progress(rows)
     lines, coded = read.lines, read.codes.numbers
@@ -276,7 +276,7 @@ def survey(
         identities=read.identities if config.sampling == "per-record" else None,
         unit_identities=digests([units.forms]) if units is not None and by_unit else None,
         notes=tuple(notes),
-        look=read.looking.result(),
+        look=read.look.result(),
     )
     usable = coded[state == USABLE]
     if not len(usable):
@@ -322,8 +322,8 @@ class _Units:
     index: NDArray[np.int32]
     """Number of each row's unit."""
 
-    def spread(self, chosen: pa.Array) -> NDArray[np.bool_]:
-        return chosen.to_numpy(zero_copy_only=False)[self.index]
+    def per_row(self, of_units: pa.Array) -> NDArray[np.bool_]:
+        return of_units.to_numpy(zero_copy_only=False)[self.index]
 
     @property
     def blank(self) -> NDArray[np.bool_]:
@@ -338,13 +338,13 @@ def _units(
     # guard: test_an_id_in_another_spelling
     forms = unit_forms(cells.chunk(0).dictionary).dictionary_encode()
     place = np.from_dlpack(forms.indices)
-    index = Growing(np.int32, len(cells))
+    index = GrowingArray(np.int32, len(cells))
     for chunk in cells.chunks:
-        index.take(place[np.from_dlpack(chunk.indices)])
+        index.append(place[np.from_dlpack(chunk.indices)])
     units = _Units(forms.dictionary, index.values)
     # guard: test_a_record_of_two_people
     several = several_ids(units.forms)
-    shared = units.spread(several)
+    shared = units.per_row(several)
     if shared.any():
         raise Contradiction(
             f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that "
@@ -401,7 +401,7 @@ def _dates(
     place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     if config.cohorts is not None:
         declared = {number: name in config.cohorts for number, name in names.items()}
-        outside = ~days.spread(declared, otherwise=True) & (state == USABLE)
+        outside = ~days.per_row(declared, otherwise=True) & (state == USABLE)
         if outside.any() and config.outside_cohorts == "refuse":
             raise Unknown(
                 f"{label}: {outside.sum()} records are of a {config.cohort} that "
@@ -412,7 +412,7 @@ def _dates(
             )
         state[outside] = OTHER_COHORT
     numbers = {number: np.int32(place[name]) for number, name in names.items()}
-    cohorts = days.spread(numbers, otherwise=np.int32(-1))
+    cohorts = days.per_row(numbers, otherwise=np.int32(-1))
     first_late = config.train_before
     late = days.chosen(lambda day: first_late is not None and day >= first_late)
     notes = []

@@ -188,11 +188,11 @@ class State:
     spent is not known, so nothing is reserved or drawn.
     """
 
-    # -- taking rows
+    # -- applying rows
     # ---------------------------------------------------------------------------------------
 
-    def take(self, stored: StoredRow | Damage) -> LedgerRow | None:
-        """Takes the next row as it is stored; returns it, with all that is known, where it has an
+    def apply(self, stored: StoredRow | Damage) -> LedgerRow | None:
+        """Applies the next row as it is stored; returns it, with all that is known, where it has an
         effect.
 
         Behind damage to the chain it continues with what can be read, so that `verify` names every
@@ -591,7 +591,7 @@ def fold(rows: Iterable[StoredRow | Damage], state: State | None = None) -> Stat
     """Returns the state after more rows; without one, only after these."""
     state = state or State()
     for row in rows:
-        state.take(row)
+        state.apply(row)
     return state
 
 

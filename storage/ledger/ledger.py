@@ -152,7 +152,7 @@ class Ledger(LedgerReader):
                 kind="not-signed-here",
             )
         stored = chain.append(connection, entry.as_json(), key=self._key if signed else None)
-        row = state.take(stored)
+        row = state.apply(stored)
         if row is None or (state.bad and state.bad[-1].sequence == stored.sequence):
             raise BudgetRefused(state.bad[-1].problem)
         return row

@@ -276,7 +276,7 @@ class LedgerReader:
         hashes: dict[int, str] = {0: GENESIS}
         with self.database.read() as connection:
             for stored in chain.stored_rows(connection):
-                state.take(stored)
+                state.apply(stored)
                 hashes[stored.sequence] = state.hash
                 whole = whole if state.broken else stored.sequence
                 if progress is not None and len(hashes) % _BATCH == 0:

@@ -309,7 +309,7 @@ def restore(
     with database.write() as connection:
         state = fold(chain.stored_rows(connection))
         present = state.sequence
-        rows = [row for stored in finding.missing if (row := state.take(stored)) is not None]
+        rows = [row for stored in finding.missing if (row := state.apply(stored)) is not None]
         state.require_sound()
         own = None if key is None else encoded_key(key)
         vouched = max((row.sequence for row in rows if own and row.signer == own), default=0)

@@ -59,7 +59,7 @@ def require_one_model(candidate: Candidate) -> None:
 
 def export(context: Context, candidate: Candidate, place: Path) -> Path:
     """Writes the answers to both halves into a new folder that only its owner may read."""
-    model = candidate.classifier(context, candidate.take(context))
+    model = candidate.classifier(context, candidate.draw(context))
     logits: dict[str, NDArray[np.float32]] = {}
     labels: dict[str, NDArray[np.int64]] = {}
     for split in SPLITS:

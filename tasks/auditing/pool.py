@@ -110,7 +110,7 @@ def _pool(work: Work, *, canaries: int, seed: int) -> Mapping[str, Any]:
     family[torch.from_numpy(originals)] = NEVER
     planted = torch.full((canaries,), FAMILIES.index("mislabelled"))
     result = Pool(
-        inputs=inputs.joined([records, records.take(torch.from_numpy(originals))]),
+        inputs=inputs.joined([records, records.select(torch.from_numpy(originals))]),
         labels=torch.cat([labels, wrong]),
         family=torch.cat([family, planted]),
         train=len(halves[0][1]),

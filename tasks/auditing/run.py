@@ -13,7 +13,7 @@ from tasks.auditing import pool as audit_pool
 from tasks.auditing.result import AuditResult, BranchAudit
 from tasks.auditing.settings import AuditParameters, trial_draws_of
 from tasks.branches.branch import ComparisonSettings, mechanism_for, model_for
-from tasks.branches.experiment import Do, Outcome, Study
+from tasks.branches.experiment import Outcome, RunStep, Study
 from tasks.branches.released import terms_of
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
@@ -32,14 +32,14 @@ def run(
     settings: AuditParameters,
     chosen: Sequence[Method],
     *,
-    do: Do,
+    run_step: RunStep,
     seeds: int = 1,
     candidate: ArtifactRef | None = None,
 ) -> AuditResult:
     """Audits branches at every seed; trials run once per branch, at the first seed's settings."""
     _refuse_draws(parameters, terms, settings, chosen)
     terms = _as_released(parameters, terms)
-    groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
+    groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, run_step=run_step)
     study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
     if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {
         candidate.sha256
@@ -51,7 +51,7 @@ def run(
         )
     pool = None
     if settings.trials:
-        pool = study.do(
+        pool = study.run_step(
             audit_pool.pool(
                 canaries=settings.canaries, seed=parameters.seed, prepared=study.prepared
             )
@@ -130,10 +130,10 @@ def reruns(
         unit=privacy_unit(study.parameters.data.ingest),
         pool=pool,
         dataset=study.dataset,
-        planned=study.do(fits.plan(branch.name, rerun, experiment.task)),
+        planned=study.run_step(fits.plan(branch.name, rerun, experiment.task)),
         mechanism=rerun,
     )
-    return study.do(step), name
+    return study.run_step(step), name
 
 
 def _audit(
@@ -153,10 +153,10 @@ def _audit(
             outcome.event,
             seed=study.parameters.seed,
             canaries=settings.gradient_canaries,
-            planned=study.do(study.experiment(branch, outcome.seed).plan()),
+            planned=study.run_step(study.experiment(branch, outcome.seed).plan()),
             **study.records,
         )
-        inputs["gradients"] = study.do(step)
+        inputs["gradients"] = study.run_step(step)
     delta = (claim.delta or 0.0) if is_formal else 0.0
     design = {
         "confidence": settings.confidence,
@@ -166,7 +166,7 @@ def _audit(
     step = measure.measure(
         branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design
     )
-    measured = study.do(step)
+    measured = study.run_step(step)
     figures = store.figures(measured)
     verdict = Evidence.of(figures | {"confidence": settings.confidence}).judge(claim)
     how = {"verdict": verdict, "confidence": settings.confidence}

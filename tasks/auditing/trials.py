@@ -242,7 +242,7 @@ def _one_by_one(
             None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
         )
         run = Run(classes, seed, untrained, folder=folder, resampled=True)
-        fitted = plan.fit(Records(pool.inputs.take(members), pool.labels[members]), run)
+        fitted = plan.fit(Records(pool.inputs.select(members), pool.labels[members]), run)
         scores = fitted.model.log_probabilities(pool.inputs)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ from tasks.releasing import ledger_access
 from tasks.releasing.claims import SEARCHED, claim_on, method_of, privacy_unit
 from tasks.running.stage import Context, Step
 
-Do = Callable[[Step], ArtifactRef]
+RunStep = Callable[[Step], ArtifactRef]
 Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
 """A step's output: a reference where steps are run; in a dry run None where there is no output yet.
 """
@@ -38,22 +38,22 @@ zero. A claim with a larger epsilon holds as well.
 
 
 def prepare(
-    parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref]
+    parameters: RetrainParameters, models: Iterable[ModelConfig], run_step: Callable[[Step], Ref]
 ) -> tuple[Ref, Ref]:
     """Returns the records and their features or tokens, after the titles that these models start
     from.
     """
-    dataset = do(ingest_records(parameters.data))
+    dataset = run_step(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
         for step in prior.stages(model, parameters.data):
-            do(step)
+            run_step(step)
     model, labels = parameters.model, parameters.data.labels
     if not labels or model.trainable != "head":
-        return dataset, do(data.prepare(model, dataset))
-    ingested = [do(ingest_records(parameters.data.of_label(column))) for column in labels]
-    texts = do(data.distinct_texts(ingested))
-    encoding = {"texts": texts, "encoding": do(data.encoding_of(model, texts))}
-    return dataset, do(data.prepare(model, dataset, encoding=encoding))
+        return dataset, run_step(data.prepare(model, dataset))
+    ingested = [run_step(ingest_records(parameters.data.of_label(column))) for column in labels]
+    texts = run_step(data.distinct_texts(ingested))
+    encoding = {"texts": texts, "encoding": run_step(data.encoding_of(model, texts))}
+    return dataset, run_step(data.prepare(model, dataset, encoding=encoding))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Study:
     prepared: ArtifactRef
     facts: Mapping[str, Any]
     """Figures of the ingest."""
-    do: Do
+    run_step: RunStep
 
     @staticmethod
     def of(
@@ -75,15 +75,15 @@ class Study:
         parameters: RetrainParameters,
         terms: ComparisonSettings,
         chosen: Sequence[Method],
-        do: Do,
+        run_step: RunStep,
     ) -> Study:
         """Prepares the records for these branches; refuses a branch that cannot be
         fitted on them.
         """
         models = [branches.model_for(branch, parameters) for branch in chosen]
-        dataset, prepared = prepare(parameters, models, do)
+        dataset, prepared = prepare(parameters, models, run_step)
         facts = context.store.figures(dataset)
-        study = Study(context, parameters, terms, dataset, prepared, facts, do)
+        study = Study(context, parameters, terms, dataset, prepared, facts, run_step)
         for branch in chosen:
             experiment = study.experiment(branch)
             experiment.mechanism.check(experiment.task)
@@ -193,9 +193,11 @@ class Experiment:
         `fits.predict`.
         """
         where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
-        return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
+        return self.study.run_step(fits.predict(self.branch.name, mechanism, self.model, **where))
 
-    def stages(self, do: Callable[[Step], Ref], *, score_all: bool = False) -> list[Stages[Ref]]:
+    def stages(
+        self, run_step: Callable[[Step], Ref], *, score_all: bool = False
+    ) -> list[Stages[Ref]]:
         """Takes the stages in order, the fits that this one goes on from first.
 
         Args:
@@ -207,25 +209,27 @@ class Experiment:
         task = self.task if self.study.facts else None
         earlier: Ref | None = None
         for name, mechanism in parts.items():
-            planned: Any = do(fits.plan(name, mechanism, task))
-            fitted: Any = do(self.fit(name, mechanism, planned=planned, earlier=earlier))
+            planned: Any = run_step(fits.plan(name, mechanism, task))
+            fitted: Any = run_step(self.fit(name, mechanism, planned=planned, earlier=earlier))
             earlier = fitted
             if not score_all and name != self.branch.name:
                 continue
             settled = mechanism
             if planned is not None:
                 settled = fits.plan_of(self.study.context.store.open(planned)).mechanism
-            predictions: Any = do(fits.predict(name, settled, self.model, fitted=fitted, **where))
-            measured = do(scores.score(name, predictions=predictions, **where))
+            predictions: Any = run_step(
+                fits.predict(name, settled, self.model, fitted=fitted, **where)
+            )
+            measured = run_step(scores.score(name, predictions=predictions, **where))
             made.append(Stages(name, mechanism, planned, fitted, predictions, measured))
         return made
 
     def run(self) -> Outcome:
-        return self._outcome(self.stages(self.study.do)[-1])
+        return self._outcome(self.stages(self.study.run_step)[-1])
 
     def run_all(self) -> list[Outcome]:
         """Also scores the fits that this one goes on from; they come first."""
-        return [self._outcome(each) for each in self.stages(self.study.do, score_all=True)]
+        return [self._outcome(each) for each in self.stages(self.study.run_step, score_all=True)]
 
     def _outcome(self, stages: Stages[ArtifactRef]) -> Outcome:
         store = self.study.context.store

@@ -52,6 +52,6 @@ def find_stages(
     def never(step: Step) -> Any:
         raise RuntimeError("a dry run must not run a step")
 
-    study = Study(context, parameters, terms, **known, facts=facts, do=never)
+    study = Study(context, parameters, terms, **known, facts=facts, run_step=never)
     experiment = study.experiment(method)
     return experiment, experiment.stages(find, score_all=True)[-1].fitted

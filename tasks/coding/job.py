@@ -98,10 +98,10 @@ def _code() -> str:
 
 
 def run(
-    bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None
+    bundles: Bundles, job: CodingJob, *, distribute: Callable[[], object] | None = None
 ) -> CodingReport:
-    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded
-    in this process.
+    """Codes a table or resumes it; `distribute` lets workers code pieces first, and the rest is
+    coded in this process.
     """
     schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
@@ -116,8 +116,8 @@ def run(
         if coded is None:
             _begin(job, bundles)
             resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
-            if spread is not None:
-                spread()
+            if distribute is not None:
+                distribute()
             _code_missing(bundles, job)
             coded = _tally(job, resumed=resumed)
             _merge(bundles, job, schema, before, coded)

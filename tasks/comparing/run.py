@@ -12,7 +12,7 @@ from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.errors import Missing
 from tasks.branches.branch import ComparisonSettings, workloads
-from tasks.branches.experiment import Do, Experiment, Outcome, Study
+from tasks.branches.experiment import Experiment, Outcome, RunStep, Study
 from tasks.branches.plan import Origin, plan_release
 from tasks.method import Method
 from tasks.parameters import RetrainParameters
@@ -39,7 +39,7 @@ class Group:
         branch = self.outcomes[0].branch
         return (
             f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}"
-            if branch.aims
+            if branch.needs_target_epsilon
             else branch.name
         )
 
@@ -54,10 +54,10 @@ def refuse_early(
     estimate.
     """
     if terms.target_epsilon is None and (
-        aiming := [branch.name for branch in chosen if branch.aims]
+        calibrated := [branch.name for branch in chosen if branch.needs_target_epsilon]
     ):
         raise Missing(
-            f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER",
+            f"--epsilon is missing: {', '.join(calibrated)} need a target. Give --epsilon NUMBER",
             kind="no-epsilon",
         )
     loads: dict[str, Workload] = {}
@@ -78,7 +78,7 @@ def run(
     terms: ComparisonSettings,
     chosen: Sequence[Method],
     *,
-    do: Do,
+    run_step: RunStep,
     seeds: int = 1,
     epsilons: Sequence[float] = (),
     run_on_workers: RunOnWorkers | None = None,
@@ -92,14 +92,14 @@ def run(
             out.
     """
     refuse_early(context, parameters, terms, chosen)
-    stages = _Stages(context, do)
+    stages = _Stages(context, run_step)
     study = Study.of(context, parameters, terms, chosen, stages.run)
     studies = [(study, chosen)]
-    aiming = [branch for branch in chosen if branch.aims]
+    calibrated = [branch for branch in chosen if branch.needs_target_epsilon]
     studies += [
-        (study.retargeted(e), aiming)
+        (study.retargeted(e), calibrated)
         for e in dict.fromkeys(epsilons)
-        if e != terms.target_epsilon and aiming
+        if e != terms.target_epsilon and calibrated
     ]
     numbers = range(parameters.seed, parameters.seed + seeds)
     groups = []
@@ -137,8 +137,8 @@ def write_plans(groups: Sequence[Group]) -> dict[str, str]:
 class _Stages:
     """Runs each step once, and remembers in the workspace how long each took."""
 
-    def __init__(self, context: Context, do: Do) -> None:
-        self._store, self._do = context.store, do
+    def __init__(self, context: Context, run_step: RunStep) -> None:
+        self._store, self._run_step = context.store, run_step
         self._file = context.workspace.private / "comparisons" / "seconds.json"
         self._seconds: dict[str, float] = (
             json.loads(self._file.read_text()) if self._file.is_file() else {}
@@ -150,7 +150,7 @@ class _Stages:
         key = f"{step.name} {step.key(self._store)}"
         if key not in self._finished:
             reused, started = step.find(self._store) is not None, time.monotonic()
-            ref = self._finished[key] = self._do(step)
+            ref = self._finished[key] = self._run_step(step)
             if not reused:
                 self._seconds[ref.sha256] = round(time.monotonic() - started, 3)
         self._taken.add(self._finished[key].sha256)

@@ -56,7 +56,7 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             raise StorageError(f"a model of `{mechanism.kind}` has no parameters to release")
         return model
 
-    def take(self, context: Context) -> Tensor:
+    def draw(self, context: Context) -> Tensor:
         """Returns the parameters to release, flat: one draw with the operating system's entropy, or
         the fit's.
 

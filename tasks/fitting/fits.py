@@ -332,7 +332,7 @@ def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) 
         fitted = part.mechanism.load(work.inputs["fitted"], run, purpose=part.purpose)
         records, _ = load_inputs(work.inputs["prepared"], part.split)
         scores = fitted.log_probabilities(
-            records.take(torch.arange(part.first, min(part.end, len(records))))
+            records.select(torch.arange(part.first, min(part.end, len(records))))
         )
         # in float32, with the most probable class as float64 has it: rounding makes ties
         tensors = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}

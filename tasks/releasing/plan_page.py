@@ -177,7 +177,7 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
     answers = [
         _promise(planned),
         _accuracy(scores, case),
-        _alone(scores),
+        _autocoded(scores),
         _cost(case, records),
         _leakage(case),
         *([] if here.lists is None else [_lists(here.lists)]),
@@ -388,7 +388,7 @@ def _accuracy(scores: Mapping[str, float], case: ReleaseCase) -> Answer:
     return Answer("accuracy", "investigate" if loss > LARGE * reference else "fine", figures)
 
 
-def _alone(scores: Mapping[str, float]) -> Answer:
+def _autocoded(scores: Mapping[str, float]) -> Answer:
     alone = {
         name.removeprefix("coverage_at_"): share
         for name, share in scores.items()

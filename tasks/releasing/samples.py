@@ -57,7 +57,7 @@ class Sample:
         candidate, event = planned.candidate, planned.plan.event
         if candidate.is_sampled:
             note()
-        theta = candidate.take(context)
+        theta = candidate.draw(context)
         if not isinstance(event, ParallelEvent):
             return Sample(theta)
         answers = Answers.of(context, candidate, theta)

@@ -1,4 +1,4 @@
-"""Reads how well a plan's candidate and its rivals did, from what the ledger has
+"""Reads how well a plan's candidate and the baselines did, from what the ledger has
 beside its chain.
 """
 

@@ -68,12 +68,12 @@ def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> I
 
 
 def run(
-    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
+    context: Context, parameters: RetrainParameters, run_step: Callable[[Step], ArtifactRef]
 ) -> RetrainResult:
     """Runs every unfinished stage, plans the release, and writes the scores to the ledger."""
-    do = _with_code_list_check(context, parameters, do)
+    run_step = _with_code_list_check(context, parameters, run_step)
     branch, terms = released_branch(parameters)
-    study = Study.of(context, parameters, terms, [branch], do)
+    study = Study.of(context, parameters, terms, [branch], run_step)
     *earlier, outcome = study.experiment(branch).run_all()
     summary.record_claims(study, [outcome], earlier=earlier)
     scores = {each.mechanism.stage or branch.shown: each.figures for each in (*earlier, outcome)}
@@ -82,12 +82,12 @@ def run(
 
 
 def _with_code_list_check(
-    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
+    context: Context, parameters: RetrainParameters, run_step: Callable[[Step], ArtifactRef]
 ) -> Callable[[Step], ArtifactRef]:
     checked: list[ArtifactRef] = []
 
     def do_and_check(step: Step) -> ArtifactRef:
-        ref = do(step)
+        ref = run_step(step)
         if step.name == "ingest" and not checked:
             checked.append(ref)
             _check_code_lists(context, parameters, ref)

@@ -281,7 +281,7 @@ class Posterior:
     def __init__(self) -> None:
         self.taken: list[torch.Tensor] = []
 
-    def take(self, context: Context) -> torch.Tensor:
+    def draw(self, context: Context) -> torch.Tensor:
         self.taken.append(torch.randn(4))
         return self.taken[-1]
 
@@ -302,7 +302,7 @@ def sampling(home: Path) -> tuple[Context, Any, Any, Path]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [("candidate", "take"), ("drawing", "write_atomically")]
+    ("owner", "name"), [("candidate", "draw"), ("drawing", "write_atomically")]
 )
 def test_a_sample_that_was_lost_is_not_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
@@ -347,13 +347,13 @@ def test_a_sample_that_another_program_put_there(tmp_path: Path, when: str) -> N
         file.write_bytes(hostile)
 
     if when == "while":
-        take = planned.candidate.take
+        draw = planned.candidate.draw
 
-        def taking(own: Context) -> torch.Tensor:
+        def drawn(own: Context) -> torch.Tensor:
             put()
-            return take(own)
+            return draw(own)
 
-        planned.candidate.take = taking
+        planned.candidate.draw = drawn
     elif when == "before":
         put()
     else:

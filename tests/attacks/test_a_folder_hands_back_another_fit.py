@@ -14,11 +14,11 @@ from small_heads import head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.fit_module import swag_ppm
 from mechanisms.mechanism import Fitted, Plan, Records, Run, Task, kinds
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.own_models import swag_ppm
 
 DECLARES = """
 a folder continues its own fit alone

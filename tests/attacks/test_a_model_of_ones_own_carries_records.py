@@ -10,8 +10,8 @@ from small_heads import clipped_sum
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.own import copy_of
-from mechanisms.own_models import swag_ppm
+from mechanisms.fit_module import swag_ppm
+from mechanisms.model.custom_module import copy_of
 
 DECLARES = """
 a torch module of one's own takes no record past the draw

@@ -77,7 +77,7 @@ def audits(
         ComparisonSettings(target_epsilon=5.0),
         AuditParameters.model_validate(settings | changes),
         (standard_methods()["swag-ppm"],),
-        do=partial(run_step, context),
+        run_step=partial(run_step, context),
         seeds=seeds,
     )
     return done.branches

@@ -81,7 +81,7 @@ def test_an_output_that_appears_meanwhile(
         out.write_text("another's work\n")
 
     with pytest.raises(InputError, match="--overwrite"):
-        run(Bundles.of(coder), job(coder, narratives(6), out), spread=appears)
+        run(Bundles.of(coder), job(coder, narratives(6), out), distribute=appears)
     assert out.read_text() == "another's work\n"
     again = run(Bundles.of(coder), job(coder, narratives(6), out, overwrite=True))
     assert again.resumed == again.rows == 6

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.mechanism import Records, Run
+from mechanisms.model.custom_module import CustomModule
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import OwnModel
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
@@ -106,7 +106,7 @@ def test_a_step_of_dp_sgd(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     def noisy_sum(features: Tensor, key: bytes) -> tuple[Tensor, float]:
         def start() -> Any:
-            return OwnModel(
+            return CustomModule(
                 nn.Linear(RELEASES, 1, bias=False),
                 lambda output, _: output.sum() + 1e6,
                 device=torch.device("cpu"),

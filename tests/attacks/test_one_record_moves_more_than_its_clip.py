@@ -14,8 +14,8 @@ from mechanisms.descent import exact_sums
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task, kinds
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.custom_module import CustomModule, copy_of
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import OwnModel, copy_of
 from mechanisms.privacy.noise import SecretStream
 
 DECLARES = """
@@ -43,7 +43,7 @@ def one_step(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         target_epsilon=5.0, optimiser="sgd", learning_rate=1.0, epochs=1, sampling_prob=1.0
     )
     plan = mechanism.plan(Task(records=300, classes=3))
-    made = OwnModel(copy.deepcopy(module), CE, device=CPU)
+    made = CustomModule(copy.deepcopy(module), CE, device=CPU)
     start = made.flat.clone()
     plan.fit(
         Records(FeatureInputs(x), y),
@@ -91,7 +91,7 @@ def test_micro_batches_in_the_next_binade(quiet: None, name: str) -> None:
     plan = mechanism.plan(Task(records=n, classes=2))
 
     def total(x: Tensor, y: Tensor) -> Tensor:
-        made = OwnModel(copy.deepcopy(module), scaled_by_target, device=CPU)
+        made = CustomModule(copy.deepcopy(module), scaled_by_target, device=CPU)
         start = made.flat.clone()
         plan.fit(
             Records(FeatureInputs(x), y),
@@ -204,7 +204,7 @@ def test_a_clip_is_not_rounded_up() -> None:
         torch.arange(2000) % 3,
         torch.randn(3, 8, generator=g),
     )
-    model = OwnModel(nn.Linear(7, 3), CE, device=CPU)
+    model = CustomModule(nn.Linear(7, 3), CE, device=CPU)
     largest = 0.0
     for some in torch.arange(len(z)).split(1):
         out = clipped_sum(model, {"features": z[some]}, y[some], lambda n: 0.1 / n.clamp(min=0.1))[
@@ -243,7 +243,7 @@ def test_a_record_beyond_float32_ends_no_run(label: int) -> None:
     module = nn.Linear(4, 2)
 
     def total(own: Tensor) -> Tensor:
-        model = OwnModel(copy.deepcopy(module), CE, device=CPU)
+        model = CustomModule(copy.deepcopy(module), CE, device=CPU)
         return clipped_sum(model, {"features": x[own]}, y[own], lambda n: 1 / n.clamp(min=1))[1]
 
     everybody = torch.arange(12)
@@ -260,7 +260,7 @@ def test_weights_stay_with_their_records() -> None:
     weights = torch.tensor([1.0, 0.5, 1.0, 0.25, 0.1, 0.9])
 
     def total(own: Tensor) -> Tensor:
-        model = OwnModel(copy.deepcopy(module), CE, device=CPU)
+        model = CustomModule(copy.deepcopy(module), CE, device=CPU)
         return clipped_sum(
             model, {"features": x[own]}, y[own], lambda n: weights[own] / n.clamp(min=1)
         )[1]

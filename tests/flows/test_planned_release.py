@@ -119,7 +119,7 @@ def test_who_died_after_drawing_has_drawn(
         def require_draw(self, context: Context, theta: torch.Tensor) -> None:
             pass
 
-        def take(self, context: Context) -> torch.Tensor:
+        def draw(self, context: Context) -> torch.Tensor:
             taken.append(torch.randn(4))
             return taken[-1]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mechanisms.model.own import Loss
+from mechanisms.model.custom_module import Loss
 
 
 class Attention(nn.Module):

@@ -16,8 +16,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.custom_module import CustomModule
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.own import OwnModel
 
 CLIP = 0.7
 LABELS = 5
@@ -204,7 +204,7 @@ def test_no_record_adds_more_than_its_clip(way: str, bits: int) -> None:
     """
     torch.manual_seed(0)
     module, x = WAYS[way]()
-    model = OwnModel(module, scaled_by_target, device=torch.device("cpu"))
+    model = CustomModule(module, scaled_by_target, device=torch.device("cpu"))
     for record, target in enumerate(torch.arange(len(MAGNITUDES)).split(1)):
         norms, total = clipped_sum(
             model, {"features": x[record : record + 1]}, target, clip, bits=bits

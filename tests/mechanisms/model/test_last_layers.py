@@ -75,7 +75,7 @@ def test_states_give_the_scores_of_tokens(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(built.predict(again), built.predict(states))
     order = torch.tensor([3, 1])
     assert torch.allclose(
-        built.predict(states.take(order)), built.predict(states)[order], atol=1e-5
+        built.predict(states.select(order)), built.predict(states)[order], atol=1e-5
     )
     before = built.predict(tokens)
     merged = built.releasable()

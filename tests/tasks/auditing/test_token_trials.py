@@ -42,11 +42,13 @@ def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainPar
 
 
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
-    do = partial(run_step, context)
+    runner = partial(run_step, context)
     asked = ComparisonSettings(target_epsilon=5.0)
-    study = comparison.run(context, chosen, asked, (standard_methods()[name],), do=do)[0].study
+    study = comparison.run(context, chosen, asked, (standard_methods()[name],), run_step=runner)[
+        0
+    ].study
     step = audit_pool.pool(canaries=3, seed=chosen.seed, prepared=study.prepared)
-    return study, do(step)
+    return study, runner(step)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -88,7 +90,7 @@ def test_a_rerun_is_the_mechanisms_own_fit(
     )
     own = done.included[1]
     plan: Plan = mechanism.plan(study.experiment(standard_methods()["swag-ppm"]).task)
-    fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
+    fitted = plan.fit(Records(pool.inputs.select(own), pool.labels[own]), run)
     said = fitted.model.log_probabilities(pool.inputs)
     torch.testing.assert_close(
         done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5

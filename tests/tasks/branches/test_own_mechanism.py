@@ -138,8 +138,8 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: ComparisonSettin
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, population="demo"), tiny_roberta)
     branches = choose("non-private,votes", chosen, settings.all_branches)
-    do = partial(run_step, context)
-    groups = run.run(context, chosen, settings, branches, do=do)
+    runner = partial(run_step, context)
+    groups = run.run(context, chosen, settings, branches, run_step=runner)
     (votes,), study = groups[1].outcomes, groups[1].study
     assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == (
         "votes",
@@ -153,7 +153,9 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: ComparisonSettin
     )
 
     audit = AuditParameters(trials=16, canaries=2)
-    (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do).branches
+    (audited,) = auditing.run(
+        context, chosen, settings, audit, branches[1:], run_step=runner
+    ).branches
     # so few reruns and canaries could not have shown an epsilon of 4, and the audit says so
     assert (audited.mechanism, audited.verdict) == ("noisy-votes", "inconclusive")
     assert 0 <= audited.figures["epsilon_lower_bound"] <= audited.figures["reach"] < 4

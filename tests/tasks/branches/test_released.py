@@ -110,14 +110,14 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(
         seen.append((step.label, found is not None))
         return found
 
-    def do(step: Step) -> ArtifactRef:
+    def run_and_note(step: Step) -> ArtifactRef:
         ran.append(step.label)
         return run_step(here, step)
 
     find_stages(here, chosen, look)
     before, seen[:] = list(seen), []
     branch, terms = released_branch(chosen)
-    Study.of(here, chosen, terms, [branch], do).experiment(branch).run_all()
+    Study.of(here, chosen, terms, [branch], run_and_note).experiment(branch).run_all()
     find_stages(here, chosen, look)
     assert [label for label, _ in before] == [label for label, _ in seen] == ran
     assert [found for _, found in before] == [False] * len(ran)

@@ -38,7 +38,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     context = tiny_jobs.workspace(tmp_path / "home")
     ran: list[str] = []
 
-    def do(step: Step) -> ArtifactRef:
+    def run_known(step: Step) -> ArtifactRef:
         known = step.find(context.store)
         if known is None:
             ran.append(step.label)
@@ -48,7 +48,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
         all_rows = open_ledger(context, parameters.release).measurements()
         return [row for row in all_rows if isinstance(row.evaluation.subject, SearchFit)]
 
-    done = retraining.run(context, parameters, do)
+    done = retraining.run(context, parameters, run_known)
     seed = parameters.seed
     fits = [label for label in ran if label.endswith(f", seed {seed}") and " of " not in label]
     assert fits == [f"swag-ppm-reweighted{part}, seed {seed}" for part in (": base", "")]
@@ -65,11 +65,13 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     assert 2.0 < (planned.plan.claim.epsilon or 0) <= 3.0
     ran.clear()
     before = len(rows())
-    assert retraining.run(context, parameters, do).planned.plan.event == done.planned.plan.event
+    assert (
+        retraining.run(context, parameters, run_known).planned.plan.event == done.planned.plan.event
+    )
     assert (ran, len(rows())) == ([], before)
     ran.clear()
     plain = with_config(parameters, target_epsilon=None, c=0.5)
-    retraining.run(context, plain, do)
+    retraining.run(context, plain, run_known)
     assert f"swag-ppm-reweighted: base, seed {seed}" not in ran, "it depends on no c"
 
 

@@ -117,7 +117,7 @@ def groups(context: Context, chosen: RetrainParameters, seeds: int = 2) -> list[
         chosen,
         terms,
         branches,
-        do=partial(run_step, context),
+        run_step=partial(run_step, context),
         seeds=seeds,
         epsilons=(6.0, 2.0),
     )
@@ -183,13 +183,13 @@ def test_a_stage_of_several_branches_runs_once(
     asked: list[Step] = []
     context = tiny_jobs.workspace(tmp_path)
 
-    def do(step: Step) -> ArtifactRef:
+    def run_and_note(step: Step) -> ArtifactRef:
         asked.append(step)
         return run_step(context, step)
 
     chosen = compared[1][0].study.parameters
     branches = [BRANCHES["swag-ppm"], BRANCHES["swag-ppm-reweighted"]]
-    run.run(context, chosen, ComparisonSettings(), branches, do=do)
+    run.run(context, chosen, ComparisonSettings(), branches, run_step=run_and_note)
     assert len({step.label for step in asked}) == len(asked)
 
 

@@ -239,7 +239,7 @@ def test_every_kind_of_branch_reads_both_blocks(
     settings = ComparisonSettings(target_epsilon=6, delta=1e-5, epochs=2)
     branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_methods())
     groups = comparison.run(
-        context, run, settings, branches, do=lambda step: run_step(context, step)
+        context, run, settings, branches, run_step=lambda step: run_step(context, step)
     )
     assert len(groups) == 3
     for outcome in (group.outcomes[0] for group in groups):

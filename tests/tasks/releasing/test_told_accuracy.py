@@ -116,7 +116,7 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert statement["accuracy_stated"]
     assert statement["mechanism"] == "prior-descent"
     assert 4 * 0.995 <= float(statement["epsilon"]) <= 4
-    answers = Answers.of(context, planned.candidate, planned.candidate.take(context))
+    answers = Answers.of(context, planned.candidate, planned.candidate.draw(context))
     exact = float((answers.logits.argmax(1) == answers.labels).float().mean())
     width = told["right"]["high"] - told["right"]["low"]
     assert 0 < width <= 0.2
@@ -204,7 +204,7 @@ def test_units_have_their_table_too(context: Context, planner: Planner) -> None:
     assert "Establishment" in statement["privacy_unit"]
     told = sound.contents[bundle.ACCURACY]
     assert told["test_half"]["unit"] == "unit"
-    answers = Answers.of(context, planned.candidate, planned.candidate.take(context))
+    answers = Answers.of(context, planned.candidate, planned.candidate.draw(context))
     exact = float((answers.logits.argmax(1) == answers.labels).float().mean())
     assert told["right"]["low"] - 0.05 <= exact <= told["right"]["high"] + 0.05
 
@@ -218,7 +218,7 @@ def test_every_program_gives_the_same_scores(
     planned = planner("one score")
     candidate, event = planned.candidate, planned.plan.event
     assert isinstance(event, ParallelEvent)
-    answers = Answers.of(context, candidate, candidate.take(context))
+    answers = Answers.of(context, candidate, candidate.draw(context))
     wrong = replace(answers, labels=answers.logits.argmin(1))
     table = wrong.draw(event)
     told = temperature_of(table.temperature, event.evaluation[0])
@@ -229,7 +229,7 @@ def test_every_program_gives_the_same_scores(
         context,
         row,
         candidate,
-        candidate.take(context),
+        candidate.draw(context),
         BundleParameters(),
         planned.output.texts,
         table=table,
@@ -250,7 +250,7 @@ def test_every_program_gives_the_same_scores(
     assert list(first) == [released.codes[place] for place in scores.argmax(1)]
     best = np.asarray(best).reshape(len(texts), -1)[:, 0]
     assert np.abs(best - scores.max(1)).max() <= 1e-6
-    plain = candidate.classifier(context, candidate.take(context))
+    plain = candidate.classifier(context, candidate.draw(context))
     export.save(plain, tmp_path / "plain", codes=released.codes)
     unscaled = export.load(tmp_path / "plain").logits(texts)
     assert torch.allclose(released.logits(texts) * told, unscaled, rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import ComparisonSettings
 from tasks.comparing import run as comparison
-from tasks.comparing import spread
+from tasks.comparing.distribute import finish_on_workers
 from tasks.comparing.summary import summarise
 from tasks.fitting import fits
 from tasks.method import standard_methods
@@ -172,10 +172,12 @@ def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
 
 def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, bytes]:
     context = tiny_jobs.workspace(home, engine="")
-    do = partial(run_step, context.model_copy(update={"engine": chosen}))
+    runner = partial(run_step, context.model_copy(update={"engine": chosen}))
     branch = standard_methods()["swag-ppm"]
-    study = comparison.run(context, parameters, ComparisonSettings(), (branch,), do=do)[0].study
-    pool = do(audit_pool.pool(canaries=4, seed=parameters.seed, prepared=study.prepared))
+    study = comparison.run(context, parameters, ComparisonSettings(), (branch,), run_step=runner)[
+        0
+    ].study
+    pool = runner(audit_pool.pool(canaries=4, seed=parameters.seed, prepared=study.prepared))
     ref, _ = reruns(
         study,
         AuditParameters(trials=20, trial_draws=3),
@@ -207,7 +209,7 @@ def test_processes_predict_what_one_process_predicts(
             parameters,
             ComparisonSettings(epochs=2),
             (standard_methods()["non-private"],),
-            do=lambda step, context=context: run_step(context, step),
+            run_step=lambda step, context=context: run_step(context, step),
             seeds=1,
         )
         scored[chosen] = manifests(Path(context.home), "predictions", "scores")
@@ -226,7 +228,7 @@ def test_workers_run_the_branches_of_a_comparison(
         context = tiny_jobs.workspace(tmp_path / f"home{chosen}", engine=chosen)
         ran: list[str] = []
 
-        def do(step: Any, context: Context = context, ran: list[str] = ran) -> Any:
+        def run_and_note(step: Any, context: Context = context, ran: list[str] = ran) -> Any:
             ran.extend([step.name] if step.find(context.store) is None else [])
             return run_step(context, step)
 
@@ -235,9 +237,9 @@ def test_workers_run_the_branches_of_a_comparison(
             parameters,
             ComparisonSettings(epochs=2),
             tuple(standard_methods()[name] for name in branches),
-            do=do,
+            run_step=run_and_note,
             seeds=2,
-            run_on_workers=spread.finish if chosen else None,
+            run_on_workers=finish_on_workers if chosen else None,
         )
         told[chosen] = [
             one.model_copy(update={"seconds": None}) for one in summarise(compared, context)

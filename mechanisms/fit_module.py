@@ -1,9 +1,9 @@
-"""A torch module and a loss of one's own under SWAG-PPM, in one call.
+"""Fits a custom torch module and loss under SWAG-PPM, in one call.
 
 The call fits and claims as a branch of the pipeline with the same settings does; what is new is the
-module (`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle,
-so adding up what several calls on the same records cost is the caller's affair. DP-SGD of a module
-of one's own is Opacus' `PrivacyEngine`.
+module (`mechanisms.model.custom_module`). Nothing is written down: there is no ledger, no plan and
+no bundle, so the caller adds up what several calls on the same records cost. For DP-SGD of a custom
+module, use Opacus' `PrivacyEngine`.
 """
 
 import copy
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from mechanisms.estimator import fit_once
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.model.own import (
+from mechanisms.model.custom_module import (
+    CustomModule,
     Dataset,
     Loss,
-    OwnModel,
     copy_of,
     inputs_of,
     is_cross_entropy,
@@ -155,7 +155,7 @@ def swag_ppm(
     return Private(_copied(model, own), claim, fitted.figures, fitted.event)
 
 
-def _copied(model: nn.Module, own: OwnModel) -> nn.Module:
+def _copied(model: nn.Module, own: CustomModule) -> nn.Module:
     copied = copy.deepcopy(model).to(own.device)
     trained: dict[str, Tensor] = dict(own.part.named_parameters())
     with torch.no_grad():

@@ -26,7 +26,7 @@ from tasks.coding.job import CodingJob, code_piece
 from tasks.running.engine import map_parts
 
 
-def spread(
+def distribute(
     bundles: Bundles,
     job: CodingJob,
     *,

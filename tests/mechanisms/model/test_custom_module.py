@@ -11,8 +11,15 @@ from small_heads import clipped_sum
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.custom_module import (
+    CustomModule,
+    Loss,
+    RecordInputs,
+    copy_of,
+    inputs_of,
+    records_of,
+)
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import Loss, OwnModel, RecordInputs, copy_of, inputs_of, records_of
 
 CE = nn.functional.cross_entropy
 CPU = torch.device("cpu")
@@ -205,7 +212,7 @@ def test_a_target_that_is_no_class() -> None:
 def test_large_modules_use_all_threads() -> None:
     """By their parameters; a likelihood is the same through either form of the records."""
     module, x, y = own_modules.made("attention")
-    model = OwnModel(Attention(), CE, device=CPU)
+    model = CustomModule(Attention(), CE, device=CPU)
     assert isinstance(inputs_of(x, module), FeatureInputs)
     with torch.device("meta"):
         assert isinstance(inputs_of(x, nn.Linear(1000, 1000)), RecordInputs)

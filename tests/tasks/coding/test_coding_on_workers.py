@@ -15,13 +15,13 @@ from storage.errors import InputError, StorageError
 from storage.tables import reader
 from storage.tables.narratives import Narratives
 from tasks.bundle.thresholds import SCHEMA
+from tasks.coding import distribute as workers
 from tasks.coding import job as coding_job
-from tasks.coding import spread as spreading
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.columns import AnswerColumns
+from tasks.coding.distribute import distribute
 from tasks.coding.job import CodingJob, CodingReport, run
-from tasks.coding.spread import spread
 from tasks.running import engine
 
 ROWS, PIECES = 25, 7
@@ -38,7 +38,7 @@ def table(
     tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
-    spreading._opened.cache_clear()
+    workers._opened.cache_clear()
     texts = narratives(ROWS)
     texts[3] = ""
     path = tmp_path / "in.jsonl"
@@ -61,7 +61,7 @@ def by_workers(
     told: list[tuple[int, int]] = []
 
     def ask() -> None:
-        spread(
+        distribute(
             Bundles.of(coder),
             one,
             engine=chosen,
@@ -70,7 +70,7 @@ def by_workers(
             **files,
         )
 
-    done = run(Bundles.of(coder), one, spread=ask)
+    done = run(Bundles.of(coder), one, distribute=ask)
     assert told == sorted(told)
     return done
 
@@ -84,7 +84,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         requests.extend(parts)
         real(body, parts, **options)
 
-    monkeypatch.setattr(spreading, "map_parts", noted)
+    monkeypatch.setattr(workers, "map_parts", noted)
     return requests
 
 
@@ -154,9 +154,9 @@ def test_a_late_worker_of_another_job_changes_nothing(
     """
     by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     before = (tmp_path / "out.csv").read_bytes()
-    spreading._opened.cache_clear()
+    workers._opened.cache_clear()
     with pytest.raises(StorageError, match="that run has ended"):
-        spreading.compute(asked[0])
+        workers.compute(asked[0])
     assert (tmp_path / "out.csv").read_bytes() == before
 
 
@@ -171,9 +171,9 @@ def test_other_versions_and_other_folders_are_refused(
         monkeypatch.context() as patched,
         pytest.raises(StorageError, match="Give all workers the folder"),
     ):
-        patched.setattr(spreading, "map_parts", lambda *_, **__: None)
+        patched.setattr(workers, "map_parts", lambda *_, **__: None)
         by_workers(coder, one, tiny_bundle)
-    real = spreading.map_parts
+    real = workers.map_parts
 
     def upgraded(*given: Any, **options: Any) -> None:
         patched.setattr(coding_job, "_code", lambda: "another")
@@ -183,7 +183,7 @@ def test_other_versions_and_other_folders_are_refused(
         monkeypatch.context() as patched,
         pytest.raises(StorageError, match="the code differ on a worker"),
     ):
-        patched.setattr(spreading, "map_parts", upgraded)
+        patched.setattr(workers, "map_parts", upgraded)
         by_workers(coder, one, tiny_bundle)
     with pytest.raises(InputError, match="--engine: workers code with one bundle, unpacked"):
         by_workers(coder, one, tmp_path / "unpacked")

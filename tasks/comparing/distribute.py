@@ -36,7 +36,7 @@ class _Settings(BaseModel, frozen=True, extra="forbid"):
     terms: ComparisonSettings
 
 
-def finish(experiments: Sequence[Experiment]) -> None:
+def finish_on_workers(experiments: Sequence[Experiment]) -> None:
     """Runs these experiments of one study on workers, until all their stages are finished."""
     study = experiments[0].study
     settings = run_step(
@@ -96,7 +96,7 @@ def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
     context, settings = work.context, _read(work.context.store, work.refs["settings"])
     digests: dict[str, str] = {}
 
-    def do(step: Step) -> ArtifactRef:
+    def run_and_note(step: Step) -> ArtifactRef:
         ref = run_step(context, step)
         digests[f"{ref.kind}/{ref.path.name}"] = ref.sha256
         return ref
@@ -108,7 +108,7 @@ def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
         work.refs["dataset"],
         work.refs["prepared"],
         context.store.figures(work.refs["dataset"]),
-        do,
+        run_and_note,
     )
     study.experiment(settings.branches[fit.branch], fit.seed).run()
     (work.out / _STAGES).write_text(json.dumps(digests, sort_keys=True))

@@ -1,4 +1,4 @@
-"""A torch module and a loss of one's own, as what the mechanisms train: parameters in one flat
+"""A custom torch module and loss, as what the mechanisms train: parameters in one flat
 vector, a loss a record.
 
 Anyone who brings a module brings everything that can be wrong with one, so it is examined before
@@ -52,8 +52,8 @@ class RecordInputs:
         return {"features": self.values[index].to(device, non_blocking=True)}
 
 
-class OwnModel(Classifier):
-    """A module of one's own and what it minimises. `part` is the module; its buffers are not
+class CustomModule(Classifier):
+    """A custom module and the loss that it minimises. `part` is the module; its buffers are not
     trained.
     """
 
@@ -136,7 +136,7 @@ def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
 
 def copy_of(
     model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device
-) -> OwnModel:
+) -> CustomModule:
     """Copies the model, and tries it on synthetic records; the caller's is never written to.
 
     Raises:
@@ -157,12 +157,12 @@ def copy_of(
         raise MechanismError(
             "loss: in the mean over one record its weight cancels out; give it reduction='sum'"
         )
-    own = OwnModel(copy.deepcopy(model), loss, device=device)
+    own = CustomModule(copy.deepcopy(model), loss, device=device)
     _try(own, inputs, targets)
     return own
 
 
-def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
+def _try(model: CustomModule, inputs: Tensor, targets: Tensor) -> None:
     shape = tuple(inputs.shape[1:])
     with seeded(0, "synthetic records"):
         few = (

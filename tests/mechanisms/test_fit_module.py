@@ -13,12 +13,12 @@ from refusals import of_kind
 from small_heads import KEY, head_of
 from torch import Tensor, nn
 
-from mechanisms import estimator, own_models
+from mechanisms import estimator, fit_module
 from mechanisms.errors import MechanismError
+from mechanisms.fit_module import swag_ppm
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.own_models import swag_ppm
 from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy.claims import claim_of
@@ -42,7 +42,7 @@ def said_by(event: Event, delta: float | None, m: int = 1) -> Claim:
 def same(claim: Claim, branch: Claim) -> bool:
     """All of a claim but the one line that only a given model needs."""
     assert [line for line in claim.assumptions if line not in branch.assumptions] == [
-        f"public, read without cost: {own_models._PUBLIC}"
+        f"public, read without cost: {fit_module._PUBLIC}"
     ]
     return claim.model_copy(update={"assumptions": branch.assumptions}) == branch
 
@@ -145,7 +145,7 @@ def test_another_loss_says_that_it_is_one() -> None:
         return (output.softmax(-1) - (target[:, None] == torch.arange(3)).float()).square().sum()
 
     private = swag_ppm(module, brier, (x, y), draws=3, **QUICK)
-    assert own_models._GIBBS in private.claim.assumptions
+    assert fit_module._GIBBS in private.claim.assumptions
     assert 0 < private.figures["sensitivity"] <= 2, "the largest that this loss can be"
     with pytest.raises(MechanismError, check=of_kind("negative-loss")):
         swag_ppm(module, lambda output, target: brier(output, target) - 1, (x, y), draws=3, **QUICK)
