@@ -17,7 +17,7 @@ import typer
 from mechanisms.errors import MechanismError
 
 try:
-    from studies import images, imbalance, mixture, oversampling, rare_codes, rmia
+    from studies import images, imbalance, mixture, oversampling, rare_codes, rmia, schedules
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing. Install the extra `studies`: pip install '.[studies]'")
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for study in (imbalance, oversampling, mixture, images, rare_codes, rmia):
+for study in (imbalance, oversampling, mixture, images, schedules, rare_codes, rmia):
     app.command(study.__name__.removeprefix("studies.").replace("_", "-"))(study.run)
 
 

@@ -5,7 +5,9 @@ tables and plots.
 from __future__ import annotations
 
 import math
+import subprocess
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from mechanisms.errors import MechanismError
 
 Row = dict[str, Any]
 Values = Sequence[float] | np.ndarray | pd.Series
+Lines = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
+"""By name: places, and the values at each."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
 
 
@@ -28,6 +32,26 @@ def load(file: Path) -> list[Row]:
         return []
     frame: Any = pd.read_csv(file)
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+@cache
+def commit() -> str:
+    """The commit of this code, with a plus where files differ from it; `unknown` outside of a
+    checkout.
+    """
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parent
+        done = subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    found = git("rev-parse", "--short=8", "HEAD") or "unknown"
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ":/studies", ":/mechanisms"
+    )
+    return f"{found}+" if changed else found
 
 
 def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -43,7 +67,8 @@ def fill(
     """Measures every wanted key that the file lacks, one row after another; returns the rows of all
     wanted ones.
 
-    Each row is saved when it is measured, so that the same call continues after a kill.
+    Each row is saved when it is measured, with the commit that measured it, so that the same call
+    continues after a kill, and rows of other code show.
     """
     if not wanted:
         raise MechanismError(
@@ -53,7 +78,7 @@ def fill(
     done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}
     for number, (cell, key) in enumerate(zip(wanted, asked, strict=True), start=1):
         if key not in done:
-            done[key] = {**cell, **measure(cell)}
+            done[key] = {**cell, **measure(cell), "commit": commit()}
             save(file, list(done.values()))
             print(
                 f"{number}/{len(asked)} {' '.join(str(v) for v in key if v is not None)}",
@@ -120,7 +145,7 @@ def show(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def plot(
     file: Path,
-    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
+    lines: Lines,
     *,
     title: str,
     x: str,
@@ -130,12 +155,55 @@ def plot(
     """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two
     standard errors. A line that lacks values at a place is left out.
     """
+    drawing = _drawing(7.2, 4.2)
+    axes = drawing.add_subplot()
+    _draw_lines(axes, lines)
+    axes.set(title=title, xlabel=x, ylabel=y, **{f"{log}scale": "log"})
+    axes.legend(fontsize=7)
+    write_svg(drawing, file)
+
+
+def panels(
+    file: Path,
+    parts: Mapping[str, Lines],
+    *,
+    title: str,
+    x: str,
+    columns: int = 2,
+    log: bool = False,
+) -> None:
+    """Writes an SVG of plots side by side, by title, with one legend for all."""
+    rows = -(-len(parts) // columns)
+    drawing = _drawing(3.6 * columns, 2.6 * rows + 0.9)
+    drawing.suptitle(title, fontsize=11)
+    named: dict[str, Any] = {}
+    for number, (name, lines) in enumerate(parts.items(), start=1):
+        axes = drawing.add_subplot(rows, columns, number)
+        _draw_lines(axes, lines)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel(x, fontsize=8)
+        axes.tick_params(labelsize=7)
+        if log:
+            axes.set_xscale("log")
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    if len(named) > 1:
+        drawing.legend(
+            named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=7
+        )
+    write_svg(drawing, file)
+
+
+def _drawing(width: float, height: float) -> Any:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(7.2, 4.2), layout="constrained")
+    drawing = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(drawing)
-    axes = drawing.add_subplot()
+    return drawing
+
+
+def _draw_lines(axes: Any, lines: Lines) -> None:
     whole = {name: line for name, line in lines.items() if all(line[1])}
     for number, (name, (places, values)) in enumerate(whole.items()):
         style, colour = "-o" if number < len(COLOURS) else "--s", COLOURS[number % len(COLOURS)]
@@ -146,7 +214,9 @@ def plot(
         axes.errorbar(
             places, means, yerr=errors, fmt=style, color=colour, label=name, markersize=3, capsize=2
         )
-    axes.set(title=title, xlabel=x, ylabel=y, **{f"{log}scale": "log"})
-    axes.legend(fontsize=7)
+
+
+def write_svg(drawing: Any, file: Path) -> None:
+    """Writes a figure of matplotlib, with the commit that drew it as its description."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(file, format="svg", metadata={"Date": None})
+    drawing.savefig(file, format="svg", metadata={"Date": None, "Description": commit()})

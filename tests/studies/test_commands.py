@@ -11,10 +11,10 @@ import studies
 from studies import __main__ as commands
 from studies import rare_codes, results
 
+STUDIES = ["imbalance", "oversampling", "mixture", "images", "schedules", "rare-codes", "rmia"]
 
-@pytest.mark.parametrize(
-    "study", ["imbalance", "oversampling", "mixture", "images", "rare-codes", "rmia"]
-)
+
+@pytest.mark.parametrize("study", STUDIES)
 def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main([study, "--help"]) == 0
     assert f"python -m studies {study} " in capsys.readouterr().out
