@@ -12,7 +12,7 @@ import typer
 from deployments import VERSION
 from flows.commands import interruption, options
 from flows.commands.help import Command, Commands
-from flows.commands.terminal import say
+from flows.commands.terminal import first_sign, say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
@@ -96,6 +96,20 @@ _START = {
     "serve",
 }
 """Commands of the first page; `autocoder --help-all` has all."""
+
+
+_RECORDS = "checking the settings, the records and the code list"
+_BEGINNINGS = {
+    "train": _RECORDS,
+    "retrain": _RECORDS,
+    "compare": _RECORDS,
+    "audit": "reading the plan and the ledger",
+    "release": "reading the plan and the ledger",
+    "adopt": "checking the bundle",
+    "handover": "checking the bundle",
+    "verify": "checking the bundle",
+}
+"""What a command that works for more than a few seconds begins with."""
 
 
 class _Overview(Commands):
@@ -191,11 +205,14 @@ def main() -> None:
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
     interruption.answer()
+    chosen = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    if chosen in _BEGINNINGS and "--help" not in sys.argv:
+        first_sign.expect(f"{_BEGINNINGS[chosen]} …")
     try:
         with private_errors(
             "autocoder"
         ):  # most commands have one of their own, which names the stage
-            _app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
+            _app(chosen)()
     except StageError as error:
         _end(str(error), code=1)
     except SAFE as error:

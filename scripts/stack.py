@@ -132,6 +132,7 @@ class Stack:
     data: str
     codelist: str
     components: list[Component] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -178,6 +179,10 @@ class Stack:
                 f'AUTOCODER_LEDGER_URL="{url}"'
             ),
         ]
+
+    def tell(self, step: str) -> None:
+        """Says which step of the start begins, and how many seconds after the first."""
+        print(f"{time.monotonic() - self.began:6.1f}s  {step}", file=sys.stderr, flush=True)
 
     # -- components
     # ----------------------------------------------------------------------------------------
@@ -245,6 +250,7 @@ class Stack:
 
     def stop(self) -> None:
         """Stops everything, the last started first."""
+        print("stack: stopping all processes; this takes up to a minute", file=sys.stderr)
         for component in reversed(self.components):
             process = component.process
             if process is None or process.poll() is not None:
@@ -379,8 +385,13 @@ class Stack:
 
     def up(self) -> None:
         """Starts all of it, in order."""
+        known = (self.folder / "postgres" / "data" / "PG_VERSION").exists()
+        usual = "about half a minute" if known else "about a minute, since its databases are new"
+        print(f"stack: starting in {self.folder}: {usual}", file=sys.stderr, flush=True)
+        self.tell("PostgreSQL")
         host, port = self.postgres()
         self.postgres_address = f"{host}:{port}"
+        self.tell("Redis")
         redis = self.redis()
         self.redis_address = redis.rpartition("@")[2].removeprefix("redis://")
 
@@ -398,7 +409,9 @@ class Stack:
             "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "false",
             "AUTOCODER_PREFECT_API": self.api,
         }
+        self.tell("tables of Prefect")
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
+        self.tell("tables of the ledger")
         self.once(
             *(
                 sys.executable,
@@ -421,6 +434,7 @@ class Stack:
             "--port",
             str(self.api_port),
         )
+        self.tell("Prefect's server and its services")
         self.run("server", *PREFECT, *start, env=server)
         self.run("services", sys.executable, "-m", "flows.server.services", env=server)
         wait_for("Prefect's server", lambda: _healthy(self.api))
@@ -436,6 +450,7 @@ class Stack:
             "AUTOCODER_DATA": self.data,
             "AUTOCODER_CODELIST": self.codelist,
         }
+        self.tell("deployments")
         webhook = {k: v for k, v in os.environ.items() if k == "AUTOCODER_NOTIFY_WEBHOOK"}
         self.once(
             sys.executable,
@@ -444,6 +459,7 @@ class Stack:
             "deploy",
             env=worker | webhook | self.prefect_home("deploy"),
         )
+        self.tell("workers")
         for component, (pool, name, queues) in WORKERS.items():
             command = (
                 "worker",

@@ -23,7 +23,7 @@ from rich.table import Column
 from rich.text import Text
 
 from flows.commands.layout import Console
-from flows.commands.terminal import escape_text
+from flows.commands.terminal import escape_text, first_sign
 from tasks.running.progress import Listener, line_of, listening, words_of
 
 
@@ -109,6 +109,7 @@ class ConsoleListener(Listener):
         self._names: dict[str, str] = {}
 
     def __enter__(self) -> ConsoleListener:
+        first_sign.cancel()
         self._stack.enter_context(self._progress)
         self._stack.callback(self._clear)
         self._stack.enter_context(listening(self))

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import typer
@@ -36,7 +37,31 @@ def escape_text(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    first_sign.cancel()
     typer.echo(escape_text(text) + end, err=err, nl=False)
+
+
+class FirstSign:
+    """Prints on stderr what a slow command begins with, unless it prints something sooner."""
+
+    AFTER = 1.0
+
+    def __init__(self) -> None:
+        self._timer: Timer | None = None
+
+    def expect(self, text: str) -> None:
+        self._timer = Timer(self.AFTER, say, (text,), {"err": True})
+        self._timer.daemon = True  # a command that has ended does not wait for it
+        self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+first_sign = FirstSign()
+"""Of the command of this process."""
 
 
 class Group(TyperGroup):

@@ -29,8 +29,8 @@ class SignedDecision(RunInput):
     decision: str = Field(
         title="Signed decision",
         description=(
-            "Required. The line that `autocoder approve PLAN --key KEY.pem --print` prints, or the "
-            "same command with `--refuse`. Without it, *Resume* is refused and nothing is released."
+            "Required: the line that the command above prints. Without it, the form is not sent "
+            "and nothing is released."
         ),
         pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
     )
@@ -74,9 +74,10 @@ def question_about(case: ReleaseCase) -> str:
     command = command_line("approve", str(case.file), "--key", "KEY.pem", "--print")
     return "\n\n".join(
         (
+            "**Nothing is released without a signature in the field below.**",
             " ".join(promise_of(case.plan.claim, case.plan.event)),
-            "Accuracy, leakage and cost are on the plan's page, the artifact `release-plan` of "
-            "this run (tab *Artifacts*).",
+            "Accuracy, leakage and cost: the artifact `release-plan` of this run (tab "
+            "*Artifacts*).",
             f"To approve, run `{command}` where your key is, and paste the line that it prints "
             "below. To refuse, add `--refuse` and a `--reason`.",
         )

@@ -103,7 +103,8 @@ class RecordsForm(BaseModel):
     label_column: _Name = Field(title="Code column", description="Column of the code.")
     population: Name = Field(
         title="Population",
-        description="Whose budget pays: the same name for the same records, always.",
+        description="Whose budget pays: the same name for the same records, always. Up to 64 "
+        "letters, digits, blanks, dots, hyphens and underscores.",
     )
     advanced: str = Field(
         default="",
@@ -127,10 +128,12 @@ class RecordsForm(BaseModel):
         try:
             content = strict_yaml.load(self.advanced) or {}
         except yaml.YAMLError:
-            raise InputError("advanced: it is not YAML. Write `section: {name: value}`") from None
+            raise InputError(
+                "Advanced (YAML): it is not YAML. Write `section: {name: value}`"
+            ) from None
         if not isinstance(content, dict):
             raise InputError(
-                "advanced: it must be a mapping of sections. Write `section: {name: value}`"
+                "Advanced (YAML): it must be a mapping of sections. Write `section: {name: value}`"
             )
         return content
 
@@ -159,16 +162,16 @@ class RecordsForm(BaseModel):
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
         if twice:
-            raise InputError(f"advanced: {twice[0]} has its own field. Leave it out here")
+            raise InputError(f"Advanced (YAML): {twice[0]} has its own field. Leave it out here")
         if self.codelist == NO_LIST:
             del own["data.codelist"]
         if profile is None:
             for key, value in own.items():
                 profiles.put(content, key, value)
-            return profiles.validate(RetrainParameters, content, where="advanced: ")
+            return profiles.validate(RetrainParameters, content, where="Advanced (YAML): ")
         if profile not in profiles.profile_names():
             raise InputError(
-                f"advanced: profile {profile!r} is unknown. Choose "
+                f"Advanced (YAML): profile {profile!r} is unknown. Choose "
                 f"{', '.join(profiles.profile_names())}"
             )
         data = profiles.load_profile(profile).get("data", {})
@@ -182,7 +185,7 @@ class RecordsForm(BaseModel):
     def run(self) -> WorkerSettings:
         """Returns where the run works; an error names the setting."""
         return profiles.validate(
-            WorkerSettings, self._content().get("run") or {}, where="advanced: run: "
+            WorkerSettings, self._content().get("run") or {}, where="Advanced (YAML): run: "
         )
 
     @classmethod
@@ -216,8 +219,8 @@ class FormalForm(RecordsForm):
         # guard: test_a_formal_form_makes_a_formal_claim
         if chosen.method.guarantee_kind != "formal":
             raise InputError(
-                f"advanced: the claim of {chosen.method.name} is an estimate, and this form is for "
-                "formal ones. Use retrain/osha-head, or choose another method"
+                f"Advanced (YAML): the claim of {chosen.method.name} is an estimate, and this form "
+                "is for formal ones. Use retrain/osha-head, or choose another method"
             )
         return chosen
 
@@ -266,17 +269,16 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
         for name in names
         if name in theirs and list_of(theirs[name]) != list_of(getattr(form, name))
     ]
+    titles = {name: str(type(form).model_fields[name].title) for name in names}
     if changed and changed[-1] != "population" and "population" in theirs:
         raise InputError(
-            f"population: the form has other columns ({changed[0]}) than this deployment, whose "
-            "population belongs to "
-            "its own records. Specify the population of your records."
+            f"Population: the form has other columns ({titles[changed[0]]}) than this deployment, "
+            "whose population belongs to its own records. Specify the population of your records."
         )
     if changed and form.profile() is None:
         raise InputError(
-            f"{changed[0]}: the form differs from this deployment, whose settings are fixed for "
-            "its records. For "
-            "other records use retrain/formal, or register them by `autocoder train --deploy`."
+            f"{titles[changed[0]]}: the form differs from this deployment, whose settings are "
+            "fixed for its records. For other records use retrain/formal, or register them by `autocoder train --deploy`."
         )
     return form.parameters()
 

@@ -130,6 +130,7 @@ that it has.
 
 _SENTENCES = {
     "ingest": "Records read and split",
+    "code list": "Code list compared with published ones",
     "features": "Records encoded",
     "tokens": "Records encoded",
     "titles": "Public texts encoded: {label}",

@@ -46,5 +46,5 @@ def test_a_formal_form_makes_a_formal_claim(advanced: str) -> None:
     fields["advanced"] = "data: {classification: SOC}"
     FormalForm.model_validate(fields)
     classified = f"{{data: {{classification: SOC}}, {advanced}}}"
-    with pytest.raises(ValidationError, match="advanced: "):
+    with pytest.raises(ValidationError, match=r"Advanced \(YAML\): "):
         FormalForm.model_validate(fields | {"advanced": classified})

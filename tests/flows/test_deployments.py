@@ -342,7 +342,7 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
     delivered = form_with("osha-formal").model_dump(mode="json")
     # a text that no longer names the profile, or all settings, makes no difference
     for theirs, text in ((own, ""), (own, own["advanced"]), (delivered, "profile: formal")):
-        with pytest.raises(InputError, match="population: the form has other columns"):
+        with pytest.raises(InputError, match="Population: the form has other columns"):
             run_of(server, theirs, theirs | columns | {"advanced": text})
 
 
