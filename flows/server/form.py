@@ -278,7 +278,8 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     if changed and form.profile() is None:
         raise InputError(
             f"{titles[changed[0]]}: the form differs from this deployment, whose settings are "
-            "fixed for its records. For other records use retrain/formal, or register them by `autocoder train --deploy`."
+            "fixed for its records. For other records use retrain/formal, or register them "
+            "by `autocoder train --deploy`."
         )
     return form.parameters()
 

@@ -1,4 +1,4 @@
-"""The Gaussian mixture of docs/studies/mixture.md: closed forms against Monte Carlo, and the
+"""The Gaussian mixture of docs/studies/rosenblatt.md: closed forms against Monte Carlo, and the
 printed ones refused. Counts come from a fixed seed. With a fresh one, a share of so many records is
 off by five standard deviations once in two million times; there are 15 of them.
 """
