@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -22,6 +24,11 @@ Values = Sequence[float] | np.ndarray | pd.Series
 Lines = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
 """By name: places, and the values at each."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
+
+
+def tell(text: str) -> None:
+    """Says on stderr what a study is doing, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def load(file: Path) -> list[Row]:
@@ -76,14 +83,17 @@ def fill(
         )
     asked = [tuple(cell.values()) for cell in wanted]
     done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}
+    left = sum(key not in done for key in asked)
+    tell(f"{file.name}: {left} of {len(asked)} rows to measure")
+    began, measured = time.monotonic(), 0
     for number, (cell, key) in enumerate(zip(wanted, asked, strict=True), start=1):
         if key not in done:
             done[key] = {**cell, **measure(cell), "commit": commit()}
             save(file, list(done.values()))
-            print(
-                f"{number}/{len(asked)} {' '.join(str(v) for v in key if v is not None)}",
-                flush=True,
-            )
+            measured += 1
+            seconds = (time.monotonic() - began) / measured * (left - measured)
+            place = " ".join(str(v) for v in key if v is not None)
+            tell(f"{number}/{len(asked)} {place}, about {seconds:,.0f} s left")
     return [done[key] for key in asked]
 
 
