@@ -33,6 +33,7 @@ from pydantic import BaseModel, Field
 
 from storage.durable import copy_regular, sync, write_atomically
 from storage.errors import StorageError
+from storage.json_values import Figures
 from storage.locks import is_locked, locked
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Stage:
         """Returns the folder for the stage's output."""
         return self.work / "out"
 
-    def finish(self, figures: Mapping[str, Any]) -> ArtifactRef:
+    def finish(self, figures: Figures) -> ArtifactRef:
         """Seals the output: digests every file, writes the manifest, moves the folder into place.
 
         The figures are shown and logged: nothing per record or per code. They enter the digest: no

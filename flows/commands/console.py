@@ -5,10 +5,9 @@ lines in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Lock
-from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -24,6 +23,7 @@ from rich.text import Text
 
 from flows.commands.layout import Console
 from flows.commands.terminal import escape_text, first_sign
+from storage.json_values import Figures
 from tasks.running.progress import Listener, line_of, listening, words_of
 
 
@@ -145,9 +145,7 @@ class ConsoleListener(Listener):
         self.started(label)
         return lambda done, total: self.report(label, done, total)
 
-    def finished(
-        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
-    ) -> None:
+    def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
         mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
         name = self._names.pop(label, label)
         name, words = (label, line_of(figures)) if self._verbose else words_of(name, label, figures)

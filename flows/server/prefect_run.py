@@ -38,6 +38,7 @@ from prefect.utilities.annotations import quote
 
 from flows.server.client import server
 from storage.errors import Unavailable
+from storage.json_values import Figures
 from tasks.running.failures import SAFE
 from tasks.running.progress import Listener, sentence_of
 from tasks.running.run import Run
@@ -213,9 +214,7 @@ class ProgressBars(Listener):
         self._last = now
         self._show(label, min(100.0, 100.0 * done / total))
 
-    def finished(
-        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
-    ) -> None:
+    def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
         """Removes the bar and logs the stage. No figure goes along: the number of records must not
         reach Prefect.
         """

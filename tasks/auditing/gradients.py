@@ -2,15 +2,13 @@
 p-values remain.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.mechanism import Mechanism, Records, Run
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.seeding import generator
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, descent_of
 from storage.artifacts import ArtifactRef
+from storage.json_values import Figures
 from tasks.fitting.fits import plan_of, run_of
 from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Step, Work
@@ -39,7 +37,7 @@ def gradients(
     noise has no seed.
     """
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         given = run_of(work, model, seed)
         witness = GradientCanaries.toss(
             load_inputs(work.inputs["prepared"], "train"),

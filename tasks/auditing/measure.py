@@ -15,6 +15,7 @@ from typing import Any
 from mechanisms.audit.gradient_canaries import Check
 from mechanisms.privacy.events import decode, descent_of
 from storage.artifacts import ArtifactRef
+from storage.json_values import Figures
 from tasks.auditing.bounds import Bound, gradient_bound, trial_bounds
 from tasks.auditing.pool import Pool
 from tasks.auditing.trials import Trials
@@ -41,7 +42,7 @@ def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design
 
 def _measure(
     work: Work, *, confidence: float, delta: float, event: Mapping[str, Any], trials_of: str
-) -> Mapping[str, Any]:
+) -> Figures:
     alpha, bounds, faults = (1 - confidence) / 2, list[Bound](), list[str]()
     figures: dict[str, Any] = {"trials": 0, "gradient_runs": 0, "checks": {}}
     if "trials" in work.inputs:

@@ -8,11 +8,9 @@ Records of the test half are trained on only in reruns, which are never released
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
 from storage.errors import OutOfRange
+from storage.json_values import Figures
 from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
@@ -90,7 +89,7 @@ def pool(*, canaries: int, seed: int, prepared: ArtifactRef) -> Step:
     )
 
 
-def _pool(work: Work, *, canaries: int, seed: int) -> Mapping[str, Any]:
+def _pool(work: Work, *, canaries: int, seed: int) -> Figures:
     halves = [load_inputs(work.inputs["prepared"], split) for split in SPLITS]
     records = inputs.joined([_narrowed(half) for half, _ in halves])
     labels = torch.cat([given for _, given in halves])

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -31,6 +30,7 @@ from mechanisms.model.threads import using
 from mechanisms.privacy.claims import claim_of, formal, of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef, Store
+from storage.json_values import Figures
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
 from tasks.fitting.model_inputs import build, label_count
@@ -133,7 +133,7 @@ def reruns(
     )
 
 
-def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
+def _reruns(work: Work, *, selection: TrialRange) -> Figures:
     head = selection.model.linear_head
     mechanism = plan_of(work.inputs["plan"]).mechanism
     at_once = torch.get_num_threads() if head and isinstance(mechanism, Batched) else 1
@@ -160,7 +160,7 @@ def compute(request: str) -> str:
 def part_step(store: Store, selection: TrialRange, inputs: Mapping[str, ArtifactRef]) -> Step:
     mechanism = plan_of(store.open(inputs["plan"])).mechanism
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         with using(1 if selection.model.linear_head else torch.get_num_threads()):
             checkpoint.save(work.out / _FILE, _run(work, selection), {})
         return {"trials": selection.size}

@@ -9,11 +9,11 @@ file nor the ledger.
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from pydantic import BaseModel, Field
 
 from storage.artifacts import ArtifactRef, Store
+from storage.json_values import Figures
 from tasks.branches.branch import ComparisonSettings
 from tasks.branches.experiment import Experiment, Study
 from tasks.method import Method
@@ -57,7 +57,7 @@ def _settings_step(study: Study, branches: Sequence[Method]) -> Step:
         terms=terms.model_copy(update={"delta": study.default_delta}),
     ).model_dump(mode="json")
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         (work.out / _SETTINGS).write_text(json.dumps(content))
         return {}
 
@@ -92,7 +92,7 @@ def part_step(store: Store, fit: Fit, inputs: Mapping[str, ArtifactRef]) -> Step
     )
 
 
-def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
+def _run(work: Work, *, fit: Fit) -> Figures:
     context, settings = work.context, _read(work.context.store, work.refs["settings"])
     digests: dict[str, str] = {}
 

@@ -29,6 +29,7 @@ from storage.datasets import (
     split_file,
 )
 from storage.errors import StorageError
+from storage.json_values import Figures
 from tasks.fitting.distinct_texts import DistinctTexts, text_batches
 from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import encoder_digest, lexicon_of
@@ -97,7 +98,7 @@ def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
     there for.
     """
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         columns = [
             load_table(folder, split).column("text")
             for folder in work.inputs.values()
@@ -123,7 +124,7 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
     """Encodes the output of `distinct_texts`, once for all releases that are planned together."""
     config = _encoder_of(model)
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         number = load_table(work.inputs["dataset"], _ALL).num_rows
         work.sized(number)
         (parts,) = _parts(work, model, str(config["encoder_digest"]), [_ALL])
@@ -163,7 +164,7 @@ def _parts(
     return [[features for name, features in tensors if name == split] for split in splits]
 
 
-def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[str, Any]:
+def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
     dataset = work.inputs["dataset"]
     splits = {name: load_split(dataset, name) for name in SPLITS}
     total = sum(map(len, splits.values()))
@@ -220,7 +221,7 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
     int64 [m].
     """
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         if encoder_digest(texts.model) != texts.encoder_digest:
             raise StorageError(
                 f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"

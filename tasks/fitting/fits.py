@@ -38,6 +38,7 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.threads import using
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef, Store, file_digest
+from storage.json_values import Figures
 from tasks.fitting.model_inputs import build, label_count, load_inputs
 from tasks.running import progress, ranks
 from tasks.running.parts import Part, compute_part, run_parts_of
@@ -71,7 +72,7 @@ def plan(name: str, mechanism: Mechanism, task: Task | None) -> Step:
         task = task.model_copy(update={"target_epsilon": None, "delta": _any_delta})
     asked = task
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         planned = mechanism.plan(asked)
         (work.out / _PLAN).write_text(planned.model_dump_json())
         return dict(planned.mechanism.cost(planned, asked))
@@ -126,7 +127,7 @@ def fit(
         earlier: the fit that this one goes on from, where the mechanism continues another.
     """
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         fitted = _fit(work, model, seed)
         fitted.model.save(work.out)
         (work.out / EVENT).write_text(fitted.event.model_dump_json())
@@ -227,7 +228,7 @@ def _map(
 def _files(folder: Path, dataset: ArtifactRef) -> Step:
     """Declares files of a fit as a stage, which workers take from the store; removed with it."""
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         for file in folder.iterdir():
             (work.out / file.name).unlink(missing_ok=True)
             os.link(file, work.out / file.name)
@@ -243,7 +244,7 @@ def compute_units(request: str) -> str:
 
 
 def units_step(store: Store, units: Units, inputs: Mapping[str, ArtifactRef]) -> Step:
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         computed = cast("Divisible", units.mechanism).compute(
             range(units.first, units.end),
             work.inputs["files"],
@@ -280,7 +281,7 @@ def predict(
     """
     config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         parts: list[Predicted] = []
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
@@ -327,7 +328,7 @@ def compute(request: str) -> str:
 
 
 def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) -> Step:
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         run = run_of(work, part.model, part.seed)
         fitted = part.mechanism.load(work.inputs["fitted"], run, purpose=part.purpose)
         records, _ = load_inputs(work.inputs["prepared"], part.split)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from storage import ingest as ingestion
 from storage.artifacts import file_digest
 from storage.datasets import load_codes
 from storage.errors import InputError
+from storage.json_values import Figures
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
 
@@ -31,7 +31,7 @@ def ingest_records(data: DataParameters) -> Step:
     if index is not None:
         config["examples"] = index.digest
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         result = ingestion.ingest(
             sources,
             work.out,

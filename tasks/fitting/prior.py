@@ -7,9 +7,8 @@ No record is read. The titles start the head (`start`), and scale the words next
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 
@@ -30,6 +29,7 @@ from storage.codelist import (
 from storage.coding_index import CodingIndex
 from storage.errors import Missing
 from storage.ingest import read_codes
+from storage.json_values import Figures
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
 
@@ -123,7 +123,7 @@ def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
     )
 
 
-def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping[str, Any]:
+def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Figures:
     device = classifier.device_of(work.context.device)
     public = [text for kind in texts for text in kind]
     places = {text: place for place, text in enumerate(dict.fromkeys(public))}
@@ -179,7 +179,7 @@ def entries(model: ModelConfig, index: CodingIndex) -> Step:
 def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex) -> Step:
     """Finds the head at the entries of a coding index, near the titles."""
 
-    def body(work: Work) -> Mapping[str, Any]:
+    def body(work: Work) -> Figures:
         lexicon = lexicon_of(work.context, model, codes)
         built = classifier.build(
             model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ from mechanisms.model.resampling import resampled_f1
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code
 from storage.datasets import load_codes
+from storage.json_values import Figures
 from tasks.fitting.fits import predictions as read
 from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Context, Step, Work
@@ -38,7 +39,7 @@ def score(
     )
 
 
-def _score(work: Work) -> Mapping[str, Any]:
+def _score(work: Work) -> Figures:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
     scored = read(work.inputs["predictions"], "test")

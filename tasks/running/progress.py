@@ -3,12 +3,13 @@
 Stages call `report` and `finished`; the flow sets the listeners (a terminal, Prefect's page, none).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard
 
 from storage.figures import delta_text, epsilon_text
+from storage.json_values import Figures, Json
 
 
 class Listener:
@@ -32,9 +33,7 @@ class Listener:
     def report(self, label: str, done: int, total: int | None) -> None:
         """Handles `done` of `total` steps; None if the total is unknown."""
 
-    def finished(
-        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
-    ) -> None:
+    def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
         """Handles the end of a stage, computed or reused."""
 
     def failed(self, label: str) -> None:
@@ -85,7 +84,7 @@ def reporter(label: str) -> Callable[[int, int], None]:
     return notify
 
 
-def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+def finished(label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
     for listener in _listeners.get():
         listener.finished(label, figures, reused=reused, seconds=seconds)
 
@@ -159,7 +158,7 @@ def sentence_of(name: str, label: str) -> str:
     return _SENTENCES.get(name, "{label} finished").format(label=label)
 
 
-def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
+def words_of(name: str, label: str, figures: Figures) -> tuple[str, str]:
     known = {key: value for key, value in figures.items() if _is_scalar(value)}
     if known.get("epsilon") is not None and known.get("delta") is not None:
         known |= {
@@ -179,7 +178,7 @@ out.
 """
 
 
-def line_of(figures: Mapping[str, Any]) -> str:
+def line_of(figures: Figures) -> str:
     """Formats figures as one line: `records 2,354, loss 0.61`. Counts the figures that it leaves
     out.
     """
@@ -197,7 +196,7 @@ def line_of(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: Json) -> TypeGuard[int | float | str | bool]:
     return isinstance(value, int | float | str | bool)
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from storage.artifacts import ArtifactRef, CopiedStore, Stage, Store
 from storage.code_version import code_version
 from storage.durable import own_folder
+from storage.json_values import Figures
 from storage.paths import Workspace
 from storage.shared_store import VARIABLE, SharedStore
 from tasks.running import engine, progress
@@ -95,7 +96,7 @@ class Work:
         return self.stage.work
 
 
-Body = Callable[[Work], Mapping[str, Any]]
+Body = Callable[[Work], Figures]
 """Does the work and returns aggregate figures."""
 
 

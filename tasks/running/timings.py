@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from storage.durable import write_atomically
+from storage.json_values import Figures
 from tasks.running.progress import Listener
 
 _FILE = "timings.json"
@@ -53,9 +53,7 @@ class TimingsListener(Listener):
             if total and done > 0.2 * total:
                 self._resumed.add(label)
 
-    def finished(
-        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
-    ) -> None:
+    def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
         kind = kind_of(label)
         rough = self._rough.get(kind, 0.0)
         if reused or label in self._resumed or rough < _BRIEF:

@@ -15,7 +15,6 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.durable import open_regular
 from storage.errors import InputError
+from storage.json_values import Figures
 from tasks.running.progress import Listener
 
 if TYPE_CHECKING:
@@ -196,9 +196,7 @@ class MetricsListener(Listener):
             stage.written = now
             self._write(stage, progress_ratio=round(done / total, 3))
 
-    def finished(
-        self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float
-    ) -> None:
+    def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
         stage = self._stage(label)
         self._runs.labels(
             self.flow, self.host, stage.name, "reused" if reused else "computed"
