@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.scorer import softmax
+from mechanisms.thresholds_file import Reached, Threshold, Thresholds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ def thresholds_for(
     *,
     fitted_on: str,
     targets: Sequence[float] = TARGETS,
-) -> dict[str, Any]:
+) -> Thresholds:
     """Temperature and thresholds, as the content of `thresholds.json`.
 
     The temperature T minimises -sum log softmax(logits / T)[label] (Guo et al. 2017, section 4.2).
@@ -144,7 +145,7 @@ class _Ranked:
             }
         )
 
-    def threshold(self, target: float) -> dict[str, float | None]:
+    def threshold(self, target: float) -> Threshold:
         """The lowest score that passes; one passes wrongly with probability 1 - `CONFIDENCE`."""
         from scipy.special import bdtrc  # scipy.stats takes half a second of every release
 
@@ -152,28 +153,38 @@ class _Ranked:
         # Below this many records not even a faultless run would pass, and the sequence would end
         # before it began.
         first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
-        lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
+        passed = 0
         for count in self.candidates(first):
             # How likely so many right answers are, were the accuracy only just below the target.
             if bdtrc(self.hits[count - 1] - 1, count, target) > failure:
                 break
-            lowest = self._first_ones(count)
-        return {"target_accuracy": target} | lowest
+            passed = count
+        return {
+            "target_accuracy": target,
+            "threshold": self._score_of(passed) if passed else None,
+            "coverage": self._share_of(passed) if passed else None,
+            "accuracy": self._accuracy_of(passed) if passed else None,
+        }
 
-    def reached(self) -> dict[str, float | None]:
+    def reached(self) -> Reached:
         best = max(
             self.candidates(_FEWEST), key=lambda count: (self.hits[count - 1] / count, count)
         )
-        return self._first_ones(best) | {
-            "accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)
+        return {
+            "threshold": self._score_of(best),
+            "coverage": self._share_of(best),
+            "accuracy": self._accuracy_of(best),
+            "accuracy_of_all": self._accuracy_of(len(self.hits)),
         }
 
-    def _first_ones(self, count: int) -> dict[str, float | None]:
-        return {
-            "threshold": round(float(self.score[count - 1]), 6),
-            "coverage": round(count / len(self.score), 4),
-            "accuracy": round(float(self.hits[count - 1] / count), 4),
-        }
+    def _score_of(self, count: int) -> float:
+        return round(float(self.score[count - 1]), 6)
+
+    def _share_of(self, count: int) -> float:
+        return round(count / len(self.score), 4)
+
+    def _accuracy_of(self, count: int) -> float:
+        return round(float(self.hits[count - 1] / count), 4)
 
 
 def autocoded_shares(logits: Tensor, labels: Tensor) -> dict[str, float]:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mechanisms.model.scorer import softmax
+from mechanisms.thresholds_file import SetLimit, SetLimits
 
 COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 _ROUNDING = 1 - 1e-5
@@ -50,7 +51,7 @@ def sets_for(
     *,
     temperature: float,
     chosen: NDArray[np.bool_],
-) -> dict[str, Any]:
+) -> SetLimits:
     """Returns the limits at each of `COVERAGES`, as the `sets` of a thresholds file.
 
     Args:
@@ -65,7 +66,7 @@ def sets_for(
     known = label >= 0
     right = np.where(known, np.take_along_axis(probabilities, label.clip(0)[:, None], 1)[:, 0], 0.0)
     earlier = np.bincount(label[chosen & known], minlength=len(codes))
-    entries = []
+    entries: list[SetLimit] = []
     for coverage in COVERAGES:
         frequent = np.flatnonzero(
             earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9))
@@ -113,7 +114,7 @@ class Sets:
     """
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Sets:
+    def of(cls, entry: SetLimit) -> Sets:
         """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or
         AttributeError.
         """

@@ -29,10 +29,10 @@ Simulations check all three (`tests/mechanisms/privacy/test_stated_accuracy.py`,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +45,7 @@ from mechanisms.privacy.accuracy_table import (
     temperature_of,
 )
 from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.thresholds_file import Reached, SetLimit, Threshold
 
 Reals = NDArray[np.float64]
 
@@ -64,6 +65,24 @@ _BEGIN = 0.5
 """Share of the errors that a target allows, with which the first edge that is tried would pass."""
 
 
+class IntervalEntry(TypedDict):
+    """An `Interval` in a file."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class StatedBin(TypedDict):
+    """Answers by score."""
+
+    score: float
+    """The lowest."""
+    share: float
+    """Of the answers."""
+    right: IntervalEntry
+
+
 @dataclass(frozen=True)
 class Interval:
     """A share with the ends of its 95 % interval."""
@@ -72,8 +91,12 @@ class Interval:
     low: float
     high: float
 
-    def as_json(self) -> dict[str, float]:
-        return {name: round(value, 4) for name, value in vars(self).items()}
+    def as_json(self) -> IntervalEntry:
+        return {
+            "estimate": round(self.estimate, 4),
+            "low": round(self.low, 4),
+            "high": round(self.high, 4),
+        }
 
 
 @dataclass(frozen=True)
@@ -236,15 +259,11 @@ class StatedAccuracy:
     among_best: Interval
     """The right code is among the three best."""
     groups: tuple[GroupAccuracy, ...]
-    thresholds: tuple[Mapping[str, Any], ...]
+    thresholds: tuple[Threshold, ...]
     """As in `thresholds.json`, with `low` and `high` of the accuracy."""
-    bins: tuple[Mapping[str, Any], ...]
-    """Of answers by score: `score` (the lowest), `share` of the answers, `right`
-    with its interval.
-    """
-    reached: Mapping[str, float]
-    """The best accuracy above an edge, with its `threshold` and `coverage`, and that of all."""
-    sets: tuple[Mapping[str, Any], ...]
+    bins: tuple[StatedBin, ...]
+    reached: Reached
+    sets: tuple[SetLimit, ...]
     """Limits of sets that hold the right code with the requested coverage and with `CONFIDENCE`, as
     in `thresholds.json`; without those that the noise hides.
     """
@@ -336,7 +355,7 @@ def _group(counted: Counted, members: tuple[int, ...], records: float) -> GroupA
     )
 
 
-def _threshold(counted: Counted, target: float, records: float) -> dict[str, Any]:
+def _threshold(counted: Counted, target: float, records: float) -> Threshold:
     bins = len(SCORES)
     queries = [
         np.stack([counted.query(0, edge + 1), counted.query(bins, bins + edge + 1)])
@@ -362,9 +381,10 @@ def _share(count: float, records: float) -> float:
     return round(float(min(1.0, max(0.0, count / records))), 4)
 
 
-def _bins(counted: Counted, records: float) -> list[dict[str, Any]]:
+def _bins(counted: Counted, records: float) -> list[StatedBin]:
     """Answers by score, in tenths."""
-    bins, stated = len(SCORES), []
+    bins = len(SCORES)
+    stated: list[StatedBin] = []
     starts = [n for n, edge in enumerate(SCORES) if math.isclose(edge * 10 % 1, 0, abs_tol=1e-9)]
     begin = 0
     for edge in starts:
@@ -382,7 +402,7 @@ def _bins(counted: Counted, records: float) -> list[dict[str, Any]]:
     return stated
 
 
-def _set(counted: Counted, coverage: float, records: float) -> dict[str, Any]:
+def _set(counted: Counted, coverage: float, records: float) -> SetLimit:
     """The strictest limit that passes, from the laxest one on."""
     first, size = 2 * len(SCORES) + 3 * counted.groups, len(LIMITS)
     queries = [
@@ -407,7 +427,7 @@ def _set(counted: Counted, coverage: float, records: float) -> dict[str, Any]:
     }
 
 
-def _best_edge(counted: Counted, records: float) -> dict[str, float]:
+def _best_edge(counted: Counted, records: float) -> Reached:
     """The edge above which most answers are right, without any confidence, of those with enough
     records.
     """

@@ -4,15 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from storage.bundle.folder import ACCURACY
 from storage.egress.allow_list import FILES
 
+
+class Share(TypedDict):
+    """A share with the ends of its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class GroupShares(TypedDict):
+    """How often the model is right on one group of codes."""
+
+    names: list[str]
+    share: float
+    """Of the records."""
+    right: Share
+    among_3_best: Share
+
+
+class ScoreShare(TypedDict):
+    """How often answers from a score on are right, up to the next higher one."""
+
+    score: float
+    share: float
+    """Of the answers."""
+    right: Share
+
+
+class ClearScore(ScoreShare):
+    up_to: float
+
+
+class HeldOutRecords(TypedDict):
+    dated_from: str | None
+    """Day from which the records are, where the halves are split by date."""
+    unit: str
+
+
+class AccuracyFile(TypedDict):
+    """Fields of `accuracy.json` that it always has; where `stated`, it is `AccuracyFigures`."""
+
+    schema: int
+    stated: bool
+    test_half: HeldOutRecords
+
+
+class AccuracyFigures(AccuracyFile):
+    """The content of `accuracy.json` where the noise does not hide the accuracy."""
+
+    confidence: float
+    records: int
+    temperature: float
+    right: Share
+    among_3_best: Share
+    groups: list[GroupShares]
+    scores: list[ScoreShare]
+
+
 NOT_STATED = "the agency states no accuracy"
 
 
-def stated_accuracy(contents: Mapping[str, Any]) -> dict[str, Any] | None:
+def stated_accuracy(contents: Mapping[str, Any]) -> AccuracyFigures | None:
     """Returns the content of `accuracy.json`; None where the bundle has none or its noise hides it.
 
     Args:
@@ -22,7 +80,7 @@ def stated_accuracy(contents: Mapping[str, Any]) -> dict[str, Any] | None:
     return told if told is not None and told["stated"] else None
 
 
-def read_stated(folder: Path) -> dict[str, Any] | None:
+def read_stated(folder: Path) -> AccuracyFigures | None:
     """Reads `accuracy.json` of a bundle's folder, by its schema.
 
     Raises:
@@ -34,7 +92,7 @@ def read_stated(folder: Path) -> dict[str, Any] | None:
     )
 
 
-def clear_scores(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+def clear_scores(told: AccuracyFigures) -> list[ClearScore]:
     """Returns the steps of scores that enough records have, with the end of each (`up_to`), the
     highest first.
     """
@@ -50,7 +108,7 @@ _LEAST, _WIDEST = 0.01, 0.5
 """Share of the records of a step, and the width of its interval."""
 
 
-def accuracy_lines(told: Mapping[str, Any] | None) -> list[str]:
+def accuracy_lines(told: AccuracyFigures | None) -> list[str]:
     """Returns what is stated in sentences, the groups that the model is worst at last."""
     if told is None:
         return [NOT_STATED]
@@ -76,12 +134,12 @@ def _named(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) <= _NAMED else "all other groups together"
 
 
-def _share(figure: Mapping[str, float]) -> str:
+def _share(figure: Share) -> str:
     low, high = 100 * figure["low"], 100 * figure["high"]
     return f"{figure['estimate']:.1%} ({low:.1f} to {high:.1f})"
 
 
-def difference(told: Mapping[str, Any] | None, right: float, records: int) -> str:
+def difference(told: AccuracyFigures | None, right: float, records: int) -> str:
     """Returns how a partner's own accuracy compares with what is stated; empty where it is not.
 
     Args:

@@ -11,19 +11,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import COVERAGES
-from mechanisms.privacy.accuracy_table import BEST, AccuracyTable
+from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent
 from mechanisms.privacy.stated_accuracy import (
     CONFIDENCE,
     GroupAccuracy,
-    Interval,
     StatedAccuracy,
     state,
 )
+from storage.bundle.stated import AccuracyFigures, AccuracyFile, GroupShares, HeldOutRecords
 from storage.codelist import Code, groups
 from storage.egress.public_lists import is_published
 from storage.ingest import IngestConfig
@@ -52,36 +51,34 @@ class ToldAccuracy:
         unit = "unit" if event.split == "unit" else "record"
         return ToldAccuracy(stated, group_names(codes), None if day is None else str(day), unit)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> AccuracyFile:
         """Returns the content of `accuracy.json`."""
-        content: dict[str, Any] = {
-            "schema": 1,
-            "stated": self.stated is not None,
-            "test_half": {"dated_from": self.dated_from, "unit": self.unit},
-        }
-        return content if self.stated is None else content | self._figures(self.stated)
+        test_half: HeldOutRecords = {"dated_from": self.dated_from, "unit": self.unit}
+        if self.stated is None:
+            return {"schema": 1, "stated": False, "test_half": test_half}
+        return self._figures(self.stated, test_half)
 
-    def _figures(self, stated: StatedAccuracy) -> dict[str, Any]:
+    def _figures(self, stated: StatedAccuracy, test_half: HeldOutRecords) -> AccuracyFigures:
         return {
+            "schema": 1,
+            "stated": True,
+            "test_half": test_half,
             "confidence": CONFIDENCE,
             "records": round(stated.records),
             "temperature": stated.temperature,
-            **_shares(stated.right, stated.among_best),
+            "right": stated.right.as_json(),
+            "among_3_best": stated.among_best.as_json(),
             "groups": [self._group(group) for group in stated.groups],
-            "scores": [dict(one) for one in stated.bins],
+            "scores": list(stated.bins),
         }
 
-    def _group(self, group: GroupAccuracy) -> dict[str, Any]:
-        names = [self.names[number] for number in group.groups]
+    def _group(self, group: GroupAccuracy) -> GroupShares:
         return {
-            "names": names,
+            "names": [self.names[number] for number in group.groups],
             "share": group.share,
-            **_shares(group.right, group.among_best),
+            "right": group.right.as_json(),
+            "among_3_best": group.among_best.as_json(),
         }
-
-
-def _shares(right: Interval, among: Interval) -> dict[str, Any]:
-    return {"right": right.as_json(), f"among_{BEST}_best": among.as_json()}
 
 
 def group_names(codes: Sequence[Code]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.scorer import GRAPH, INT8, Graph
 from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent, decode
+from mechanisms.thresholds_file import Thresholds
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.stated import accuracy_lines, stated_accuracy
@@ -137,7 +138,7 @@ def fill(
             documents.add(bundle.RELIABILITY, plot)
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     if stated is not None:
-        thresholds: dict[str, Any] | None = calibration.thresholds_of(stated)
+        thresholds: Thresholds | None = calibration.thresholds_of(stated)
     else:
         thresholds = calibration.thresholds_on_generated(released, codes, score=score)
         if thresholds is not None:

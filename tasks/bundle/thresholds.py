@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.scorer import Scorer
+from mechanisms.thresholds_file import Thresholds
 from storage.egress.public_lists import published_name
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -43,26 +44,25 @@ _DEMO = "demo-data"
 """The published list that the demo's records are coded by."""
 
 
-def thresholds_of(stated: StatedAccuracy) -> dict[str, Any]:
+def thresholds_of(stated: StatedAccuracy) -> Thresholds:
     """Returns the thresholds and sets that a table tells, for scores that have its temperature
     already.
     """
     from mechanisms.privacy.stated_accuracy import CONFIDENCE
 
     records = round(stated.records)
-    content: dict[str, Any] = {
+    content: Thresholds = {
         "schema": SCHEMA,
         "temperature": 1.0,
-        "thresholds": [dict(entry) for entry in stated.thresholds],
-        "reached": dict(stated.reached),
+        "thresholds": list(stated.thresholds),
+        "reached": stated.reached,
         "fitted_on": "records of the agency's test half, with noise that its budget was charged "
         "for",
         "records": records,
         "confidence": CONFIDENCE,
     }
     if stated.sets:
-        coverages = [dict(entry) for entry in stated.sets]
-        content["sets"] = {"records": records, "coverages": coverages}
+        content["sets"] = {"records": records, "coverages": list(stated.sets)}
     return content
 
 
@@ -71,7 +71,7 @@ def thresholds_on_generated(
     codes: Sequence[Code],
     *,
     score: Callable[[Released, Sequence[str]], Tensor] | None = None,
-) -> dict[str, Any] | None:
+) -> Thresholds | None:
     """Fits `thresholds_for` the demo's model on generated narratives; None for any other code list
     than the demo's.
 
@@ -128,7 +128,7 @@ def thresholds_on_table(
     sets: bool = False,
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
-) -> dict[str, Any]:
+) -> Thresholds:
     """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code
     are skipped.
 
@@ -175,7 +175,7 @@ def thresholds_on_table(
     return fitted
 
 
-def best_accuracy(thresholds: Mapping[str, Any]) -> str:
+def best_accuracy(thresholds: Thresholds) -> str:
     """Returns the best accuracy at the time of fitting in words, or an empty text if the file lacks
     it.
     """
@@ -189,7 +189,7 @@ def best_accuracy(thresholds: Mapping[str, Any]) -> str:
     )
 
 
-def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
+def warnings(thresholds: Thresholds | None) -> list[str]:
     """Returns warnings on a bundle's missing thresholds for the person who releases it."""
     if thresholds is None:
         return [f"the bundle has no thresholds. {WITHOUT_TABLE}"]
@@ -217,7 +217,7 @@ WITHOUT_TABLE = (
 )
 
 
-def read_thresholds(path: Path) -> dict[str, Any]:
+def read_thresholds(path: Path) -> Thresholds:
     """Reads the result of `thresholds_for` from an untrusted file.
 
     Raises:

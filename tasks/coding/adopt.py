@@ -6,16 +6,16 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from mechanisms.model.calibration import fits_temperature
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets
 from mechanisms.model.scorer import GRAPH
+from mechanisms.thresholds_file import Thresholds
 from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
 from storage.bundle.check import VerifiedBundle, check
@@ -61,7 +61,7 @@ class AdoptionReport:
     sound: VerifiedBundle
     answers: int | None
     """Test vectors that were checked. None for a bundle without a graph, without torch."""
-    thresholds: Mapping[str, Any] | None
+    thresholds: Thresholds | None
     """Content of the partner's thresholds."""
     notes: tuple[str, ...] = ()
     """What of the partner's narratives the model does not read."""
@@ -207,7 +207,7 @@ def _fill(
     answers = golden.check_answers(placed, sound.contents)
     progress.report("check", 1, 1)
     shutil.copyfile(key, folder / KEY)
-    fitted: Mapping[str, Any] | None = None
+    fitted: Thresholds | None = None
     notes: list[str] = []
     if own.data is not None and own.label is not None:
         coder, records = open_bundle(placed), own.narratives
@@ -222,7 +222,8 @@ def _fill(
             sets=own.sets,
             allow_unlisted=own.allow_unlisted,
             read=own.read,
-        ) | {"release": coder.release, "bundle_digest": coder.digest}
+        )
+        fitted["release"], fitted["bundle_digest"] = coder.release, coder.digest
         notes = coder.reads.notes(_look(own))
         _require_use(fitted, notes)
         write_atomically(
@@ -253,7 +254,7 @@ _LEAST_RIGHT = 0.1
 """Share of the partner's records below which the model is not for them."""
 
 
-def _require_use(fitted: Mapping[str, Any], notes: Sequence[str]) -> None:
+def _require_use(fitted: Thresholds, notes: Sequence[str]) -> None:
     """Refuses a model that gives nearly all of the partner's records another code than people."""
     right = float(fitted["reached"]["accuracy_of_all"])
     if right < _LEAST_RIGHT:
@@ -265,14 +266,14 @@ def _require_use(fitted: Mapping[str, Any], notes: Sequence[str]) -> None:
         )
 
 
-def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
+def _reached(accuracy: float | None, fitted: Thresholds | None) -> bool:
     entries = [] if fitted is None else fitted["thresholds"]
     return any(
         entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries
     )
 
 
-def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
+def _lines(fitted: Thresholds) -> Iterator[str]:
     for entry in fitted["thresholds"]:
         start = f"{100 * entry['target_accuracy']:g}% right: "
         if entry["threshold"] is None:
@@ -286,7 +287,7 @@ def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
                 )
             )
     yield best_accuracy(fitted)
-    sets = [Sets.of(entry) for entry in fitted.get("sets", {}).get("coverages", ())]
+    sets = [Sets.of(entry) for entry in fitted["sets"]["coverages"]] if "sets" in fitted else []
     yield from (one.statement for one in sets if one.confidence is None)
     told = [one for one in sets if one.confidence is not None]
     if told:

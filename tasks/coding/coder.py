@@ -18,6 +18,7 @@ import numpy as np
 from mechanisms.errors import MechanismError
 from mechanisms.model.conformal import Sets
 from mechanisms.model.scorer import GRAPH, INT8, MOST_CHARACTERS, Graph, Scorer, Scores, softmax
+from mechanisms.thresholds_file import Thresholds
 from storage.artifacts import file_digest
 from storage.bundle.folder import (
     CODELIST,
@@ -164,7 +165,7 @@ class Coder:
     model: Scorer
     titles: dict[str, str]
     groups: Groups | None
-    thresholds: dict[str, Any] | None
+    thresholds: Thresholds | None
     """Content of a thresholds file. Its temperature divides the logits."""
     sets: Sets | None = None
     """The limits of the conformal sets to answer with, if any."""
@@ -283,7 +284,8 @@ class Coder:
         Raises:
             InputError: the thresholds have no sets, or none of this coverage.
         """
-        entries = (self.thresholds or {}).get("sets", {}).get("coverages", ())
+        limits = None if self.thresholds is None else self.thresholds.get("sets")
+        entries = [] if limits is None else limits["coverages"]
         fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
         if not fitted:
             raise InputError(
@@ -324,14 +326,15 @@ class Coder:
             raise InputError(
                 f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}"
             )
-        if scores[accuracy] is None:
+        score = scores[accuracy]
+        if score is None:
             best = best_accuracy(self.thresholds)
             raise InputError(
                 f"--accuracy: no score reached {accuracy:g} with confidence on "
                 f"{self.thresholds['fitted_on']}. "
                 f"{best}{' ' if best else ''}{advice}"
             )
-        return float(scores[accuracy])
+        return float(score)
 
     def _answer(self, code: str, score: float) -> Answer:
         return Answer(code, self.titles.get(code, ""), score)

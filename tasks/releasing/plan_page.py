@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mechanisms.privacy.events import ParallelEvent, is_exact
-from storage.bundle.stated import accuracy_lines
+from storage.bundle.stated import AccuracyFigures, accuracy_lines
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
@@ -89,7 +89,7 @@ class PlanPage:
     """When and why that release was revoked, and who has it."""
     units: Units | None = None
     """Of its records; None where a record is the unit, or where the records are elsewhere."""
-    told: Mapping[str, Any] | None = None
+    told: AccuracyFigures | None = None
     """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mechanisms.errors import MechanismError
-from storage.bundle.stated import read_stated
+from storage.bundle.stated import AccuracyFigures, read_stated
 from storage.errors import InputError, StorageError
 from storage.ingest import Units, units_of
 from storage.ledger import BudgetRefused
@@ -39,7 +38,7 @@ class Surroundings:
     """
     units: Units | None = None
     """Of its records; None where a record is the unit, or without them."""
-    told: Mapping[str, Any] | None = None
+    told: AccuracyFigures | None = None
     """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
 
     @staticmethod
@@ -76,7 +75,7 @@ def _outdated(context: Context, case: ReleaseCase) -> str | None:
     return None
 
 
-def told_by_bundle(context: Context, case: ReleaseCase) -> Mapping[str, Any] | None:
+def told_by_bundle(context: Context, case: ReleaseCase) -> AccuracyFigures | None:
     """Returns what the released bundle tells of how often the model is right."""
     if case.released is None:
         return None

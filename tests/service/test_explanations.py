@@ -21,6 +21,7 @@ from storage.errors import InputError
 from tasks.coding import explain as explanations
 from tasks.coding.coder import Coder, read_sensitive
 from tasks.coding.explain import explain
+from tests.support.thresholds import thresholds_file
 
 TEXT = (
     "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: "
@@ -85,7 +86,7 @@ def test_words_of_the_head_add_up_exactly(
 
 def test_scores_are_those_of_coding(coder: Coder) -> None:
     """At the coder's temperature."""
-    warm = replace(coder, thresholds={"temperature": 2.0})
+    warm = replace(coder, thresholds=thresholds_file(temperature=2.0))
     (coding,) = warm.code([TEXT], top_k=6)
     for reason in explain(warm, TEXT, [answer.code for answer in coding.answers]).reasons:
         assert reason.score == pytest.approx(

@@ -21,6 +21,7 @@ from service.batching import Batcher, Overloaded
 from service.clients import Clients, State
 from storage.bundle.folder import ACCURACY, UnsoundBundle
 from tasks.coding.coder import Coder
+from tests.support.thresholds import thresholds_file
 
 KEY = "a key for tests only"
 STATE = State(Clients.of({"tests": KEY}))
@@ -195,13 +196,8 @@ def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
     none is chosen.
     """
     assert " selected>" not in TestClient(create_app(coder, Settings())).get("/").text
-    fitted = [
-        {"target_accuracy": at, "threshold": score}
-        for at, score in ((0.8, 0.25), (0.9, None), (0.95, 0.875))
-    ]
-    known = replace(
-        coder, thresholds={"temperature": 1.0, "thresholds": fitted, "fitted_on": "records"}
-    )
+    fitted = thresholds_file([(0.8, 0.25), (0.9, None), (0.95, 0.875)])
+    known = replace(coder, thresholds=fitted)
     for wanted, score, shown in ((0.8, 0.25, "80"), (0.9, 0.875, "95")):
         page = TestClient(create_app(known, Settings(accuracy=wanted))).get("/").text
         assert f'value="{score}" selected>{shown}% right' in page

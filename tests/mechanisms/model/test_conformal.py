@@ -3,7 +3,6 @@ off is rejected.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mechanisms.model.conformal import Sets, interval, limit, sets_for
+from mechanisms.thresholds_file import SetLimit, SetLimits
 
 COVERAGE = 0.9
 
@@ -51,7 +51,7 @@ def records(rng: np.random.Generator, count: int, codes: int = 12) -> tuple[Tens
     return torch.tensor(logits), torch.tensor(labels)
 
 
-def entry_of(sets: dict[str, Any]) -> dict[str, Any]:
+def entry_of(sets: SetLimits) -> SetLimit:
     return next(entry for entry in sets["coverages"] if entry["coverage"] == COVERAGE)
 
 
@@ -116,7 +116,13 @@ def test_sets_are_ordered_and_never_empty() -> None:
 
 def test_limits_of_a_table_state_their_confidence() -> None:
     """Not an average over calibrations; a confidence outside 0 to 1 is refused."""
-    entry = {"coverage": 0.9, "limit": 0.02, "records": 3000, "codes": {}, "confidence": 0.95}
+    entry: SetLimit = {
+        "coverage": 0.9,
+        "limit": 0.02,
+        "records": 3000,
+        "codes": {},
+        "confidence": 0.95,
+    }
     assert "95% confidence, noise included" in Sets.of(entry).statement
     with pytest.raises(ValueError, match="confidence"):
-        Sets.of(entry | {"confidence": 1.5})
+        Sets.of({**entry, "confidence": 1.5})

@@ -18,7 +18,7 @@ def figure(estimate: float, width: float = 0.04) -> dict[str, float]:
     return {"estimate": estimate, "low": estimate - width / 2, "high": estimate + width / 2}
 
 
-def told(**changed: Any) -> dict[str, Any]:
+def told(**changed: Any) -> Any:
     groups = [
         {"names": [name], "share": 0.3, "right": figure(right), "among_3_best": figure(0.9)}
         for name, right in (("1 Burns", 0.9), ("2 Sprains", 0.55), ("3 Others", 0.4))

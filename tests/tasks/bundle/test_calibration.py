@@ -20,6 +20,7 @@ from tasks.bundle.thresholds import (
     thresholds_on_generated,
     warnings,
 )
+from tests.support.thresholds import thresholds_file
 
 
 def coded(
@@ -73,6 +74,7 @@ def test_thresholds_hold_on_new_records() -> None:
     logits, labels = coded(50_000, temperature=2.0, seed=1)
     best = (logits / told["temperature"]).softmax(-1).max(-1)
     for entry in told["thresholds"]:
+        assert entry["threshold"] is not None
         kept = best.values >= entry["threshold"]
         accuracy = float((best.indices == labels)[kept].float().mean())
         assert entry["target_accuracy"] <= accuracy <= entry["target_accuracy"] + 0.05
@@ -173,8 +175,8 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
         "autocoder adopt --data",
     ):
         assert part in said
-    assert best_accuracy({}) == "", "a file of before says nothing"
-    assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
+    assert best_accuracy(thresholds_file()) == "", "a file of before says nothing"
+    assert warnings(thresholds_file([(0.8, 0.5)])) == []
 
 
 def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:

@@ -20,6 +20,7 @@ from storage.tables.narratives import Narratives
 from tasks.coding import coder as coders
 from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.groups import groups_of
+from tests.support.thresholds import thresholds_file
 
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
 
@@ -119,7 +120,7 @@ def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[
     ones uncoded.
     """
     coder = replace(
-        coder, thresholds={"temperature": 20.0}
+        coder, thresholds=thresholds_file(temperature=20.0)
     )  # without it one code has all, and no group is surer
     texts = [*narratives(40), " \n"]
     scores = coder.scores(texts)
@@ -154,7 +155,7 @@ def test_a_score_equal_to_the_threshold_needs_no_review(coder: Coder) -> None:
     """The score as it is written, six decimals: at the threshold it is accepted,
     below it is not.
     """
-    coder = replace(coder, thresholds={"temperature": 20.0})
+    coder = replace(coder, thresholds=thresholds_file(temperature=20.0))
     written = round(coder.code(["fell from a ladder"])[0].answers[0].score, 6)
     for threshold, review in ((written, False), (written + 1e-6, True), (written - 1e-6, False)):
         (coding,) = coder.code(["fell from a ladder"], threshold=threshold)

@@ -150,7 +150,7 @@ def assert_sets_hold_the_code(folder: Path, answers: Answers) -> None:
     assert np.mean([len(inside) for inside in sets]) < len(coder.model.codes)
 
 
-def assert_told_where_partners_look(folder: Path, told: dict[str, Any]) -> None:
+def assert_told_where_partners_look(folder: Path, told: Any) -> None:
     """Card and its metadata, and bill of materials, have the figures of `accuracy.json`."""
     card = (folder / bundle.CARD).read_text()
     metadata = yaml.safe_load(card.split("---\n")[1])
