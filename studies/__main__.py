@@ -17,7 +17,7 @@ import typer
 from mechanisms.errors import MechanismError
 
 try:
-    from studies import images, imbalance, mixture, oversampling, rare_codes, rmia, schedules
+    from studies import images, imbalance, mixture, oversampling, rare_codes, rmia, schedules, suite
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing. Install the extra `studies`: pip install '.[studies]'")
 
@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 for study in (imbalance, oversampling, mixture, images, schedules, rare_codes, rmia):
     app.command(study.__name__.removeprefix("studies.").replace("_", "-"))(study.run)
+for command in (suite.sets, suite.regularisation):
+    app.command()(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,5 @@
 """Private learning under class imbalance: every system on every set at every epsilon (Rosenblatt et
-al. 2025, tables 3, 4 to 9 and 13 to 20).
+al. 2025, tables 3 and 13 to 20, figures 1 and 5 to 13).
 
 Epsilon is for one record *replaced*, whatever neighbours a claim is for; delta is 1/n^2 where it is
 not 0. Splits follow from the seed, noise does not.
@@ -7,6 +7,7 @@ not 0. Splits follow from the seed, noise does not.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -21,6 +22,7 @@ import yaml
 from sklearn.metrics import (
     average_precision_score,
     f1_score,
+    matthews_corrcoef,
     precision_score,
     recall_score,
     roc_auc_score,
@@ -35,7 +37,7 @@ from studies.options import Data, Epsilons, Out, Seeds, Sets, names, numbers
 from studies.results import Row
 from studies.synthetic import BayesTable, Gem, PlainTrees, PrivBayes
 from studies.tables import System, Table, read
-from studies.transformer import FtTransformer
+from studies.transformer import FtTransformer, PlainTransformer
 
 TEST_SHARE = 0.2
 NAMES = {
@@ -45,12 +47,23 @@ NAMES = {
     "recall": "recall",
     "worst_class_accuracy": "worst class",
 }
+DRAWN = NAMES | {"precision": "precision", "g_mean": "geometric mean of both recalls"}
+"""What figures 1 and 6 to 13 show; the paper's macro average of accuracies is balanced accuracy."""
+SYNTHETIC = ("gem", "privbayes")
+"""Figure 5."""
 SYSTEMS: dict[str, tuple[str, System]] = {
     "plain-logistic": ("Logistic regression", PlainLogistic()),
-    "plain-logistic-weighted": ("Weighted logistic regression", PlainLogistic(balanced=True)),
+    "plain-logistic-weighted": ("Weighted logistic regression", PlainLogistic(balance="weights")),
     "plain-trees": ("XGBoost", PlainTrees()),
     "plain-trees-weighted": ("Weighted XGBoost", PlainTrees(balance="weights")),
+    "smote-logistic": ("SMOTE + logistic regression", PlainLogistic(balance="smote")),
+    "smote-logistic-weighted": (
+        "SMOTE + weighted logistic regression",
+        PlainLogistic(balance="smote-weights"),
+    ),
+    "smote-trees-weighted": ("SMOTE + weighted XGBoost", PlainTrees(balance="smote-weights")),
     "smote-trees": ("SMOTE + XGBoost", PlainTrees(balance="smote")),
+    "plain-ft-transformer": ("Weighted FTTransformer", PlainTransformer()),
     "objective": ("DP logistic regression", Objective()),
     "weighted-objective-paper": (
         "DP weighted logistic regression, paper's constants",
@@ -79,9 +92,11 @@ SYSTEMS: dict[str, tuple[str, System]] = {
     ),
     "ft-transformer": ("FTTransformer by class-weighted DP-SGD", FtTransformer()),
 }
-PLAIN = tuple(name for name in SYSTEMS if name.startswith("plain") or name == "smote-trees")
+PLAIN = tuple(name for name in SYSTEMS if name.startswith(("plain", "smote")))
+"""The nine rows of the paper's tables 13 to 20, in their order."""
 LIMITS: dict[str, dict[str, Any]] = {
     **{name: {"epsilons": (0.5, 1, 5)} for name in SYSTEMS if name.startswith("bagging")},
+    "plain-ft-transformer": {"seeds": 2},  # about 40 seconds a fit
     "ft-transformer": {"seeds": 2, "epsilons": (1, 5), "sets": ("car_eval_34",)},  # a minute a fit
 }
 """Where a full run would take too long."""
@@ -153,6 +168,8 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
         "worst_class_accuracy": min(recall, specificity),
         "precision": float(precision_score(labels, predicted, zero_division=none)),
         "average_precision": float(average_precision_score(labels, probability)),
+        "g_mean": math.sqrt(recall * specificity),
+        "mcc": float(matthews_corrcoef(labels, predicted)),
     }
 
 
@@ -244,10 +261,8 @@ def tables(cells: pd.DataFrame) -> str:
         for metric in of
     ]
     parts.append(results.show(["the paper's ordering", "in", "here"], answers))
-    trees = cells[cells["system"] == "plain-trees"].groupby("set", sort=False)["f1"].mean()
-    known = published["f1_of_plain_trees"]
-    rows = [(name, f"{own:.3f}", known.get(name, "–")) for name, own in trees.items()]
-    parts.append("## F1 of plain XGBoost\n\n" + results.show(["set", "here", "paper"], rows))
+    parts.append("## F1 without privacy, the paper's in brackets (tables 13 to 20)\n")
+    parts.append(plain_table(cells, published["f1_without_privacy"]))
     metrics = NAMES | {"average_precision": "average precision"}
     for metric, title in metrics.items():
         over = (
@@ -278,6 +293,47 @@ def tables(cells: pd.DataFrame) -> str:
     return "\n".join(parts)
 
 
+def plain_table(cells: pd.DataFrame, published: Mapping[str, Sequence[float]]) -> str:
+    """F1 of the nine rows without privacy, ± two standard errors over seeds, by set."""
+    own = cells[cells["system"].isin(PLAIN)].drop_duplicates(["set", "system", "seed"])
+    sets = own["set"].unique().tolist()
+    f1 = {key: group["f1"] for key, group in own.groupby(["set", "system"])}
+    rows = [
+        [
+            SYSTEMS[system][0],
+            *(
+                f"{results.figure(f1.get((name, system), []))} ({paper[place]:.2f})"
+                if (paper := published.get(name))
+                else results.figure(f1.get((name, system), []))
+                for name in sets
+            ),
+        ]
+        for place, system in enumerate(PLAIN)
+    ]
+    return results.show(["system", *sets], rows)
+
+
+def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[str]) -> None:
+    """Writes the plots of a set: metrics against epsilon, a line a system (figures 1, 5 to 13)."""
+    epsilons = sorted(cells["epsilon"].unique())
+    groups = {key: own for key, own in cells.groupby(["system", "epsilon"])}
+    present = [name for name in systems if any(key[0] == name for key in groups)]
+    parts = {
+        what: {
+            SYSTEMS[name][0]: (
+                epsilons,
+                [
+                    groups[name, epsilon][metric].tolist() if (name, epsilon) in groups else []
+                    for epsilon in epsilons
+                ],
+            )
+            for name in present
+        }
+        for metric, what in DRAWN.items()
+    }
+    results.panels(file, parts, title=title, x="ε of one record replaced", log=True)
+
+
 def draw(cells: pd.DataFrame, file: Path) -> None:
     """Writes the plot: mean AUC over all sets against epsilon, by system that has them all."""
     by_seed = (
@@ -302,18 +358,22 @@ def run(
     out: Out,
     sets: Sets = "all",
     systems: Annotated[
-        str, typer.Option(help="names by comma, such as gem,privbayes,objective")
+        str,
+        typer.Option(
+            help="names by comma, such as gem,privbayes,objective; plain: without privacy"
+        ),
     ] = "all",
     epsilons: Epsilons = "0.05,0.1,0.5,1,5",
     seeds: Seeds = 10,
 ) -> Path:
-    """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 to 9 and 13 to
-    20). Epsilons are of one record replaced.
+    """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 and 13 to 20,
+    figures 1 and 5 to 13). Epsilons are of one record replaced.
 
     Example: python -m studies imbalance --data imblearn --sets mammography --systems
     bayes-table,gem --out results
     """
     chosen = names(sets, suite()["sets"], "--sets")
+    systems = ",".join(PLAIN) if systems == "plain" else systems
     wanted = places(chosen, names(systems, SYSTEMS, "--systems"), numbers(epsilons), seeds)
     loaded = read_sets(data, chosen)
 
@@ -325,4 +385,12 @@ def run(
     page = out / "imbalance-tables.md"
     page.write_text(tables(cells), encoding="utf-8")
     draw(cells, out / "imbalance.svg")
+    drawn = [name for name in SYSTEMS if name not in LIMITS and name != "weighted-descent"]
+    for name, own in cells.groupby("set", sort=False):
+        file = out / f"imbalance-{name}.svg"
+        draw_set(own, file, title=f"{name}: mean ± two standard errors", systems=drawn)
+        if set(SYNTHETIC) <= set(own["system"]):
+            file = out / f"imbalance-{name}-synthetic.svg"
+            title = f"{name}: XGBoost on synthetic records"
+            draw_set(own, file, title=title, systems=SYNTHETIC)
     return page

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -27,6 +26,7 @@ from mechanisms.privacy.events import (
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
 from studies.accounting import Constants, Perturbation, Weights
+from studies.balance import Balance, balanced
 from studies.tables import Columns, Fit, Table
 
 GRADIENT_TOLERANCE = 1e-9
@@ -94,16 +94,14 @@ def of_coefficients(beta: Tensor, columns: Columns) -> Callable[[Tensor], Tensor
 class PlainLogistic:
     """The exact minimiser of the regularised loss, without protection."""
 
-    balanced: bool = False
+    balance: Balance = "none"
     regularisation: float = 1e-4
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        weights = compute_sample_weight("balanced" if self.balanced else None, train.labels.numpy())
-        x, y = train.columns.unit(train.features), 2.0 * train.labels - 1
+        given, weights = balanced(train, self.balance, seed=seed)
+        x, y = train.columns.unit(given.features), 2.0 * given.labels - 1
         zero = torch.zeros_like(x[0])
-        beta = minimise(
-            x, y, torch.from_numpy(weights), regularisation=self.regularisation, linear=zero
-        )
+        beta = minimise(x, y, weights, regularisation=self.regularisation, linear=zero)
         return Fit(of_coefficients(beta, train.columns), accounting.nothing())
 
 

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from typing import Literal
 
 import torch
-from imblearn.over_sampling import SMOTE
-from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from xgboost import XGBClassifier
 
-from mechanisms.model.seeding import derive_seed, generator, seeded
+from mechanisms.model.seeding import generator, seeded
 from mechanisms.privacy.events import Claim
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
+from studies.balance import Balance, balanced
 from studies.tables import Fit, Table, projected
 
 SMALLEST = 1e-7
@@ -74,25 +72,15 @@ def trees(
 
 @dataclass(frozen=True)
 class PlainTrees:
-    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, or after
-    SMOTE.
+    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, after
+    SMOTE, or both.
     """
 
-    balance: Literal["none", "weights", "smote"] = "none"
+    balance: Balance = "none"
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        features, labels, weights = train.features, train.labels, None
-        if self.balance == "smote":
-            fewest = int(torch.bincount(labels).min())
-            how = {
-                "k_neighbors": min(5, fewest - 1),
-                "random_state": derive_seed(seed, "smote") % (1 << 32),
-            }
-            more = SMOTE(**how).fit_resample(features.numpy(), labels.numpy())
-            features, labels = map(torch.from_numpy, more[:2])
-        elif self.balance == "weights":
-            weights = torch.from_numpy(compute_sample_weight("balanced", labels.numpy()))
-        return trees(features, labels, accounting.nothing(), seed=seed, weights=weights)
+        given, weights = balanced(train, self.balance, seed=seed)
+        return trees(given.features, given.labels, accounting.nothing(), seed=seed, weights=weights)
 
 
 TABLE_L1 = 2.0

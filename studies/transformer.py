@@ -9,20 +9,25 @@ others.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from rtdl_revisiting_models import FTTransformer
+from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mechanisms.model.seeding import seeded
+from mechanisms.model.seeding import derive_seed, seeded
 from mechanisms.privacy.events import ComposedEvent, descent_of
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
+from studies.balance import balanced
 from studies.linear import class_weights, weighted_descent
 from studies.tables import Columns, Fit, Table
 
@@ -33,12 +38,14 @@ _BLOCK = 128
 class Network(nn.Module):
     """Reads features float [n, d] in [0, 1] by columns; returns logits float32 [n, 2]."""
 
-    def __init__(self, columns: Columns, *, depth: int, width: int, heads: int) -> None:
+    def __init__(
+        self, columns: Columns, *, depth: int, width: int, heads: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self._widths = list(columns.widths)
-        no_dropout: dict[str, Any] = {
-            "attention_dropout": 0.0,
-            "ffn_dropout": 0.0,
+        drops: dict[str, Any] = {
+            "attention_dropout": dropout,
+            "ffn_dropout": dropout,
             "residual_dropout": 0.0,
         }
         self.network = FTTransformer(
@@ -50,7 +57,7 @@ class Network(nn.Module):
             attention_n_heads=heads,
             ffn_d_hidden=None,
             ffn_d_hidden_multiplier=4 / 3,
-            **no_dropout,
+            **drops,
         )
         self.eval()
 
@@ -114,12 +121,83 @@ class FtTransformer:
                 parameter.grad = part.view_as(parameter).float()
             optimiser.step()
 
-        def scores(table: Tensor) -> Tensor:
-            with torch.no_grad():
-                logits = [network(part) for part in table.clamp(0, 1).split(4096)]
-            return torch.cat(logits).double().log_softmax(-1)
+        return Fit(scores_of(network), accounting.of_event(event, delta))
 
-        return Fit(scores, accounting.of_event(event, delta))
+
+def scores_of(network: Network) -> Callable[[Tensor], Tensor]:
+    """Log-probabilities float64 [n, 2] of features [n, d]."""
+
+    def scores(table: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits = [network(part) for part in table.clamp(0, 1).split(4096)]
+        return torch.cat(logits).double().log_softmax(-1)
+
+    return scores
+
+
+@dataclass(frozen=True)
+class PlainTransformer:
+    """The same without protection, weighted by the classes' inverse frequencies.
+
+    Width, depth, heads, dropout and the largest number of epochs are the paper's. A tenth of the
+    training records says when to stop: `patience` epochs after the least weighted loss, whose
+    network is kept.
+    """
+
+    width: int = 32
+    depth: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+    epochs: int = 100
+    patience: int = 10
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        weights = balanced(train, "weights", seed=seed)[1].float()
+        features, labels = train.features.float(), train.labels
+        kept, held = (
+            torch.from_numpy(part)
+            for part in train_test_split(
+                np.arange(len(train)),
+                test_size=0.1,
+                stratify=labels.numpy(),
+                random_state=derive_seed(seed, "held out") % (1 << 32),
+            )
+        )
+        with seeded(seed, "plain-ft-transformer"):
+            network = Network(
+                train.columns,
+                depth=self.depth,
+                width=self.width,
+                heads=self.heads,
+                dropout=self.dropout,
+            )
+            optimiser = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)
+
+            def loss(rows: Tensor) -> Tensor:
+                each = nn.functional.cross_entropy(
+                    network(features[rows]), labels[rows], reduction="none"
+                )
+                return (weights[rows] * each).mean()
+
+            least, best, since = math.inf, copy.deepcopy(network.state_dict()), 0
+            for _ in range(self.epochs):
+                network.train()
+                for rows in kept[torch.randperm(len(kept))].split(self.batch_size):
+                    optimiser.zero_grad()
+                    loss(rows).backward()
+                    optimiser.step()
+                network.eval()
+                with torch.no_grad():
+                    now = float(loss(held))
+                since += 1
+                if now < least:
+                    least, best, since = now, copy.deepcopy(network.state_dict()), 0
+                if since == self.patience:
+                    break
+        network.load_state_dict(best)
+        return Fit(scores_of(network), accounting.nothing())
 
 
 def clipped_sum(

@@ -11,7 +11,17 @@ import studies
 from studies import __main__ as commands
 from studies import rare_codes, results
 
-STUDIES = ["imbalance", "oversampling", "mixture", "images", "schedules", "rare-codes", "rmia"]
+STUDIES = [
+    "imbalance",
+    "sets",
+    "regularisation",
+    "oversampling",
+    "mixture",
+    "images",
+    "schedules",
+    "rare-codes",
+    "rmia",
+]
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -24,6 +34,8 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
     ("given", "said"),
     [
         (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
+        (["sets", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
+        (["regularisation", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
         (
             ["imbalance", "--data", "x", "--systems", "gam"],
             "--systems: `gam` is unknown. Choose from plain-logistic",

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from mechanisms.errors import MechanismError
-from studies import imbalance, rare_codes, results, tables
+from studies import imbalance, rare_codes, results, suite, tables
 from studies.imbalance import cells_of
 from studies.tables import Columns, Table
 
 TINY: dict[str, Any] = {"records": 80, "minority": 16, "numeric": {"a": [0, 1]}, "one_hot": ["b"]}
+REAL = imbalance.suite()
 
 
 def write(file: Path, *, rows: int = 80, b: str = "1,0", header: str = "a,b=x,b=y,label") -> Path:
@@ -112,7 +113,7 @@ def test_killed_it_goes_on_and_more_seeds_add_to_it(
 def made(
     system: str, auc: float, *, seed: int = 0, name: str = "s", epsilon: float = 1
 ) -> results.Row:
-    figures = dict.fromkeys((*imbalance.NAMES, "average_precision"), 0.5) | {"auc": auc}
+    figures = dict.fromkeys((*imbalance.DRAWN, "average_precision"), 0.5) | {"auc": auc}
     return {
         "set": name,
         "system": system,
@@ -174,3 +175,56 @@ def test_a_rare_class_is_thinned_in_training_alone() -> None:
         imbalance.split(table, "tiny", 0, minority=90)
     sets = imbalance.suite()["sets"]
     assert all(max(rare_codes.SIZES) < sets[name]["minority"] * 0.8 for name in rare_codes.THINNED)
+
+
+def test_plain_systems_have_the_papers_figures_beside_them(tiny: Path) -> None:
+    """`--systems plain` is the nine rows of tables 13 to 20; pictures of the set are written."""
+    quick = imbalance.SYSTEMS | {"plain-ft-transformer": ("x", imbalance.PlainLogistic())}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(imbalance, "SYSTEMS", quick)
+        imbalance.run(tiny, tiny / "out", systems="plain", epsilons="1,5", seeds=2)
+    rows = results.load(tiny / "out" / "imbalance.csv")
+    assert [row["system"] for row in rows if row["seed"] == 0] == list(imbalance.PLAIN)
+    assert len(imbalance.PLAIN) == 9
+    assert (tiny / "out" / "imbalance-tiny.svg").stat().st_size > 10_000
+    cells = cells_of([made("plain-logistic", 0.9, name="ecoli"), made("gem", 0.8, name="ecoli")])
+    assert "| Logistic regression | 0.500 (0.09) |" in imbalance.plain_table(
+        cells, imbalance.suite()["published"]["f1_without_privacy"]
+    )
+
+
+def test_synthetic_records_are_compared_where_both_ran(tmp_path: Path) -> None:
+    cells = cells_of(
+        [made(system, 0.9, epsilon=e) for system in ("gem", "privbayes") for e in (1, 5)]
+    )
+    file = tmp_path / "x.svg"
+    imbalance.draw_set(cells, file, title="x", systems=imbalance.SYNTHETIC)
+    assert "PrivBayes" in file.read_text()
+
+
+def test_the_sets_are_counted_from_the_files(tiny: Path) -> None:
+    """Table 11 from a file, with the paper's figures beside it; another file is refused."""
+    described = TINY | {"published": {"ratio": 4, "records": 80, "features": 3}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(imbalance, "suite", lambda: {"sets": {"tiny": described}})
+        suite.sets(tiny, tiny / "out")
+    (row,) = results.load(tiny / "out" / "sets.csv")
+    assert (row["records"], row["minority"], row["ratio"]) == (80, 16, 4)
+    assert (row["columns_of_the_file"], row["attributes"]) == (3, 2)
+    published = {name: one["published"] for name, one in REAL["sets"].items()}
+    assert {name: REAL["sets"][name]["records"] for name in published} == {
+        name: one["records"] for name, one in published.items()
+    }
+
+
+def test_a_large_penalty_calls_nothing_rare(tmp_path: Path) -> None:
+    """C 0.001 has F1 0 where C 1e6 finds the rare class: what regularisation alone does."""
+    labels = (torch.arange(400) % 10 == 0).long()
+    noise = torch.randn(400, 1, generator=torch.Generator().manual_seed(0))
+    table = Table(0.5 + 0.1 * labels[:, None] + 0.03 * noise, labels, Columns((1,)))
+    strong, weak = (
+        suite.penalised(table, "x", inverse_penalty=c, scale="as in the file", seed=0)
+        for c in (1e-3, 1e6)
+    )
+    assert (strong["f1"], strong["auc"]) == (0, weak["auc"])
+    assert weak["f1"] > 0.5
