@@ -13,7 +13,6 @@ from prefect.input.actions import read_flow_run_input
 from prefect.input.run_input import keyset_from_base_key
 from pydantic import ConfigDict, Field, ValidationError
 
-from flows.commands.terminal import command_line
 from storage.errors import InputError
 from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
@@ -28,10 +27,7 @@ class SignedDecision(RunInput):
 
     decision: str = Field(
         title="Signed decision",
-        description=(
-            "Required: the line that the command above prints. Without it, the form is not sent "
-            "and nothing is released."
-        ),
+        description=("Required: the line that the command above prints."),
         pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
     )
 
@@ -71,15 +67,13 @@ def question_about(case: ReleaseCase) -> str:
     """Returns what stands above the field for the signature: short, so that nobody presses *Resume*
     without having seen the field.
     """
-    command = command_line("approve", str(case.file), "--key", "KEY.pem", "--print")
     return "\n\n".join(
         (
-            "**Nothing is released without a signature in the field below.**",
-            " ".join(promise_of(case.plan.claim, case.plan.event)),
-            "Accuracy, leakage and cost: the artifact `release-plan` of this run (tab "
-            "*Artifacts*).",
-            f"To approve, run `{command}` where your key is, and paste the line that it prints "
-            "below. To refuse, add `--refuse` and a `--reason`.",
+            "**Nothing is released without a signature in the field below.** First read the plan, "
+            "`release-plan` in the tab *Artifacts*.",
+            " ".join(promise_of(case.plan.claim, case.plan.event, listed="there")),
+            "Paste the line that `autocoder approve PLAN --key KEY.pem --print` prints. To refuse, "
+            "add `--refuse` and a `--reason`.",
         )
     )
 

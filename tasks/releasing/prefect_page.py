@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from mechanisms.privacy.events import Claim
 from mechanisms.privacy.numerics import upper_text
+from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import Ledger, ReleasePlan
 from storage.ledger.report import markdown_table
-from storage.ledger.wording import budget_json
 from tasks.pages.render import render
 from tasks.parameters import RetrainParameters
 from tasks.releasing.publish import Released
@@ -124,14 +125,29 @@ def publish_audit(run: Run, lines: Sequence[str]) -> None:
 
 def publish_budget(run: Run, ledger: Ledger) -> None:
     if run.shows:
+        # Prefect's page has room for seven short columns; `autocoder ledger show` has the rest.
         rows = [
-            {name: "–" if value is None else str(value) for name, value in line.items()}
-            for line in budget_json(ledger.budget())
+            [
+                line.account.population,
+                line.account.cohort,
+                line.account.guarantee_kind,
+                _of(line.account.epsilon, line.cap.epsilon if line.cap else None, epsilon_text),
+                left_text(line.left),
+                "–" if line.more is None else str(line.more),
+                _of(line.account.delta, line.cap.delta if line.cap else None, delta_text),
+            ]
+            for line in ledger.budget()
         ]
+        head = ["population", "cohort", "guarantee", "ε spent", "ε left", "more", "δ spent"]
         run.publish_markdown(
             key="budget",
-            markdown=markdown_table(
-                [name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows]
+            markdown=markdown_table(head, rows),
+            description=(
+                "What each cohort has spent of its caps, what is left, and how many more releases "
+                "of the last one's size fit."
             ),
-            description="What each cohort has spent, and what is left.",
         )
+
+
+def _of(spent: Decimal, cap: Decimal | None, write: Callable[[Decimal], str]) -> str:
+    return f"{write(spent)} of {write(cap)}" if cap else write(spent)

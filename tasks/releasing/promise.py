@@ -10,16 +10,20 @@ from storage.figures import delta_text, epsilon_text
 from tasks.pages.render import odds
 
 
-def promise_of(claim: Claim, event: Event) -> tuple[str, ...]:
-    """Returns who is protected, against what, how strongly, and what is not covered."""
+def promise_of(claim: Claim, event: Event, *, listed: str = "below") -> tuple[str, ...]:
+    """Returns who is protected, against what, how strongly, and what is not covered.
+
+    Args:
+        listed: where a reader finds the items that are not covered.
+    """
     if claim.guarantee_kind == "formal":
-        return _formal(claim, both_halves=isinstance(event, ParallelEvent))
+        return _formal(claim, both_halves=isinstance(event, ParallelEvent), listed=listed)
     if claim.guarantee_kind == "asymptotic-local":
         return _estimated(claim)
     return ("Nothing is promised: the model was trained without protection.",)
 
 
-def _formal(claim: Claim, *, both_halves: bool) -> tuple[str, ...]:
+def _formal(claim: Claim, *, both_halves: bool, listed: str) -> tuple[str, ...]:
     assert claim.epsilon is not None
     unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
     change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
@@ -37,7 +41,7 @@ def _formal(claim: Claim, *, both_halves: bool) -> tuple[str, ...]:
             f"(ε = {epsilon_text(claim.epsilon_replaced)})."
         )
     number = len(claim.unprotected_inputs)
-    others = f" and the {number} items that are listed below" if number else ""
+    others = f" and the {number} items that are listed {listed}" if number else ""
     half = "" if both_halves else "the test half, "
     sentences.append(f"This does not cover {half}figures that are published elsewhere{others}.")
     return tuple(sentences)

@@ -160,7 +160,7 @@ def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
     assert "Only names were compared" in " ".join(shown.split())
     with pytest.raises(InputError, match="is not of the workspace"):
         command("approve", *there, "--key", tmp_path / "officer" / "signing-key.pem", "--yes")
-    words: list[object] = []
+    words: list[str] = []
     for name in ("officer", "director"):
         key = tmp_path / name / "signing-key.pem"
         code, token, err = invoke("approve", *there, "--key", key, "--print", "--yes")
