@@ -17,7 +17,17 @@ import typer
 from mechanisms.errors import MechanismError
 
 try:
-    from studies import images, imbalance, mixture, oversampling, rare_codes, rmia, schedules, suite
+    from studies import (
+        images,
+        imbalance,
+        mixture,
+        oversampling,
+        rare_codes,
+        rmia,
+        schedules,
+        subsamples,
+        suite,
+    )
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing. Install the extra `studies`: pip install '.[studies]'")
 
@@ -29,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for study in (imbalance, oversampling, mixture, images, schedules, rare_codes, rmia):
+for study in (imbalance, oversampling, mixture, images, subsamples, schedules, rare_codes, rmia):
     app.command(study.__name__.removeprefix("studies.").replace("_", "-"))(study.run)
 for command in (suite.sets, suite.regularisation):
     app.command()(command)

@@ -234,7 +234,7 @@ def descend(
     return model
 
 
-def auc(
+def held_out(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -242,8 +242,9 @@ def auc(
     rounds: int,
     rows: float,
     seed: int,
-) -> float:
-    """AUC of logistic regression after `rounds` of SMOTE, on a held-out fifth.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of a held-out fifth, and their log-odds by logistic regression after `rounds` of
+    SMOTE.
 
     Args:
         epsilon: of one record; None for scikit-learn's fit without noise.
@@ -256,7 +257,11 @@ def auc(
     if rounds:
         minority = x[y == 1]
         more = interpolated(
-            minority, np.flatnonzero(y == 1), neighbours(minority, K), rounds=rounds, seed=seed
+            minority,
+            np.flatnonzero(y == 1),
+            neighbours(minority, min(K, len(minority) - 1)),
+            rounds=rounds,
+            seed=seed,
         )
         more = more.reshape(-1, x.shape[1])
         x, y = np.concatenate([x, more]), np.concatenate([y, np.ones(len(more), dtype=y.dtype)])
@@ -268,7 +273,21 @@ def auc(
         model = descend(x, y, epsilon=epsilon, seed=seed, rows=rows)
         both = model.log_probabilities(FeatureInputs(torch.from_numpy(features[test]).float()))
         scores = (both[:, 1] - both[:, 0]).numpy()
-    return float(roc_auc_score(labels[test], scores))
+    return labels[test], scores
+
+
+def auc(
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    epsilon: float | None,
+    rounds: int,
+    rows: float,
+    seed: int,
+) -> float:
+    """AUC on a held-out fifth: see `held_out`."""
+    truth, scores = held_out(features, labels, epsilon=epsilon, rounds=rounds, rows=rows, seed=seed)
+    return float(roc_auc_score(truth, scores))
 
 
 def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:

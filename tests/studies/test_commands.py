@@ -15,6 +15,7 @@ STUDIES = [
     "imbalance",
     "sets",
     "regularisation",
+    "subsamples",
     "oversampling",
     "mixture",
     "images",
@@ -35,6 +36,7 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
         (["sets", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
+        (["subsamples", "--data", "nowhere"], "nowhere/mammography.csv is not there"),
         (["regularisation", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
         (
             ["imbalance", "--data", "x", "--systems", "gam"],
