@@ -24,15 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
-from mechanisms.descent import exact_sums
-from mechanisms.descent.keyed_state import KeyedState, fit_classifier
-from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum, rate_for_noise
+from mechanisms.descent.grid import require_room
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
     ClassifierModel,
@@ -44,16 +40,22 @@ from mechanisms.mechanism import (
     Task,
     registered,
 )
-from mechanisms.model import threads
-from mechanisms.model.classifier import Classifier
-from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.config import Positive
-from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, descent_of
-from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from mechanisms.descent.keyed_state import KeyedState
+    from mechanisms.descent.noisy_descent import SampledSum
+    from mechanisms.model.classifier import Classifier
+    from mechanisms.model.clipping import Coefficients
+    from mechanisms.model.inputs import Inputs
+    from mechanisms.privacy.noise import SecretStream
 
 DpEvent = DpSgdEvent | ComposedEvent
 _GRADIENT_BYTES = 1 << 30
@@ -213,6 +215,8 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         set and there is little noise, the rate is the one that momentum alone allows. AdamW divides
         by the noise, so that T steps walk rate sqrt(T).
         """
+        from mechanisms.descent.noisy_descent import rate_for_noise
+
         if self.optimiser == "adamw":
             return 1 / math.sqrt(width * descent.steps)
         assert self.batch_size is not None
@@ -245,6 +249,12 @@ def descend(
             None: 512 of features, or as many sequences, up to 32, as have their gradients in a
             gigabyte.
     """
+    from mechanisms.descent.keyed_state import fit_classifier
+    from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum
+    from mechanisms.model import threads
+    from mechanisms.model.clipping import RecordClipping
+    from mechanisms.model.inputs import FeatureInputs
+
     classifier, inputs = run.classifier(), records.inputs
     assert isinstance(event, DpSgdEvent | ComposedEvent)
     sgd, rate = descent_of(event), config.learning_rate
@@ -252,7 +262,7 @@ def descend(
     assert config.batch_size is not None
     assert config.epochs is not None
     # a Poisson sample is larger than twice its mean and 100 with a probability below 2^-100
-    exact_sums.require_room(min(len(records.labels), 2 * config.batch_size + 100), 2.0)
+    require_room(min(len(records.labels), 2 * config.batch_size + 100), 2.0)
     clipper = RecordClipping(classifier)
     in_memory = max(1, min(32, _GRADIENT_BYTES // (4 * classifier.num_parameters)))
     size = physical_batch_size or (512 if isinstance(inputs, FeatureInputs) else in_memory)
@@ -314,6 +324,8 @@ def _scaled(classifier: Classifier, rate: float) -> Iterator[None]:
 
 
 def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) -> Coefficients:
+    import torch
+
     clip = segment.l2_clip_norm
     before = config.class_weights is not None and config.class_weights.apply == "before-clip"
 
@@ -338,6 +350,8 @@ def _class_weights(
 
 
 def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:
+    import torch
+
     assert config.learning_rate is not None
     if config.optimiser == "adamw":
         return torch.optim.AdamW(

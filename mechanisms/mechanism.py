@@ -36,27 +36,24 @@ from typing import (
     runtime_checkable,
 )
 
-import torch
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
-from torch import Tensor
 
 import mechanisms
 from mechanisms.errors import MechanismError
-from mechanisms.model import checkpoint, ranks
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.model.export import Shapes
-from mechanisms.model.export import save as export
-from mechanisms.model.identity import Identity, contents
-from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.training import Progress
-from mechanisms.privacy import gaussian_cost, noise
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import AnyEvent, Event, descent_of
 from mechanisms.privacy.scaled import noise_scaled
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mechanisms.audit.trials import Records as Pool
     from mechanisms.descent.noisy_descent import Witness
+    from mechanisms.model.classifier import Classifier
+    from mechanisms.model.export import Shapes
+    from mechanisms.model.inputs import Inputs
+    from mechanisms.model.training import Progress
     from mechanisms.posterior.swag import Normal
 
 ENTRY_POINTS = "autocoder.mechanisms"
@@ -122,6 +119,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
             MechanismError: other records than planned, or of another shape, a folder of another
                 fit, training diverged, or another event ran.
         """
+        from mechanisms.model import ranks
+
         if len(records) != self.records and not run.resampled:
             raise MechanismError(
                 f"the plan is for {self.records} records, there are {len(records)}: plan again",
@@ -143,6 +142,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         return fitted
 
     def _task(self, records: Records, run: Run) -> Task:
+        from mechanisms.model.inputs import FeatureInputs
+
         width = (
             records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
         )
@@ -186,7 +187,9 @@ class Run:
 
     def new_key(self) -> bytes:
         """Returns the given key, or a fresh one of the operating system's entropy."""
-        return noise.new_key() if self.key is None else self.key
+        from mechanisms.privacy.noise import new_key
+
+        return new_key() if self.key is None else self.key
 
 
 class Workload(NamedTuple):
@@ -553,18 +556,24 @@ class ClassifierModel:
         return self.classifier.predict(inputs).double().log_softmax(-1)
 
     def save(self, folder: Path) -> None:
+        from mechanisms.model import checkpoint
+
         checkpoint.save(folder / ClassifierModel.FILE, {"theta": self.classifier.flat}, {})
 
     def release_to(
         self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
     ) -> dict[str, Shapes]:
         """A folder that plain libraries load."""
+        from mechanisms.model.export import save as export
+
         return export(self.classifier, folder, codes=codes, precision=precision)
 
     def draw(self, normal: Normal) -> Tensor:
         return self.classifier.flat.clone()
 
     def could_draw(self, theta: Tensor) -> bool:
+        import torch
+
         return torch.equal(self.classifier.flat.cpu(), theta)
 
     def sensitivity_at(self, theta: Tensor, records: Records) -> float | None:
@@ -572,12 +581,16 @@ class ClassifierModel:
 
     @staticmethod
     def load(folder: Path, run: Run) -> ClassifierModel:
+        from mechanisms.model import checkpoint
+
         classifier = run.classifier()
         classifier.flat.copy_(checkpoint.load(folder / ClassifierModel.FILE)[0]["theta"])
         return ClassifierModel(classifier)
 
 
 def _with_identity(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
+    from mechanisms.model.identity import Identity, contents
+
     identity = Identity.of(
         folder,
         {

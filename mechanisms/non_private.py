@@ -1,11 +1,10 @@
 """Training without protection: what everything else is measured against. Never released."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-
-from mechanisms.audit import trials
 from mechanisms.mechanism import (
     ClassifierModel,
     Fitted,
@@ -18,10 +17,14 @@ from mechanisms.mechanism import (
     Workload,
     registered,
 )
-from mechanisms.model import training
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.model.training import Progress
 from mechanisms.privacy.events import NonPrivateEvent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.audit import trials
+    from mechanisms.model.training import Progress
 
 
 @registered
@@ -61,6 +64,8 @@ class NonPrivate(Mechanism, frozen=True):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Train all epochs; the event is of the epochs that ran."""
+        from mechanisms.model import training
+
         classifier = run.classifier()
         losses = training.train(
             classifier,
@@ -79,6 +84,8 @@ class NonPrivate(Mechanism, frozen=True):
         self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """All trials in one batched descent."""
+        from mechanisms.audit import trials
+
         theta = initial.repeat(len(pool.seeds), 1, 1)
         phase = self.settled
         for epoch, _ in enumerate(

@@ -23,18 +23,15 @@ docs/explanation/formal-method.md has what else was part of it, and what each pa
 same rule.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from mechanisms.descent import exact_sums
-from mechanisms.descent.exact_sums import GridRecords
-from mechanisms.descent.keyed_state import KeyedState, fit_classifier
-from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent, rate_for_noise
+from mechanisms.descent.grid import require_room
 from mechanisms.mechanism import (
     ClassifierModel,
     Fitted,
@@ -46,9 +43,15 @@ from mechanisms.mechanism import (
     registered,
 )
 from mechanisms.model.config import Positive
-from mechanisms.model.inputs import Inputs
-from mechanisms.model.linear_head import feature_blocks, linear_head
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.descent.exact_sums import GridRecords
+    from mechanisms.descent.keyed_state import KeyedState
+    from mechanisms.descent.noisy_descent import ClippedSum
+    from mechanisms.model.inputs import Inputs
 
 _PART = 4 * 1024
 """Records on the grid at once, a multiple of what exact sums take."""
@@ -116,6 +119,13 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Start at the prior and descend. Resumes step by step."""
+        import torch
+
+        from mechanisms.descent import exact_sums
+        from mechanisms.descent.keyed_state import fit_classifier
+        from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, rate_for_noise
+        from mechanisms.model.linear_head import linear_head
+
         event, classifier = plan.event, run.classifier()
         assert isinstance(event, ComposedEvent)
         self._require_room(len(records.labels))
@@ -176,23 +186,32 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
         )
 
     def _require_room(self, records: int) -> None:
-        exact_sums.require_room(_PART, self.l2_clip_norm)
-        exact_sums.require_room(records, self.l2_clip_norm, bits=62)
+        require_room(_PART, self.l2_clip_norm)
+        require_room(records, self.l2_clip_norm, bits=62)
 
 
 def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecords]:
     """Puts records on the grid part by part, so that memory does not grow with their number."""
+    from mechanisms.descent.exact_sums import GridRecords
+
     for grid, given in zip(_grids(inputs, centre), labels.split(_PART), strict=True):
         yield GridRecords(grid, given.to(centre.device), centre)
 
 
 def _kept(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecords]:
     """Puts all records on the grid, in fewer and larger parts."""
+    import torch
+
+    from mechanisms.descent.exact_sums import GridRecords
+
     whole = torch.cat(list(_grids(inputs, centre)))
     for grid, given in zip(whole.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True):
         yield GridRecords(grid, given.to(centre.device), centre)
 
 
 def _grids(inputs: Inputs, centre: Tensor) -> Iterator[Tensor]:
+    from mechanisms.descent import exact_sums
+    from mechanisms.model.linear_head import feature_blocks
+
     for features in feature_blocks(inputs, _PART):
         yield exact_sums.on_grid(features.to(centre.device), centre)

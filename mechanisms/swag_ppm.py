@@ -17,13 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from mechanisms.audit import trials
 from mechanisms.mechanism import (
     ClassifierModel,
     Fitted,
@@ -38,18 +35,20 @@ from mechanisms.mechanism import (
     Workload,
     registered,
 )
-from mechanisms.model import checkpoint, ranks, training
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import Progress
-from mechanisms.posterior import risks, rounds, swag
+from mechanisms.posterior import rounds
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName, event_of
-from mechanisms.posterior.target import search
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.numerics import failure_probability
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.audit import trials
+    from mechanisms.model.classifier import Classifier
+    from mechanisms.model.training import Progress
+    from mechanisms.posterior import swag
 
 _WEIGHTS = "weights.safetensors"
 _UNREAD: Mapping[str, tuple[str, ...]] = {
@@ -243,6 +242,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def _search(
         self, target: float, task: Task, records: Records, run: Run, base: Measured | None
     ) -> Fitted:
+        from mechanisms.posterior.target import search
+
         assert run.folder is not None
         if base is None:
             unweighted = self.continues
@@ -279,6 +280,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         self, folder: Path, records: Records, run: Run, earlier: Measured | None
     ) -> Fitted:
         """Fits the rounds after the earlier one up to this mechanism's, each in a folder below."""
+        from mechanisms.posterior import risks, swag
+
         moments, config = self.settings
         names = ROUNDS[self.round]
         left = names if earlier is None else names[names.index(earlier.round) + 1 :]
@@ -329,6 +332,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         self, records: Records, run: Run, folder: Path, weights: Tensor | None
     ) -> list[float]:
         """Fine-tunes and collects SWAG; goes on from the checkpoints of the folder."""
+        from mechanisms.model import ranks, training
+        from mechanisms.posterior import swag
+
         tune, collect = self.phases
         classifier = run.classifier()
         steps = [phase.steps(len(records)) for phase in (tune, collect)]
@@ -366,6 +372,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     def _steps_of_pass(self, records: Records, classifier: Classifier) -> float:
         """About how many training steps take as long as the pass over draws."""
+        from mechanisms.model.inputs import FeatureInputs
+
         draws, n = TABLE[self.round].draws(self.settings[1]), len(records)
         if isinstance(records.inputs, FeatureInputs):
             return draws * n * classifier.num_parameters / _PRODUCTS_A_STEP
@@ -376,6 +384,10 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
         The first rank measures while the others wait.
         """
+        from mechanisms.model import checkpoint, ranks
+        from mechanisms.posterior import risks
+        from mechanisms.posterior.risks import RiskPass
+
         if not ranks.rank() and not (folder / Measured.FILE).exists():
             files = folder / "posterior"
             _link(folder, files)
@@ -401,6 +413,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         self, units: range, folder: Path, records: Records, run: Run
     ) -> Mapping[str, Tensor]:
         """A pass over these draws of the posterior in a folder, with the weights beside it."""
+        from mechanisms.model import checkpoint
+        from mechanisms.posterior import risks, swag
+
         done = risks.risk_pass(
             run.classifier(),
             records.inputs,
@@ -427,6 +442,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def _draw(
         self, classifier: Classifier, folder: Path, *, seed: int, purpose: str
     ) -> PosteriorDraw:
+        from mechanisms.posterior import swag
+
         scale = 1.0 if self.moments is None else self.moments.std_scale
         posterior = swag.load(folder, std_scale=scale)
         at = None if TABLE[self.round].after is None else purpose
@@ -438,6 +455,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         """Runs the whole chain in each trial, batched over trials; one draw of each round's
         posterior.
         """
+        from mechanisms.audit import trials
+
         moments, config = self.settings
         tune, collect = self.phases
         drawn = trials.chain(
@@ -453,6 +472,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return {name: self._reruns(name, draws, pool) for name, draws in drawn.items()}
 
     def _reruns(self, name: RoundName, drawn: trials.Drawn, pool: trials.Records) -> Reruns:
+        from mechanisms.audit import trials
+
         moments, config = self.settings
         ell, right = trials.log_likelihood(drawn.theta, pool.with_bias, pool.labels)
         snapshots = self.phases[1].epochs
@@ -485,12 +506,16 @@ class Measured:
     draw_maxima: Tensor
 
     def save(self, folder: Path) -> None:
+        from mechanisms.model import checkpoint
+
         tensors = {"risk": self.risk, "draw_maxima": self.draw_maxima}
         weights = {} if self.alpha is None else {"alpha": self.alpha}
         checkpoint.save(folder / self.FILE, tensors | weights, {"round": self.round})
 
     @staticmethod
     def load(folder: Path) -> Measured:
+        from mechanisms.model import checkpoint
+
         tensors, meta = checkpoint.load(folder / Measured.FILE)
         return Measured(meta["round"], tensors.pop("alpha", None), **tensors)
 
@@ -506,6 +531,8 @@ class PosteriorDraw(ClassifierModel):
     """Of the draw; None: the mean."""
 
     def __post_init__(self) -> None:
+        from mechanisms.posterior import risks
+
         if self.purpose is None:
             self.classifier.flat.copy_(self.posterior.mean)
             return
@@ -514,12 +541,20 @@ class PosteriorDraw(ClassifierModel):
         )
 
     def draw(self, normal: swag.Normal) -> Tensor:
+        from mechanisms.posterior import swag
+
         return swag.sample(self.posterior, normal=normal)
 
     def could_draw(self, theta: Tensor) -> bool:
+        from mechanisms.posterior import swag
+
         return swag.within_reach(self.posterior, theta)
 
     def sensitivity_at(self, theta: Tensor, records: Records) -> float:
+        import torch
+
+        from mechanisms.posterior import risks
+
         self.classifier.flat.copy_(theta)
         alpha = Measured.load(self.folder).alpha
         return risks.at_draw(

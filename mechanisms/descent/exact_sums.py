@@ -13,8 +13,7 @@ that record's own term and by nothing else, and the clip, which is checked in in
 norm without an allowance for rounding. This starts at the features: that an encoder gives a record
 the same ones, to the last bit, whatever else is in its batch, is assumed.
 
-Units: a feature counts 2^-FEATURE_BITS, a residual 2^-RESIDUAL_BITS, a sum of their products
-2^-SUM_BITS.
+Units are those of `mechanisms.descent.grid`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from mechanisms.descent.grid import FEATURE_BITS, RESIDUAL_BITS, SUM_BITS
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NoiseSegment
 
-FEATURE_BITS = 11
-RESIDUAL_BITS = 19
-SUM_BITS = FEATURE_BITS + RESIDUAL_BITS
 _WEIGHT_BITS = 20
 _SCORE_BITS = 12
 """Of a difference of scores, in nats, in the table of exp."""
@@ -269,20 +266,6 @@ class Total:
         A cut brings two totals no further apart, so that it costs no sensitivity.
         """
         out.add_(self._total.clamp_(-_LARGEST_SUM, _LARGEST_SUM).double())
-
-
-def require_room(records: int, norm: float, *, bits: int = 51) -> None:
-    """Refuses more records than a sum holds: 51 bits in float64, 62 in a `Total`.
-
-    Raises:
-        MechanismError: they are too many.
-    """
-    if records * norm * 2.0**SUM_BITS >= 2.0**bits:
-        raise MechanismError(
-            f"{records} records are more than exact sums hold: lower clip or batch, or split the "
-            "records",
-            kind="too-many-records",
-        )
 
 
 def _lengths(rows: Tensor) -> Tensor:

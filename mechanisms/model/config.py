@@ -18,6 +18,8 @@ TARGETS = (0.80, 0.90, 0.95)
 SCHEMA = 1
 """Of a thresholds file."""
 """Accuracies among automatically coded records for which a threshold is looked for."""
+HASHED_COLUMNS = 768
+"""Of hashed words, next to the features of an encoder."""
 NO_ENCODER = "none"
 """What a model has in an encoder's place if its records are features already."""
 

@@ -44,13 +44,12 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import packaged
-from mechanisms.model.config import stemmer
+from mechanisms.model.config import HASHED_COLUMNS, stemmer
 from mechanisms.model.scorer import MOST_CHARACTERS
 from mechanisms.model.word_vectors import Embed, WordVectors
 
 FILE = "lexicon.json"
 """Its name next to features, and in a bundle."""
-HASHED_COLUMNS = 768
 _UNLIKE = 0.4
 """Cosine about the mean, at and below which two words are not alike. For MiniLM and the titles of
 OIICS 0.07 % of pairs exceed it.

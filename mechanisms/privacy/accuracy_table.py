@@ -69,14 +69,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mechanisms.privacy.events import GaussianReleaseEvent
-from mechanisms.privacy.noise import SecretStream
+
+if TYPE_CHECKING:
+    from mechanisms.privacy.noise import SecretStream
 
 Counts = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -297,6 +298,8 @@ def _pieces(logits: Any, label: Counts, size: tuple[int, ...]) -> Iterator[tuple
 
 
 def _noisy(sums: Counts, event: GaussianReleaseEvent, stream: SecretStream) -> Counts:
+    import torch
+
     std = Fraction(event.noise_multiplier) * Fraction(event.l2_sensitivity)
     exact = torch.from_numpy(sums.astype(np.float64))
     return (

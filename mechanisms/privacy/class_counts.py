@@ -11,14 +11,16 @@ the release composes with the DP-SGD steps in one event.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import BaseModel, Field
-from torch import Tensor
 
 from mechanisms.privacy.events import GaussianReleaseEvent
-from mechanisms.privacy.noise import SecretStream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.privacy.noise import SecretStream
 
 L2_SENSITIVITY = 1.0
 """Of a histogram over classes, when one record is added or removed."""
@@ -76,6 +78,8 @@ def noisy_counts(
     """Counts the classes with rounded Gaussian noise, float64 of integers [classes], of which some
     may be negative.
     """
+    import torch
+
     std = Fraction(event.noise_multiplier) * Fraction(event.l2_sensitivity)
     counts = torch.bincount(labels, minlength=classes).double()
     return stream.add_rounded_normal_(counts, std=std, purpose="class counts", step=0)

@@ -38,22 +38,24 @@ zero. A claim with a larger epsilon holds as well.
 
 
 def prepare(
-    parameters: RetrainParameters, models: Iterable[ModelConfig], run_step: Callable[[Step], Ref]
-) -> tuple[Ref, Ref]:
-    """Returns the records and their features or tokens, after the titles that these models start
+    parameters: RetrainParameters,
+    dataset: Ref,
+    models: Iterable[ModelConfig],
+    run_step: Callable[[Step], Ref],
+) -> Ref:
+    """Returns the features or tokens of the records, after the titles that these models start
     from.
     """
-    dataset = run_step(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
         for step in prior.stages(model, parameters.data):
             run_step(step)
     model, labels = parameters.model, parameters.data.labels
     if not labels or model.trainable != "head":
-        return dataset, run_step(data.prepare(model, dataset))
+        return run_step(data.prepare(model, dataset))
     ingested = [run_step(ingest_records(parameters.data.of_label(column))) for column in labels]
     texts = run_step(data.distinct_texts(ingested))
     encoding = {"texts": texts, "encoding": run_step(data.encoding_of(model, texts))}
-    return dataset, run_step(data.prepare(model, dataset, encoding=encoding))
+    return run_step(data.prepare(model, dataset, encoding=encoding))
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,17 @@ class Study:
         chosen: Sequence[Method],
         run_step: RunStep,
     ) -> Study:
-        """Prepares the records for these branches; refuses a branch that cannot be
-        fitted on them.
+        """Prepares the records for these branches; refuses a branch that cannot be fitted on them,
+        once they are counted.
         """
         models = [branches.model_for(branch, parameters) for branch in chosen]
-        dataset, prepared = prepare(parameters, models, run_step)
+        dataset = run_step(ingest_records(parameters.data))
         facts = context.store.figures(dataset)
-        study = Study(context, parameters, terms, dataset, prepared, facts, run_step)
+        counted = Study(context, parameters, terms, dataset, dataset, facts, run_step)
         for branch in chosen:
-            experiment = study.experiment(branch)
+            experiment = counted.experiment(branch)
             experiment.mechanism.check(experiment.task)
-        return study
+        return replace(counted, prepared=prepare(parameters, dataset, models, run_step))
 
     def experiment(self, branch: Method, seed: int | None = None) -> Experiment:
         """The experiment of a branch at a seed; the run's, if none is given."""

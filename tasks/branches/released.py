@@ -7,6 +7,7 @@ from storage.artifacts import ArtifactRef
 from storage.errors import InputError, Missing
 from tasks.branches.branch import ComparisonSettings, model_for, obstacle
 from tasks.branches.experiment import Experiment, Study, prepare
+from tasks.fitting.ingest import ingest_records
 from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, Step
@@ -45,7 +46,8 @@ def find_stages(
     whose records are None where they were not read yet, and its fit, if it exists.
     """
     method, terms = released_branch(parameters)
-    dataset, prepared = prepare(parameters, [model_for(method, parameters)], find)
+    dataset = find(ingest_records(parameters.data))
+    prepared = prepare(parameters, dataset, [model_for(method, parameters)], find)
     known: Any = {"dataset": dataset, "prepared": prepared}
     facts = {} if dataset is None else context.store.figures(dataset)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.conformal import Sets
+from mechanisms.model.devices import has_cuda
 from mechanisms.model.scorer import GRAPH, INT8, MOST_CHARACTERS, Graph, Scorer, Scores, softmax
 from mechanisms.thresholds_file import Thresholds
 from storage.artifacts import file_digest
@@ -348,7 +348,6 @@ _OTHERWISE = (
 )
 """Advice for a bundle without a threshold for an accuracy."""
 
-DRIVER = Path("/proc/driver/nvidia/version")
 CLOSED = "AUTOCODER_NO_LEDGER"
 """Variable of a process that may not read the ledger whose address it has."""
 
@@ -423,7 +422,7 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
         release = str(json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(folder, Path(STATEMENT)) from None
-    if precision != "int8" and has_card():
+    if precision != "int8" and has_cuda():
         import torch
 
         from mechanisms.model import export
@@ -441,21 +440,6 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
     from mechanisms.model import export
 
     return release, _opened(folder, export.load)
-
-
-def has_card() -> bool:
-    """Returns whether there is a card that torch computes on; without a driver no one waits for
-    torch to tell.
-    """
-    if (
-        not DRIVER.exists()
-        or os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-        or find_spec("torch") is None
-    ):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _opened(folder: Path, load: Callable[[Path], T]) -> T:

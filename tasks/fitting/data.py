@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
-from mechanisms.model import checkpoint, classifier
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import TokenInputs, joined, save_features
-from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, Store
 from storage.datasets import (
     SplitWriter,
@@ -37,7 +31,12 @@ from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
+
+    from mechanisms.model.classifier import Classifier
+    from mechanisms.model.inputs import TokenInputs
+    from mechanisms.model.lexicon import Lexicon
 
 PART = 512
 """Texts that are encoded and saved at a time: few enough that several workers end together."""
@@ -125,6 +124,8 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
     config = _encoder_of(model)
 
     def body(work: Work) -> Figures:
+        from mechanisms.model import checkpoint
+
         number = load_table(work.inputs["dataset"], _ALL).num_rows
         work.sized(number)
         (parts,) = _parts(work, model, str(config["encoder_digest"]), [_ALL])
@@ -146,6 +147,8 @@ def _parts(
     work: Work, model: ModelConfig, encoder_digest: str, splits: Sequence[str]
 ) -> list[list[dict[str, torch.Tensor]]]:
     """Encodes the distinct texts of splits, all parts together; returns the parts of each split."""
+    from mechanisms.model import checkpoint
+
     parts = [
         part
         for split in splits
@@ -165,6 +168,11 @@ def _parts(
 
 
 def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
+    import torch
+
+    from mechanisms.model import checkpoint
+    from mechanisms.model.inputs import save_features
+
     dataset = work.inputs["dataset"]
     splits = {name: load_split(dataset, name) for name in SPLITS}
     total = sum(map(len, splits.values()))
@@ -222,6 +230,8 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
     """
 
     def body(work: Work) -> Figures:
+        from mechanisms.model import checkpoint
+
         if encoder_digest(texts.model) != texts.encoder_digest:
             raise StorageError(
                 f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"
@@ -257,6 +267,8 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
 def _encoder(
     model: ModelConfig, device: str
 ) -> tuple[Callable[[Sequence[str]], TokenInputs], Classifier]:
+    from mechanisms.model import classifier
+
     return classifier.tokenizer(model), classifier.build(
         model, num_labels=2, seed=0, device=classifier.device_of(device)
     )
@@ -268,6 +280,9 @@ def _distinct(dataset: Path, split: str) -> DistinctTexts:
 
 
 def _tokens(split: Dataset, model: ModelConfig, lexicon: Lexicon | None) -> TokenInputs:
+    from mechanisms.model import classifier
+    from mechanisms.model.inputs import joined
+
     tokenize = classifier.tokenizer(model)
     parts = []
     for texts in text_batches(split, PART):
@@ -285,6 +300,8 @@ def blocks_of(
     """Yields the features of all records in order, `PART` records at a time, with their words where
     there are any.
     """
+    import torch
+
     for number, texts in enumerate(text_batches(split, PART)):
         wanted = places[number * PART : number * PART + len(texts)]
         block = torch.empty(len(wanted), parts[0].shape[1])
@@ -297,6 +314,8 @@ def blocks_of(
 def _states(
     work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int, total: int
 ) -> torch.Tensor | None:
+    from mechanisms.model import classifier
+
     done = 0
 
     def on_batch(count: int) -> None:
@@ -310,6 +329,9 @@ def _states(
 
 def save_labels(folder: Path, split: str, labels: Sequence[int] | NDArray[np.int64]) -> None:
     """Saves labels [n] of a split next to its inputs, for `load_inputs`."""
+    import torch
+    from safetensors.torch import save_file
+
     save_file(
         {"labels": torch.as_tensor(labels, dtype=torch.int64)},
         folder / f"{split}_labels.safetensors",

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 
 from storage.datasets import load_split
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
 
 _DIGEST = 16
@@ -72,6 +72,8 @@ class DistinctTexts:
         """Returns the number of the text of each record of a split, int64 [n], all of whose texts
         are among these.
         """
+        import torch
+
         digests, _ = _digests(split)
         places = pc.index_in(  # pyrefly: ignore[missing-attribute]
             digests, value_set=self.digests

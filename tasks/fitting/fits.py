@@ -14,9 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from mechanisms.mechanism import (
     AnyMechanism,
@@ -31,18 +29,19 @@ from mechanisms.mechanism import (
     Search,
     Task,
 )
-from mechanisms.model import checkpoint
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.threads import using
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef, Store, file_digest
 from storage.json_values import Figures
 from tasks.fitting.model_inputs import build, label_count, load_inputs
-from tasks.running import progress, ranks
+from tasks.running import progress
 from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work, run_step
+
+if TYPE_CHECKING:
+    import torch
+
+    from mechanisms.model.classifier import Classifier
 
 _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
 """Records that are predicted at a time: through an encoder, and from features."""
@@ -154,6 +153,9 @@ def fit(
 
 
 def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
+    from mechanisms.model.inputs import FeatureInputs
+    from tasks.running import ranks
+
     records = Records(*load_inputs(work.inputs["prepared"], "train"))
     planned = plan_of(work.inputs["plan"])
     load = planned.mechanism.workload
@@ -211,6 +213,11 @@ def _map(
     run: Run,
 ) -> list[Mapping[str, torch.Tensor]]:
     """Shares the units of a fit out to the engine; ranks that wait leave it all threads."""
+    import torch
+
+    from mechanisms.model import checkpoint
+    from mechanisms.model.threads import using
+
     assert isinstance(mechanism, Mechanism)
     with progress.listening(others=False):
         files = run_step(work.context, _files(folder, work.refs["dataset"]))
@@ -245,6 +252,8 @@ def compute_units(request: str) -> str:
 
 def units_step(store: Store, units: Units, inputs: Mapping[str, ArtifactRef]) -> Step:
     def body(work: Work) -> Figures:
+        from mechanisms.model import checkpoint
+
         computed = cast("Divisible", units.mechanism).compute(
             range(units.first, units.end),
             work.inputs["files"],
@@ -282,6 +291,11 @@ def predict(
     config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
     def body(work: Work) -> Figures:
+        import torch
+
+        from mechanisms.model import checkpoint
+        from mechanisms.model.inputs import FeatureInputs
+
         parts: list[Predicted] = []
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
@@ -329,6 +343,10 @@ def compute(request: str) -> str:
 
 def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) -> Step:
     def body(work: Work) -> Figures:
+        import torch
+
+        from mechanisms.model import checkpoint
+
         run = run_of(work, part.model, part.seed)
         fitted = part.mechanism.load(work.inputs["fitted"], run, purpose=part.purpose)
         records, _ = load_inputs(work.inputs["prepared"], part.split)
@@ -352,4 +370,6 @@ def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) 
 
 def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
     """Loads `log_probabilities` float32 [n, classes] and `predicted` int64 [n] of a split."""
+    from mechanisms.model import checkpoint
+
     return checkpoint.load(folder / f"{split}.safetensors")[0]

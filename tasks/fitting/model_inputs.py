@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from mechanisms.model import checkpoint, classifier, inputs
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from storage.codelist import Code
 from storage.coding_index import CodingIndex, load_index
@@ -21,6 +18,12 @@ from tasks.fitting import prior
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Context
 
+if TYPE_CHECKING:
+    import torch
+
+    from mechanisms.model import inputs
+    from mechanisms.model.classifier import Classifier
+
 SPLITS = ("train", "test")
 
 
@@ -28,6 +31,8 @@ def load_inputs(
     folder: Path, split: str
 ) -> tuple[inputs.FeatureInputs | inputs.TokenInputs, torch.Tensor]:
     """Loads one split that `prepare` wrote: inputs, and labels int64 [n]."""
+    from mechanisms.model import checkpoint, inputs
+
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
 
@@ -54,6 +59,8 @@ def untrained(
     """Builds the untrained classifier over these codes, on the run's device: random, or at its
     prior.
     """
+    from mechanisms.model import classifier
+
     words = lexicon_of(context, model, codes)
     built = classifier.build(
         model,

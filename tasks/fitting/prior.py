@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
-import torch
-
-from mechanisms.model import checkpoint, classifier, encoder_files, packaged, prior, word_vectors
-from mechanisms.model import lexicon as words
-from mechanisms.model.classifier import Classifier
+from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.lexicon import Lexicon
-from mechanisms.model.word_vectors import WordVectors
 from storage import demo_data
 from storage.artifacts import digest, files_digest
 from storage.codelist import (
@@ -32,6 +27,13 @@ from storage.ingest import read_codes
 from storage.json_values import Figures
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, Step, Work, run_step
+
+if TYPE_CHECKING:
+    import torch
+
+    from mechanisms.model.classifier import Classifier
+    from mechanisms.model.lexicon import Lexicon
+    from mechanisms.model.word_vectors import WordVectors
 
 _FILE, _HEAD = "titles.safetensors", "head.safetensors"
 INDEX_TEXTS, INDEX_HEAD = "coding index", "head at the coding index"
@@ -124,6 +126,8 @@ def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
 
 
 def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Figures:
+    from mechanisms.model import checkpoint, classifier, prior
+
     device = classifier.device_of(work.context.device)
     public = [text for kind in texts for text in kind]
     places = {text: place for place, text in enumerate(dict.fromkeys(public))}
@@ -146,6 +150,10 @@ def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor
     """Loads the embeddings [kinds, texts, width] of a step, and which texts are not empty. Computes
     them if needed.
     """
+    import torch
+
+    from mechanisms.model import checkpoint
+
     folder = context.store.open(step.find(context.store) or run_step(context, step))
     tensors, header = checkpoint.load(folder / _FILE)
     return tensors["embeddings"], torch.tensor(header["with_title"])
@@ -155,6 +163,10 @@ def start(
     context: Context, built: Classifier, codes: Sequence[Code], lexicon: Lexicon | None
 ) -> None:
     """Puts the prior of a code list into an untrained classifier."""
+    import torch
+
+    from mechanisms.model import prior
+
     embedded, with_title = embeddings(context, titles(built.config, codes))
     if lexicon is not None:
         kinds = zip(embedded, texts_of(built.config, codes), strict=True)
@@ -166,6 +178,8 @@ def start_at_index(
     context: Context, built: Classifier, codes: Sequence[Code], index: CodingIndex
 ) -> None:
     """Moves a head that starts at titles to the entries of a public index, near the titles."""
+    from mechanisms.model import checkpoint, prior
+
     step = head_at_index(built.config, codes, index)
     folder = context.store.open(step.find(context.store) or run_step(context, step))
     prior.put(built, checkpoint.load(folder / _HEAD)[0]["weight"])
@@ -180,6 +194,10 @@ def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex)
     """Finds the head at the entries of a coding index, near the titles."""
 
     def body(work: Work) -> Figures:
+        import torch
+
+        from mechanisms.model import checkpoint, classifier, prior
+
         lexicon = lexicon_of(work.context, model, codes)
         built = classifier.build(
             model,
@@ -222,6 +240,9 @@ def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> L
     The scales come from the titles, in the sentence where there is one. `hashed` needs no code
     list: its scales come from synthetic narratives.
     """
+    from mechanisms.model import lexicon as words
+    from mechanisms.model import word_vectors
+
     if model.lexical == "none":
         return None
     language = model.lexical_language

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 
-from mechanisms.model import calibration, checkpoint, metrics
+from mechanisms.model import calibration, metrics
 from mechanisms.model.resampling import resampled_f1
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code
@@ -40,6 +39,10 @@ def score(
 
 
 def _score(work: Work) -> Figures:
+    import torch
+
+    from mechanisms.model import checkpoint
+
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
     scored = read(work.inputs["predictions"], "test")
@@ -105,5 +108,7 @@ def resampled_of(context: Context, measured: ArtifactRef) -> dict[str, np.ndarra
     """Loads weighted and macro F1 of a scored branch on resamples of the test half, the same for
     every branch.
     """
+    from mechanisms.model import checkpoint
+
     tensors = checkpoint.load(context.store.open(measured) / _RESAMPLED)[0]
     return {name: tensor.numpy() for name, tensor in tensors.items()}

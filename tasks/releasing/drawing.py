@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import rfc8785
 
-from mechanisms.model import checkpoint
 from mechanisms.privacy.events import ParallelEvent
 from storage.codelist import groups
 from storage.datasets import load_codes
@@ -37,6 +36,8 @@ _MOST_OF_A_DRAW = 16 << 30
 
 
 def require_undrawn(context: Context, plan: ReleasePlan) -> None:
+    from mechanisms.model import checkpoint
+
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
@@ -67,6 +68,8 @@ def draw_once(
     fit that is released as it is, without a table, needs no note, since taking its parameters again
     gives the same.
     """
+    from mechanisms.model import checkpoint
+
     release_id = row.release_id
     file = draw_path(context.workspace, release_id)
     fresh, begun = file.with_name(FRESH_DRAW), file.with_name(BEGUN_DRAW)
@@ -94,6 +97,8 @@ def draw_once(
 
 
 def _note(begun: Path, release_id: str) -> None:
+    from mechanisms.model import checkpoint
+
     try:
         # guard: test_a_sample_that_was_lost_is_not_taken_again
         begun.open("x").close()
@@ -127,6 +132,8 @@ def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
 def _signed_draw(
     sample: Sample, row: ReleaseRow, planned: PlannedRelease, key: EllipticCurvePrivateKey
 ) -> bytes:
+    from mechanisms.model import checkpoint
+
     described = _described(row, planned)
     signature = keys.sign_bytes(_vouched(sample, described), key)
     return checkpoint.to_bytes(sample.tensors, described | {"signature": signature})
@@ -155,6 +162,8 @@ def saved_draw(
     sample counts by the signature of this machine's key, and a fit without a table by its
     parameters.
     """
+    from mechanisms.model import checkpoint
+
     release_id = row.release_id
     if not file.is_file():
         raise StorageError(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Workload
-from mechanisms.model import classifier, encoder_files
-from mechanisms.model.lexicon import HASHED_COLUMNS
+from mechanisms.model import devices, encoder_files
+from mechanisms.model.config import HASHED_COLUMNS
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger
@@ -265,13 +265,10 @@ def estimate_retrain(
 
 
 def check_device(context: Context) -> str:
-    try:
-        kind = classifier.device_of(context.device).type
-    except RuntimeError:
-        kind = ""
+    kind = devices.kind_of(context.device)
     if kind not in DEVICES:
         raise MechanismError(f"device: `{context.device}` does not exist. Use auto, cpu or cuda")
-    if kind == "cuda" and not _has_cuda():
+    if kind == "cuda" and not devices.has_cuda():
         raise MechanismError("device: torch finds no CUDA device. Use `cpu` or `auto`")
     return kind
 
@@ -331,9 +328,3 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
             "and signs (release/release), or switch release.enabled off"
         )
     publish.check_signing(context, settings)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -40,11 +40,11 @@ from storage.ledger.registry import (
     other_population_names,
     population_name_warning,
 )
-from tasks.bundle import fill, licence, thresholds
+from tasks.bundle import licence, thresholds
 from tasks.bundle.deployment import Deployment
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
-from tasks.releasing import approval, drawing, gate
+from tasks.releasing import approval, gate
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.claims import claim_at, key_of
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
@@ -56,6 +56,8 @@ from tasks.running.stage import Context
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from tasks.releasing import drawing
 
 
 class Released(BaseModel, frozen=True):
@@ -192,6 +194,9 @@ def _reserve(
     records: RecordSet,
 ) -> ReleaseRow:
     """Charges a plan that nothing stands against, once its bundle was rehearsed."""
+    from tasks.bundle import fill
+    from tasks.releasing import drawing
+
     plan, ledger = case.plan, case.ledger
     case.require_current(own)
     approval.require_read(case, settings.accept_texts)
@@ -225,6 +230,8 @@ def _finish(
     """Draws what was not drawn, and bundles, commits and seals it; returns the row, the bundle's
     folder, and whether it was committed before.
     """
+    from tasks.releasing import drawing
+
     ledger, planned, release_id = case.ledger, case.planned, row.release_id
     if row.state == "burned":
         raise StorageError(
@@ -337,6 +344,8 @@ def _bundle(
     *,
     drawn_on: str,
 ) -> tuple[Path, str]:
+    from tasks.bundle import fill
+
     release_id = row.release_id
 
     def build(folder: Path) -> None:

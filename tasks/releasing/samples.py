@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.test_half import Answers
 from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Sample:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
+        import torch
+
         if self.table is None:
             return {"theta": self.theta}
         counts = {"temperature": self.table.temperature, "accuracy": self.table.accuracy}

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mechanisms.mechanism import Task
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import SourcePreview, preview
 from storage.ledger import ReleaseRow
-from tasks.branches.branch import workloads
+from tasks.branches.branch import mechanism_for, workloads
 from tasks.branches.experiment import Study
 from tasks.branches.plan import plan_release
 from tasks.branches.released import find_stages, released_branch
@@ -162,6 +163,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         source = preview(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
         branch, terms = released_branch(parameters)
+        counted = Task(records=source.sampled["train"], classes=max(source.codes, 1))
+        mechanism_for(branch, parameters, terms).check(counted)
         loads = workloads(branch, parameters, terms)
         estimate = preflight.estimate_retrain(
             context, parameters, loads, device=device, sampled=source.sampled

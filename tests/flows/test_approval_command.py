@@ -291,11 +291,11 @@ def test_what_could_not_release_is_told_before_anybody_is_asked(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, wrong: dict, said: str
 ) -> None:
     from flows import deployed
-    from tasks.releasing import preflight
+    from mechanisms.model import devices
     from tasks.running.failures import StageError
 
     job, plan = site
-    monkeypatch.setattr(preflight, "_has_cuda", lambda: False)
+    monkeypatch.setattr(devices, "has_cuda", lambda: False)
     parameters = deployed.release.validate_parameters({"plan": plan, "home": str(job.home)} | wrong)
     with pytest.raises((*SAFE, StageError), match=said):
         deployed.release.fn(**parameters)

@@ -140,7 +140,7 @@ def test_who_died_after_drawing_has_drawn(
                 if (path / "draw.safetensors").exists():
                     raise KeyboardInterrupt
 
-            patched.setattr(drawing.checkpoint, "sync", sync)
+            patched.setattr(checkpoint, "sync", sync)
         with pytest.raises(KeyboardInterrupt):
             drawing.draw_once(context, row, planned, release_key())
     draw = drawing.draw_once(context, row, planned, release_key())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from slow_imports import command
 
+from storage.demo_data import write_demo_data
 from storage.ledger import Ledger
 from storage.paths import Workspace
 
@@ -68,6 +69,42 @@ def test_it_is_answered_before_the_imports(
     assert answer in done.stdout + done.stderr
     assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
     assert {path.name for path in tmp_path.iterdir()} == {"text.csv", "text.json"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    write_demo_data(folder, records=200, seed=1)
+    return folder
+
+
+DEMO = ("train", "--data", "injuries.csv", "--codelist", "codelist.csv", "--epsilon", "5")
+LARGE_BATCH = ("--set", "method.name=dp-sgd", "--set", "method.batch_size=1000000")
+OF_THE_RECORDS: dict[str, tuple[Sequence[str], str]] = {
+    "dry run": ([*DEMO, "--profile", "demo-formal", "--dry-run"], "to compute"),
+    "a device that is absent": (
+        [*DEMO, "--profile", "demo-formal", "--device", "cuda"],
+        "torch finds no CUDA device",
+    ),
+    "dry run, a clip that sums do not hold": (
+        [*DEMO, "--profile", "demo-formal", "--dry-run", "--set", "method.l2_clip_norm=1e9"],
+        "more than exact sums hold",
+    ),
+    "dry run, a batch above the records": (
+        [*DEMO, "--profile", "formal", "--dry-run", *LARGE_BATCH],
+        "larger than the data",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "answer"), OF_THE_RECORDS.values(), ids=OF_THE_RECORDS)
+def test_the_records_are_read_without_the_imports(
+    words: Sequence[str], answer: str, demo: Path
+) -> None:
+    """No stage computes, so that no one waits for torch, Prefect, or an accountant."""
+    done = command(words, demo)
+    assert answer in done.stdout + done.stderr
+    assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
 
 
 @pytest.mark.parametrize("words", [["show"], ["verify"]], ids=" ".join)

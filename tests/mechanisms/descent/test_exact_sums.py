@@ -17,6 +17,7 @@ from mechanisms.descent.exact_sums import (
     cut,
     on_grid,
 )
+from mechanisms.descent.grid import require_room
 from mechanisms.errors import MechanismError
 
 RECORDS, WIDTH, CLASSES = 300, 23, 7
@@ -170,9 +171,9 @@ def test_a_total_is_exact_beyond_what_float64_holds() -> None:
 
 def test_too_many_records_are_refused() -> None:
     """By what a float sum holds, and by what a total holds: some four thousand million."""
-    exact_sums.require_room(1_000_000, 1.0)
+    require_room(1_000_000, 1.0)
     with pytest.raises(MechanismError, check=of_kind("too-many-records")):
-        exact_sums.require_room(10_000_000, 1.0)
-    exact_sums.require_room(1_000_000_000, 1.0, bits=62)
+        require_room(10_000_000, 1.0)
+    require_room(1_000_000_000, 1.0, bits=62)
     with pytest.raises(MechanismError, check=of_kind("too-many-records")):
-        exact_sums.require_room(5_000_000_000, 1.0, bits=62)
+        require_room(5_000_000_000, 1.0, bits=62)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-import torch
 from csv_files import write_csv
 
 from mechanisms.model.scorer import softmax
 from storage.codelist import read_parents
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
-from tasks.coding import coder as coders
 from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.groups import groups_of
 from tests.support.thresholds import thresholds_file
@@ -279,20 +276,3 @@ def test_narratives_are_joined_as_in_training() -> None:
     ):
         with pytest.raises(InputError, match="text columns: "):
             Narratives(columns, template)
-
-
-def test_a_card_is_looked_for_where_there_is_a_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without one a partner does not wait for torch's import; a hidden card is none."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(coders, "DRIVER", tmp_path / "version")
-    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
-    assert not coders.has_card()
-    (tmp_path / "version").touch()
-    assert not coders.has_card(), "and without torch"
-    monkeypatch.undo()
-    monkeypatch.setattr(coders, "DRIVER", tmp_path / "version")
-    assert coders.has_card() is torch.cuda.is_available()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not coders.has_card()

@@ -15,7 +15,7 @@ from torch import nn
 from mechanisms.model import classifier
 from mechanisms.model import lexicon as lexicons
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.config import ModelConfig
+from mechanisms.model.config import HASHED_COLUMNS, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes, load_split
@@ -101,8 +101,8 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
     config = model(tiny_bert, lexical="hashed")
     words = lexicon_of(context, config, load_codes(dataset.path))
     assert words is not None
-    assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), lexicons.HASHED_COLUMNS)
-    assert features_of(context, config, dataset).shape[1] == 16 + lexicons.HASHED_COLUMNS
+    assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), HASHED_COLUMNS)
+    assert features_of(context, config, dataset).shape[1] == 16 + HASHED_COLUMNS
     (step,) = prior.stages(config, records(tmp_path, codelist=False))
     assert step.find(context.store) is not None, "a run plans what the lexicon computed"
 

@@ -1,0 +1,62 @@
+"""The kind of a device, and whether there is a card, without waiting for torch where that is
+known."""
+
+import sys
+
+import pytest
+import torch
+
+from mechanisms.model import devices
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "possible"),
+    [
+        ("2.13.0+cpu", True, False),
+        ("2.13.0", False, False),
+        ("2.13.0+cu126", False, False),
+        ("2.13.0+cu126", True, True),
+        ("2.13.0+rocm6.4", False, True),
+    ],
+)
+def test_a_card_is_looked_for_where_torch_could_use_one(
+    monkeypatch: pytest.MonkeyPatch, build: str, driver: bool, possible: bool
+) -> None:
+    """A build for processors, and one for CUDA without a driver, need no import; others ask."""
+
+    def load(name: str) -> None:
+        if not driver:
+            raise OSError(name)
+
+    monkeypatch.setattr(devices, "version", lambda name: build)
+    monkeypatch.setattr(devices.ctypes, "CDLL", load)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert devices._is_possible() is possible
+
+
+def test_torch_is_asked_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "_is_possible", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert devices.has_cuda()
+    assert devices.kind_of("auto") == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not devices.has_cuda(), "a hidden card is none"
+    assert devices.kind_of("auto") == "cpu"
+
+
+def test_without_torch_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert not devices.has_cuda()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "cpu:0"])
+def test_a_kind_is_the_one_that_torch_knows(name: str) -> None:
+    assert devices.kind_of(name) == torch.device(name).type
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", ":1", "cpu:0:1"])
+def test_what_torch_refuses_has_no_kind(name: str) -> None:
+    with pytest.raises(RuntimeError):
+        torch.device(name)
+    assert devices.kind_of(name) == ""
