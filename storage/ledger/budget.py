@@ -55,8 +55,15 @@ class Cost:
     event: Mapping[str, Any] | None = None
     records_per_unit: int = 1
     formal: bool = False
+    _losses: dict[str, Loss] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """By the relation, since each cohort's account takes the same."""
 
     def loss(self, relation: str) -> Loss:
+        if relation not in self._losses:
+            self._losses[relation] = self._loss(relation)
+        return self._losses[relation]
+
+    def _loss(self, relation: str) -> Loss:
         if not self.formal:
             doubled = 1 if relation == self.relation else 2
             return Loss(self.epsilon * doubled, self.delta, None, None)
@@ -70,9 +77,14 @@ class Cost:
         )
 
     @staticmethod
-    def of(plan: ReleasePlan) -> Cost:
-        """Returns the cost of a planned release."""
-        claim, exact = plan.claim, Exact.of(plan.claim)
+    def of(plan: ReleasePlan, exact: Exact | None = None) -> Cost:
+        """Returns the cost of a planned release.
+
+        Args:
+            exact: the amounts of its claim, where they are known already.
+        """
+        claim = plan.claim
+        exact = exact or Exact.of(claim)
         formal = claim.guarantee_kind == "formal"
         return Cost(
             claim.neighbouring_relation,

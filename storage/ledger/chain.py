@@ -40,14 +40,15 @@ class Damage(NamedTuple):
     problem: str
 
 
+_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def canonical(content: dict[str, Any]) -> str:
     """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond
     2^53.
     """
     try:
-        text = json.dumps(
-            content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-        )
+        text = _JSON.encode(content)
     except (TypeError, ValueError):
         text = ""
     if text and _is_plain(text):
@@ -136,6 +137,17 @@ def append(
 def signed_bytes(plain: dict[str, Any]) -> bytes:
     """Returns what a row's signature is over, by the row as plain data without its hash."""
     return canonical({name: value for name, value in plain.items() if name != "signature"}).encode()
+
+
+def signed_bytes_of(plain: dict[str, Any], body: str) -> bytes:
+    """Returns the same of a row whose canonical JSON is `body`: that without its signature, which
+    comes last but for the signer.
+    """
+    signer = f',"signer":{_JSON.encode(plain.get("signer"))}}}'
+    signature = f',"signature":{_JSON.encode(plain.get("signature"))}'
+    if not body.endswith(signature + signer):
+        return signed_bytes(plain)
+    return (body[: -len(signature + signer)] + signer).encode()
 
 
 def put(connection: Connection, body: str) -> StoredRow:

@@ -54,14 +54,18 @@ def release_terms(plan: ReleasePlan) -> dict[str, str]:
     return terms_of(settled(plan))
 
 
-def terms_of(plan: ReleasePlan) -> dict[str, str]:
-    """Returns the terms of a plan, whatever it is."""
+def terms_of(plan: ReleasePlan, exact: Exact | None = None) -> dict[str, str]:
+    """Returns the terms of a plan, whatever it is.
+
+    Args:
+        exact: the amounts of its claim, where they are known already.
+    """
     terms = {
         "idempotency_key": plan.idempotency_key,
         "label": plan.release_label,
         "population": plan.population,
         "guarantee_kind": plan.claim.guarantee_kind,
-        "epsilon": str(amounts.text(Exact.of(plan.claim).epsilon)),
+        "epsilon": str(amounts.text((exact or Exact.of(plan.claim)).epsilon)),
         "data_fingerprint": plan.data_fingerprint,
     }
     return terms if plan.ledger is None else terms | {"ledger": plan.ledger.text}

@@ -8,6 +8,11 @@ lists. What an account is charged follows from the events of the releases that i
 no row. A row that does not follow from those before is named in `State.bad` and has no effect,
 except that a well signed release is charged in any case and may not be drawn. Damage to the chain
 itself stops everything.
+
+No process keeps a fold for another. Whoever reads must be able to tell that it is true, and the one
+key that could vouch for it is a releasing worker's, which others who read do not have. Any key that
+those have is training's too, which could then state other sums beside rows that are whole, so that
+journal, witness and partners' heads agree with it.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ from storage.ledger.entries import (
     Revoked,
     Row,
 )
-from storage.ledger.keys import decoded_key, key_id, verify_bytes
+from storage.ledger.keys import encoded_key_id, verify_encoded
 from storage.ledger.models import GENESIS, SCHEMA_VERSION, LedgerPosition, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
@@ -85,7 +90,7 @@ class Release:
     cost: Cost = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cost = Cost.of(self.plan)
+        self.cost = Cost.of(self.plan, self.rows[0].exact)
 
     @property
     def row(self) -> ReleaseRow:
@@ -166,6 +171,7 @@ class State:
     """Hash of the first row."""
     policy: Policy | None = None
     policy_row: Row[PolicySet] | None = None
+    policy_digest: str | None = None
     release_keys: frozenset[str] = frozenset()
     """Ids of the keys of releasing workers: those that the newest policy with any lists, else the
     one that signed first.
@@ -220,7 +226,7 @@ class State:
                 self._damage(
                     sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}"
                 )
-            row, problem = self._step(_parsed(content, stored), content)
+            row, problem = self._step(_parsed(content, stored), content, stored.body)
             self.rows.append(row)
         except Damaged as error:
             self._damage(sequence, f"row {sequence} {error}")
@@ -239,12 +245,12 @@ class State:
         self.broken = self.broken or problem
         self.bad.append(BadRow(sequence, problem))
 
-    def _step(self, row: ChainRow, content: dict[str, Any]) -> tuple[LedgerRow, str]:
+    def _step(self, row: ChainRow, content: dict[str, Any], body: str) -> tuple[LedgerRow, str]:
         if row.schema_version != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
         entry = row.entry
         if isinstance(entry, ReleaseEntry):
-            self._require_signed(row, content)
+            self._require_signed(row, chain.signed_bytes_of(content, body))
         match entry:
             case Reserved():
                 return self._reserved(cast("Row[Reserved]", row))
@@ -263,15 +269,13 @@ class State:
         self.keys[entry.key] = row
         return row, ""
 
-    def _require_signed(self, row: ChainRow, content: dict[str, Any]) -> None:
+    def _require_signed(self, row: ChainRow, signed: bytes) -> None:
         # guard: test_a_reservation_without_the_workers_key
-        if row.signer is None or not verify_bytes(
-            chain.signed_bytes(content), row.signature or "", decoded_key(row.signer)
-        ):
+        if row.signer is None or not verify_encoded(signed, row.signature or "", row.signer):
             raise Inconsistent(
                 f"a row of kind {row.entry.kind} without the signature of a releasing worker"
             )
-        signer = key_id(decoded_key(row.signer))
+        signer = encoded_key_id(row.signer)
         # Where no policy listed a key yet, the first that signs is the ledger's.
         self.release_keys = self.release_keys or frozenset({signer})
         # guard: test_a_stranger_after_the_first_key
@@ -296,7 +300,7 @@ class State:
                 policy.name, self.policy_mark, requester=entry.requester, reason=entry.reason
             )
             self._approved(row, Matter("policy", policy.digest, terms, entry.requester))
-        self.policy, self.policy_row = policy, row
+        self.policy, self.policy_row, self.policy_digest = policy, row, policy.digest
         self.release_keys = policy.release_key_ids() or self.release_keys
 
     def _refusal(self, row: Row[Refused]) -> None:
@@ -337,14 +341,15 @@ class State:
                 "its cohorts cannot have accounts (an empty, repeated or reserved name)"
             )
         try:
-            matter = Matter("release", entry.plan_digest or "", terms_of(plan), plan.requester)
+            terms = terms_of(plan, first.exact)
+            matter = Matter("release", entry.plan_digest or "", terms, plan.requester)
             self._approved(row, matter)
         except (Inconsistent, InputError) as error:
             problems.append(str(error))
-        if entry.policy_digest != (self.policy and self.policy.digest):
+        if entry.policy_digest != self.policy_digest:
             problems.append("the policy that it was checked against was not the current one")
         release = Release([first])
-        charges, problem = self.price(plan, shared)
+        charges, problem = self.price(plan, shared, cost=release.cost)
         release.accounts |= {(charge.after.population, charge.after.cohort) for charge in charges}
         for earlier in shared:
             earlier.accounts |= set(release.own_accounts)
@@ -389,7 +394,9 @@ class State:
     def account(self, name: tuple[str, str], kind: GuaranteeKind) -> Account:
         return self.accounts.get((*name, kind)) or Account(*name, kind)
 
-    def price(self, plan: ReleasePlan, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
+    def price(
+        self, plan: ReleasePlan, shared: Sequence[Release], *, cost: Cost | None = None
+    ) -> tuple[tuple[Charge, ...], str]:
         """Returns what a planned release costs each account: its own, and those of earlier releases
         of the same records.
 
@@ -398,10 +405,12 @@ class State:
 
         Args:
             shared: earlier releases that share records or units with it.
+            cost: its own, where that is known already.
 
         Returns the charges, and why the budget refuses them, if so.
         """
-        own, cost, kind = own_accounts(plan), Cost.of(plan), plan.claim.guarantee_kind
+        own, kind = own_accounts(plan), plan.claim.guarantee_kind
+        cost = cost or Cost.of(plan)
         # guard: test_the_same_records_under_another_name
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
         costs = {name: [cost] for name in [*own, *others]}
@@ -600,7 +609,7 @@ def _read(stored: StoredRow) -> dict[str, Any]:
     has no meaning.
     """
     try:
-        content: dict[str, Any] = json.loads(stored.body, parse_constant=_no_constant)
+        content: dict[str, Any] = _JSON.decode(stored.body)
         written, _ = content["sequence"], content["previous_hash"]
         same = written != stored.sequence or chain.canonical(content) == stored.body
     except InputError:
@@ -628,3 +637,6 @@ def _parsed(content: dict[str, Any], stored: StoredRow) -> ChainRow:
 
 def _no_constant(text: str) -> None:
     raise ValueError("not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)

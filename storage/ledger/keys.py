@@ -122,6 +122,12 @@ def decoded_key(encoded: str) -> EllipticCurvePublicKey:
         raise InputError("its signer: not Base64") from None
 
 
+@lru_cache(maxsize=64)
+def encoded_key_id(encoded: str) -> str:
+    """Returns the id of a public key as a row of the ledger has it."""
+    return key_id(decoded_key(encoded))
+
+
 def _public(
     load: Callable[[bytes], Any], content: bytes, *, name: str, form: str = ""
 ) -> EllipticCurvePublicKey:
@@ -190,23 +196,36 @@ def sign_bytes(content: bytes, key: EllipticCurvePrivateKey) -> str:
     return base64.b64encode(key.sign(content, ec.ECDSA(hashes.SHA256()))).decode()
 
 
+def verify_encoded(content: bytes, signature: str, encoded: str) -> bool:
+    """Checks a signature over these bytes by a key as a row of the ledger has it."""
+    return _is_valid(content, signature, _der_of(encoded))
+
+
+@lru_cache(maxsize=64)
+def _der_of(encoded: str) -> bytes:
+    return _der(decoded_key(encoded))
+
+
 def verify_bytes(content: bytes, signature: str, key: EllipticCurvePublicKey) -> bool:
     """Checks a signature over these bytes, once in a process for the same bytes and key."""
-    public = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return _is_valid(content, signature, public)
+    return _is_valid(content, signature, _der(key))
 
 
 @lru_cache(maxsize=4096)
 def _is_valid(content: bytes, signature: str, public: bytes) -> bool:
-    key = serialization.load_der_public_key(public)
-    assert isinstance(key, ec.EllipticCurvePublicKey)
+    key = _loaded(public)
     try:
         key.verify(base64.b64decode(signature, validate=True), content, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=64)
+def _loaded(public: bytes) -> EllipticCurvePublicKey:
+    key = serialization.load_der_public_key(public)
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
 
 
 def _signed_bytes(statement: BaseModel) -> bytes:

@@ -385,7 +385,7 @@ def test_no_row_makes_the_ledger_say_less() -> None:
 
 
 def test_the_attempts_bite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.ledger.fold.verify_bytes", lambda *_: True)
+    monkeypatch.setattr("storage.ledger.fold.verify_encoded", lambda *_: True)
     monkeypatch.setattr("storage.ledger.policy.Policy.release_key_ids", lambda self: frozenset())
     rows = history()
     number = next(number for number, row in enumerate(rows) if row["entry"]["kind"] == "reserved")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
+from storage.ledger import chain
 from storage.ledger.chain import canonical
 
 SCALARS = (
@@ -31,6 +32,24 @@ def test_canonical_text_is_that_of_the_standard(content: dict[str, Any]) -> None
             canonical(content)
     else:
         assert canonical(content) == expected
+
+
+TAIL = ',"signature":"x","signer":"y"}'
+AWKWARD = st.sampled_from([TAIL, '"', "\\", "é", "\u2028", "signature", "", None, {"signer": "y"}])
+
+
+@given(
+    content=st.fixed_dictionaries(
+        {},
+        optional={
+            name: AWKWARD for name in ("a", "sequence", "signature", "signatures", "signer", "z")
+        },
+    )
+)
+def test_what_a_signature_is_over_is_cut_out_of_the_text(content: dict[str, Any]) -> None:
+    """The same bytes as without the signature, whatever stands before or behind it."""
+    body = canonical(content)
+    assert chain.signed_bytes_of(content, body) == chain.signed_bytes(content)
 
 
 @pytest.mark.parametrize(
