@@ -18,9 +18,39 @@ from datetime import date, timedelta
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from storage import strict_yaml
+
+DemoCode = TypedDict(
+    "DemoCode",
+    {"code": str, "title": str, "from": list[str], "part": str, "outcome": list[str]},
+)
+"""A code, the kinds of incident that it comes from, and the outcomes that narratives tell."""
+
+
+class DemoEvent(TypedDict):
+    title: str
+    thing: list[str]
+    incident: list[str]
+    floor: NotRequired[list[str]]
+
+
+class Vocabulary(TypedDict):
+    """The words of `demo_vocabulary.yaml`."""
+
+    codes: list[DemoCode]
+    events: dict[str, DemoEvent]
+    parts: dict[str, list[str]]
+    goods: list[str]
+    place: list[str]
+    jobs: list[str]
+    vague: list[str]
+    activities: list[str]
+    subjects: list[str]
+    aftermath: list[str]
+    sentences: list[str]
+
 
 HEADER = (
     "EventDate",
@@ -114,7 +144,7 @@ def narratives(records: int, *, seed: int) -> list[str]:
 
 
 @cache
-def _words() -> dict[str, Any]:
+def _words() -> Vocabulary:
     return strict_yaml.load(
         Path(__file__).with_name("demo_vocabulary.yaml").read_text(encoding="utf-8")
     )
@@ -129,7 +159,7 @@ def _sizes(records: int, codes: int) -> list[int]:
 
 
 def _records(
-    words: dict[str, Any], records: int, rng: random.Random
+    words: Vocabulary, records: int, rng: random.Random
 ) -> Iterator[tuple[str | int, ...]]:
     order = [
         place
@@ -161,7 +191,7 @@ def _records(
         )
 
 
-def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def _mistaken(words: Vocabulary, code: DemoCode, rng: random.Random) -> DemoCode:
     near = [
         other
         for other in words["codes"]
@@ -171,7 +201,7 @@ def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -
 
 
 def _narrative(
-    words: dict[str, Any], code: dict[str, Any], event_name: str, rng: random.Random
+    words: Vocabulary, code: DemoCode, event_name: str, rng: random.Random
 ) -> tuple[str, str, str]:
     event = words["events"][event_name]
     he, him, his = rng.choice(_PRONOUNS)

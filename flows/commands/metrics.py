@@ -19,7 +19,9 @@ from storage.errors import InputError, StorageError
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from flows.server.waiting_runs import ServerOverview
     from tasks.parameters import LedgerParameters
+    from tasks.releasing.budgets import LedgerOverview
     from tasks.running.stage import Context
 
 _ACCOUNT = ("population", "cohort", "guarantee_kind")
@@ -143,9 +145,9 @@ def of_workspace(private: Path) -> Iterator[Metric]:
             yield _gauge(f"{name}_timestamp_seconds", text, (), [([], when)])
 
 
-def of_ledger(overview: dict[str, Any]) -> Iterator[Metric]:
+def of_ledger(overview: LedgerOverview) -> Iterator[Metric]:
     capped = [
-        ([line[name] for name in _ACCOUNT], line)
+        ([line["population"], line["cohort"], line["guarantee_kind"]], line)
         for line in overview["budget"]
         if line["epsilon_cap"]
     ]
@@ -163,7 +165,7 @@ def of_ledger(overview: dict[str, Any]) -> Iterator[Metric]:
     yield _gauge("plans_waiting", "plans whose approvals are missing", (), [([], waiting)])
 
 
-def of_server(overview: dict[str, Any]) -> Iterator[Metric]:
+def of_server(overview: ServerOverview) -> Iterator[Metric]:
     runs = (([state.lower()], count) for state, count in overview["runs"].items())
     yield _gauge("runs", "runs of the last seven days by state", ["state"], runs)
     online = (([pool], count) for pool, count in overview["workers"].items())

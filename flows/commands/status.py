@@ -2,12 +2,14 @@
 installation.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shlex
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,6 +20,14 @@ from flows.commands.layout import Console
 from flows.commands.terminal import command_of, say
 from flows.server.settings import home_of
 from storage.figures import left_text
+
+if TYPE_CHECKING:
+    from flows.server.waiting_runs import ServerOverview
+    from tasks.releasing.budgets import LedgerOverview, WaitingPlan
+
+    class Overview(LedgerOverview):
+        server: ServerOverview | None
+
 
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
@@ -69,8 +79,7 @@ def status(
     context, settings = options.select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
 
-    overview = ledger_overview(context, settings)
-    overview["server"] = _server()
+    overview: Overview = {**ledger_overview(context, settings), "server": _server()}
     _mark_releasing(overview)
     if as_json:
         say(json.dumps(overview, indent=1, default=str))
@@ -80,7 +89,7 @@ def status(
         raise typer.Exit(1)
 
 
-def _server() -> dict[str, Any] | None:
+def _server() -> ServerOverview | None:
     if "PREFECT_API_URL" not in os.environ:
         return None
     from flows.server.waiting_runs import overview
@@ -88,29 +97,28 @@ def _server() -> dict[str, Any] | None:
     return overview()
 
 
-def _mark_releasing(overview: dict[str, Any]) -> None:
+def _mark_releasing(overview: Overview) -> None:
     """Marks plans of the server's release runs, which may be at work on another machine."""
     server = overview["server"]
     names = {Path(plan).name for plan in server["releasing"]} if server else set()
     for plan in overview["plans"]:
         if Path(plan["file"]).name in names:
-            plan |= {"releasing": True, "remedy": ""}
+            plan["releasing"], plan["remedy"] = True, ""
 
 
-def _needs_a_person(overview: dict[str, Any]) -> bool:
-    server = overview["server"] or {"runs": {}, "unserved": [], "unserved_queues": [], "silent": 0}
-    return bool(
-        overview["open_releases"]
-        or any(plan["missing"] and not plan["refused"] for plan in overview["plans"])
-        or server["runs"].get("Failed")
-        or server["runs"].get("Crashed")
-        or server["silent"]
-        or server["unserved"]
-        or server["unserved_queues"]
-    )
+def _needs_a_person(overview: Overview) -> bool:
+    waits = any(plan["missing"] and not plan["refused"] for plan in overview["plans"])
+    if overview["open_releases"] or waits:
+        return True
+    server = overview["server"]
+    if server is None:
+        return False
+    runs = server["runs"]
+    stopped = runs.get("Failed") or runs.get("Crashed") or server["silent"]
+    return bool(stopped or server["unserved"] or server["unserved_queues"])
 
 
-def _show(overview: dict[str, Any]) -> None:
+def _show(overview: Overview) -> None:
     console = Console()
     server, ledger = overview["server"], overview["ledger"]
     if server is None:
@@ -196,7 +204,7 @@ def _show(overview: dict[str, Any]) -> None:
         console.print(table)
 
 
-def _goes_on(server: dict[str, Any] | None, flow: str) -> bool:
+def _goes_on(server: ServerOverview | None, flow: str) -> bool:
     """Checks whether the server has a run of this flow that works or is resumed by itself."""
     return server is not None and flow in server["unended"]
 
@@ -205,7 +213,7 @@ def _remedy(console: Console, command: str) -> None:
     console.print(f"  next    {command}", soft_wrap=True)
 
 
-def _approval(plan: dict[str, Any]) -> str:
+def _approval(plan: WaitingPlan) -> str:
     if plan["releasing"]:
         return "is being released"
     if plan["obstacle"]:

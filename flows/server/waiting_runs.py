@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any
+from typing import TypedDict
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -38,7 +38,7 @@ class WaitingRelease:
     plan: str
 
 
-def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> dict[str, str] | None:
+def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> StoppedRun | None:
     """Names a run that does not go on, why, and the command that a person types next; None for
     another run.
 
@@ -73,8 +73,15 @@ def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> dict[str, str
     else:
         remedy = f"prefect flow-run retry {run.id}"
     since = state.timestamp.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-    shown = {"id": str(run.id), "name": run.name, "flow": flow, "state": name}
-    return shown | {"since": since, "reason": reason, "remedy": remedy}
+    return {
+        "id": str(run.id),
+        "name": run.name,
+        "flow": flow,
+        "state": name,
+        "since": since,
+        "reason": reason,
+        "remedy": remedy,
+    }
 
 
 def _silence(client: SyncPrefectClient, run: FlowRun, now: datetime) -> timedelta | None:
@@ -106,12 +113,65 @@ def answer(run: str, decision: str) -> None:
         raise InputError(f"run {run}: {getattr(response.details, 'reason', 'not accepted')}")
 
 
-def overview() -> dict[str, Any]:
-    """Returns runs of the last seven days by state, workers online by pool, pools that lack one,
-    and runs that wait, stopped or fell silent, the newest first.
+class StoppedRun(TypedDict):
+    """A run that does not go on, why, and the command that a person types next."""
 
-    `unended` has the flows with runs that go on or are resumed by the server, and `releasing` the
-    plans of such release runs.
+    id: str
+    name: str
+    flow: str
+    state: str
+    since: str
+    reason: str
+    remedy: str
+
+
+class Waits(TypedDict):
+    """Seconds that the runs of a pool waited for a worker."""
+
+    begun: int
+    seconds: float
+    longest: float
+
+
+class WaitingRun(TypedDict):
+    id: str
+    name: str
+    plan: str
+
+
+class LostQueue(TypedDict):
+    pool: str
+    queue: str
+
+
+class Queue(LostQueue):
+    polled: float
+    """When a worker last asked for its runs, in seconds since 1970."""
+
+
+class ServerOverview(TypedDict):
+    runs: dict[str, int]
+    """Of the last seven days, by state."""
+    waits: dict[str, Waits]
+    """By pool."""
+    workers: dict[str, int]
+    """Those online, by pool."""
+    queues: list[Queue]
+    unserved_queues: list[LostQueue]
+    unserved: list[str]
+    """Pools that lack a worker."""
+    waiting: list[WaitingRun]
+    stopped: list[StoppedRun]
+    """Runs that stopped or fell silent, the newest first."""
+    silent: int
+    unended: list[str]
+    """Flows with runs that go on or are resumed by the server."""
+    releasing: list[str]
+    """Plans of release runs that go on."""
+
+
+def overview() -> ServerOverview:
+    """Returns what the server knows of runs, workers and queues.
 
     A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no
     worker.
@@ -126,7 +186,7 @@ def overview() -> dict[str, Any]:
         silent = {run.id: _silence(client, run, now) for run in runs}
         online = {}
         served = set()
-        queues: list[dict[str, Any]] = []
+        queues: list[Queue] = []
         for pool in client.read_work_pools():
             workers = client.read_workers_for_work_pool(pool.name)
             states = [
@@ -156,7 +216,9 @@ def overview() -> dict[str, Any]:
         "unserved": sorted(
             pool for pool, count in online.items() if not count and pool in served | late
         ),
-        "waiting": [asdict(run) for run in waiting_releases()],
+        "waiting": [
+            {"id": run.id, "name": run.name, "plan": run.plan} for run in waiting_releases()
+        ],
         "stopped": [entry for entry in stopped if entry is not None],
         "silent": sum(time is not None for time in silent.values()),
         "unended": sorted({flows.get(run.flow_id, "") for run in unended}),
@@ -194,8 +256,8 @@ def newest_first(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowR
     return runs
 
 
-def _waits(runs: Sequence[FlowRun]) -> dict[str, dict[str, float]]:
-    waits: dict[str, dict[str, float]] = {}
+def _waits(runs: Sequence[FlowRun]) -> dict[str, Waits]:
+    waits: dict[str, Waits] = {}
     for run in runs:
         if run.work_pool_name is None or run.start_time is None or run.expected_start_time is None:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
@@ -31,6 +31,14 @@ TUNED = "hyperparameters were not chosen on these records, or their choice is li
 ONE_DRAW = "one sample is released; each further one costs as much again"
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
+
+
+class ProtectedUnit(TypedDict):
+    """Fields of a claim that say whom it protects, whatever the accountant."""
+
+    privacy_unit: str
+    max_records_per_unit: int
+    unprotected_inputs: tuple[str, ...]
 
 
 def claims(
@@ -166,7 +174,7 @@ def claim_of(
 
 
 @claims(NonPrivateEvent)
-def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: ProtectedUnit) -> Claim:
     """Nothing is claimed, whatever delta was asked for."""
     return Claim(
         guarantee_kind="none",
@@ -183,7 +191,7 @@ def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: dict[str,
 
 
 @claims(SwagPpmEvent)
-def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: ProtectedUnit) -> Claim:
     """Claims 2 Delta for one draw from the pseudo posterior (Chew et al., section 2.1); refuses a
     delta.
 
@@ -220,7 +228,7 @@ def pseudo_posterior(
     draws: int,
     *,
     delta: float | None,
-    unit: dict[str, Any],
+    unit: ProtectedUnit,
     over: str,
     sampled: str,
     evidence: str,
@@ -290,7 +298,7 @@ def gaussian(
     event: Event,
     *,
     delta: float | None,
-    unit: dict[str, Any],
+    unit: ProtectedUnit,
 ) -> Claim:
     """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
 

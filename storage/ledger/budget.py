@@ -13,16 +13,16 @@ which releases an account counts, in `storage.ledger.fold`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import reduce
-from typing import Any, cast
+from typing import cast
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.errors import StorageError
 from storage.ledger import amounts, composition
-from storage.ledger.composition import Loss, Rule
+from storage.ledger.composition import EventJson, Loss, Rule
 from storage.ledger.models import Exact, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
 from storage.ledger.wording import arithmetic
@@ -52,7 +52,7 @@ class Cost:
     privacy_unit: str
     epsilon: Decimal
     delta: Decimal
-    event: Mapping[str, Any] | None = None
+    event: EventJson | None = None
     records_per_unit: int = 1
     formal: bool = False
     _losses: dict[str, Loss] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -91,7 +91,7 @@ class Cost:
             claim.privacy_unit,
             exact.epsilon or amounts.ZERO_EPSILON,
             (exact.delta if formal else None) or amounts.ZERO_DELTA,
-            plan.event.model_dump(mode="json"),
+            cast("EventJson", plan.event.model_dump(mode="json")),
             claim.max_records_per_unit,
             formal,
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import rfc8785
 import sqlalchemy as sa
@@ -43,7 +43,7 @@ class Damage(NamedTuple):
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def canonical(content: dict[str, Any]) -> str:
+def canonical(content: Mapping[str, Any]) -> str:
     """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond
     2^53.
     """
@@ -112,6 +112,19 @@ def hashes(connection: Connection, first: int, last: int) -> list[str]:
     return [_require(row).hash for row in _read(connection, query)]
 
 
+class PlainRow(TypedDict):
+    """A row as plain data, without its hash: what its body has and what its signature is over."""
+
+    sequence: int
+    previous_hash: str
+    recorded_at: str
+    schema_version: int
+    entry: dict[str, Any]
+    signer: NotRequired[str]
+    """The public key: Base64, DER."""
+    signature: NotRequired[str]
+
+
 def append(
     connection: Connection, entry: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
 ) -> StoredRow:
@@ -121,7 +134,7 @@ def append(
     from storage.ledger import keys
 
     sequence, previous = last(connection)
-    plain: dict[str, Any] = {
+    plain: PlainRow = {
         "sequence": sequence + 1,
         "previous_hash": previous,
         "recorded_at": now(),
@@ -134,12 +147,12 @@ def append(
     return put(connection, canonical(plain))
 
 
-def signed_bytes(plain: dict[str, Any]) -> bytes:
+def signed_bytes(plain: PlainRow) -> bytes:
     """Returns what a row's signature is over, by the row as plain data without its hash."""
     return canonical({name: value for name, value in plain.items() if name != "signature"}).encode()
 
 
-def signed_bytes_of(plain: dict[str, Any], body: str) -> bytes:
+def signed_bytes_of(plain: PlainRow, body: str) -> bytes:
     """Returns the same of a row whose canonical JSON is `body`: that without its signature, which
     comes last but for the signer.
     """

@@ -28,11 +28,11 @@ digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from mpmath import MPContext
 
@@ -42,6 +42,30 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Rule = Literal["basic", "gaussian", "sampled"]
+
+
+class SegmentJson(TypedDict):
+    """Steps of DP-SGD with one noise."""
+
+    noise_multiplier: float
+    steps: int
+
+
+class EventJson(TypedDict, total=False):
+    """The fields that tell the cost of an event, as a row of the ledger has it."""
+
+    mechanism: Required[str]
+    sampling: str
+    sampling_prob: float
+    segments: list[SegmentJson]
+    noise_multiplier: float
+    events: list[EventJson]
+    """Parts that all see the same records."""
+    split: str
+    training: EventJson
+    evaluation: list[EventJson]
+    sensitivity: float
+
 
 _C = Context(prec=80)
 _UP = Context(prec=80, rounding=ROUND_CEILING)
@@ -108,7 +132,7 @@ class Loss:
 
 
 def loss_of(
-    event: Mapping[str, Any] | None,
+    event: EventJson | None,
     *,
     epsilon: Decimal,
     delta: Decimal,
@@ -148,7 +172,7 @@ def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
 _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 
 
-def _rate(event: Mapping[str, Any]) -> Decimal | None:
+def _rate(event: EventJson) -> Decimal | None:
     match event.get("mechanism"):
         case "dp-sgd" if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
             rates = [
@@ -185,7 +209,7 @@ def _gaussian(noise: float, times: int) -> Decimal | None:
     return _UP.divide(Decimal(times), _C.multiply(exact, exact))
 
 
-def _sampled(event: Mapping[str, Any]) -> Sampled | None:
+def _sampled(event: EventJson) -> Sampled | None:
     if (
         event.get("mechanism") != "dp-sgd"
         or event["sampling"] != "poisson"

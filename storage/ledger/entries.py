@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field
 
@@ -30,6 +30,9 @@ from storage.ledger.models import (
     Sha256,
 )
 from storage.ledger.policy import Policy
+
+if TYPE_CHECKING:
+    from storage.ledger.composition import EventJson
 
 
 class Entry(BaseModel, frozen=True, extra="forbid"):
@@ -363,9 +366,9 @@ class ReleaseRow:
         return self.exact.sensitivity
 
     @cached_property
-    def event(self) -> dict[str, Any]:
+    def event(self) -> EventJson:
         """What was done, as plain data; with the sensitivity at the draw, where that is larger."""
-        event = self.plan.event.model_dump(mode="json")
+        event = cast("EventJson", self.plan.event.model_dump(mode="json"))
         if self.sensitivity != Exact.of(self.claim).sensitivity and "sensitivity" in event:
             event["sensitivity"] = float(self.sensitivity or 0)
         return event
@@ -445,9 +448,9 @@ class Evaluated:
         return "none" if claim is None else claim.guarantee_kind
 
     @cached_property
-    def event(self) -> dict[str, Any] | None:
+    def event(self) -> EventJson | None:
         event = self.evaluation.event
-        return None if event is None else event.model_dump(mode="json")
+        return None if event is None else cast("EventJson", event.model_dump(mode="json"))
 
     @property
     def title(self) -> str:

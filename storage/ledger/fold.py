@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from pydantic import ValidationError
 
@@ -245,7 +245,7 @@ class State:
         self.broken = self.broken or problem
         self.bad.append(BadRow(sequence, problem))
 
-    def _step(self, row: ChainRow, content: dict[str, Any], body: str) -> tuple[LedgerRow, str]:
+    def _step(self, row: ChainRow, content: chain.PlainRow, body: str) -> tuple[LedgerRow, str]:
         if row.schema_version != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
         entry = row.entry
@@ -604,12 +604,12 @@ def fold(rows: Iterable[StoredRow | Damage], state: State | None = None) -> Stat
     return state
 
 
-def _read(stored: StoredRow) -> dict[str, Any]:
+def _read(stored: StoredRow) -> chain.PlainRow:
     """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what
     has no meaning.
     """
     try:
-        content: dict[str, Any] = _JSON.decode(stored.body)
+        content: chain.PlainRow = _JSON.decode(stored.body)
         written, _ = content["sequence"], content["previous_hash"]
         same = written != stored.sequence or chain.canonical(content) == stored.body
     except InputError:
@@ -628,7 +628,7 @@ def _read(stored: StoredRow) -> dict[str, Any]:
     return content
 
 
-def _parsed(content: dict[str, Any], stored: StoredRow) -> ChainRow:
+def _parsed(content: chain.PlainRow, stored: StoredRow) -> ChainRow:
     try:
         return ChainRow.model_validate({**content, "hash": stored.hash})
     except (ValidationError, InputError):

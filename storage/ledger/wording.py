@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from decimal import ROUND_FLOOR, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import amounts
@@ -114,7 +114,24 @@ def describe_successors(more: int) -> str:
     return f"room for about {more} more like this" if more > 0 else "no room for another like this"
 
 
-def budget_json(lines: Iterable[Balance]) -> list[dict[str, Any]]:
+class BudgetLine(TypedDict):
+    """An account and what it has left; amounts are text."""
+
+    population: str
+    cohort: str
+    guarantee_kind: str
+    composition: str | None
+    neighbouring_relation: str | None
+    epsilon_spent: str
+    epsilon_cap: str | None
+    epsilon_left: str
+    further_releases: int | None
+    delta_spent: str
+    delta_cap: str | None
+    delta_left: str | None
+
+
+def budget_json(lines: Iterable[Balance]) -> list[BudgetLine]:
     """Return the accounts as plain data, amounts as text."""
     return [
         {

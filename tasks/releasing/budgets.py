@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
@@ -17,7 +17,7 @@ from storage.ledger import BudgetRefused, Ledger, amounts, budget
 from storage.ledger.budget import Balance, accounts_of
 from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
-from storage.ledger.wording import budget_json, describe_balance
+from storage.ledger.wording import BudgetLine, budget_json, describe_balance
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import gate, ledger_access
 from tasks.releasing.case import ReleaseCase
@@ -26,7 +26,7 @@ from tasks.releasing.ledger_access import default_delta, describe_large_delta
 from tasks.releasing.ledger_records import find_record_set
 from tasks.releasing.plan import PlannedRelease, release_lock
 from tasks.running.stage import Context
-from tasks.running.worker_metrics import running_stages
+from tasks.running.worker_metrics import RunningStage, running_stages
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,45 @@ class ExpectedCharge:
         )
 
 
-def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
+class LedgerPlace(TypedDict):
+    row: int
+    hash: str
+    policy: str
+
+
+class OpenRelease(TypedDict):
+    release: str
+    state: str
+    since: str
+
+
+class WaitingPlan(TypedDict):
+    """A plan without a release, and what it waits for."""
+
+    file: str
+    population: str
+    label: str
+    epsilon: float | None
+    approved_by: tuple[str, ...]
+    missing: int
+    """Approvals that are still needed."""
+    refused: str | None
+    obstacle: str | None
+    releasing: bool
+    unaudited: bool
+    remedy: str
+    """The command that a person types next."""
+
+
+class LedgerOverview(TypedDict):
+    ledger: LedgerPlace | None
+    budget: list[BudgetLine]
+    open_releases: list[OpenRelease]
+    plans: list[WaitingPlan]
+    stages: list[RunningStage]
+
+
+def ledger_overview(context: Context, settings: LedgerParameters) -> LedgerOverview:
     """Returns the ledger's head, budgets in use, open releases, plans without release, and running
     stages.
     """
@@ -179,8 +217,8 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
     }
 
 
-def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
-    plans = []
+def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
+    plans: list[WaitingPlan] = []
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:
             planned = PlannedRelease.load(file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -18,6 +18,7 @@ from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import digest
 from storage.ledger import Evaluated
+from storage.ledger.composition import EventJson
 from storage.ledger.models import Sample
 from storage.ledger.records import same_records
 
@@ -212,7 +213,7 @@ def _overlapping(measurements: Sequence[Evaluated], fingerprint: str) -> set[str
     return overlapping | {fingerprint}
 
 
-def method_identity(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
+def method_identity(fingerprint: str | None, event: EventJson | None) -> str:
     """Returns the digest that a contradiction belongs to: the records, and the mechanism as its
     event describes it.
 
@@ -249,7 +250,8 @@ def measurement_of(
         minimum: the least share of the claim that perfect guesses must have been able to show
             (the policy's `audit_reach`).
     """
-    stated = event.of_training.model_dump(mode="json")  # audits rerun the training alone
+    # audits rerun the training alone
+    stated = cast("EventJson", event.of_training.model_dump(mode="json"))
     subjects = {method_identity(row, stated) for row in _overlapping(measurements, fingerprint)}
     candidate_rows = audits_of(measurements, fitted)
     others = [

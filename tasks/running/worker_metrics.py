@@ -18,7 +18,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from storage.durable import open_regular
 from storage.errors import InputError
@@ -85,12 +85,22 @@ def _files(private: Path) -> list[Path]:
     return sorted(recent, key=times.__getitem__)
 
 
-def running_stages(private: Path) -> list[dict[str, Any]]:
-    """Returns the stages of the newest run of each flow and host that started and did not end.
+class RunningStage(TypedDict):
+    """A stage that started and did not end."""
 
-    Its seconds are those since its last report. `working` says whether a process of this flow and
-    host is there, which a long silence alone does not tell.
-    """
+    flow: str
+    host: str
+    stage: str
+    share: float
+    """Of its steps that are done."""
+    seconds_since: float
+    """Since its last report."""
+    working: bool
+    """Whether a process of this flow and host is there, which a long silence does not tell."""
+
+
+def running_stages(private: Path) -> list[RunningStage]:
+    """Returns the stages of the newest run of each flow and host that started and did not end."""
     samples: dict[tuple[str, str, str], dict[str, float]] = {}
     for family in families(private):
         for name, labels, value, *_ in family.samples:
@@ -104,17 +114,23 @@ def running_stages(private: Path) -> list[dict[str, Any]]:
         for key in updated
     }
     at_work = _at_work(private)
-    return [
-        dict(zip(_LABELS, key, strict=True))
-        | {
-            "share": share,
-            "seconds_since": max(0.0, time.time() - when),
-            "working": key[:2] in at_work,
-        }
-        for key, when in sorted(updated.items(), key=lambda item: item[1])
-        if (share := samples[key].get("autocoder_stage_progress_ratio", 1.0)) < 1
-        and newest[key[:2]] - when < _SAME_RUN_SECONDS
-    ]
+    stages: list[RunningStage] = []
+    for key, when in sorted(updated.items(), key=lambda item: item[1]):
+        flow, host, stage = key
+        share = samples[key].get("autocoder_stage_progress_ratio", 1.0)
+        if share >= 1 or newest[flow, host] - when >= _SAME_RUN_SECONDS:
+            continue
+        stages.append(
+            {
+                "flow": flow,
+                "host": host,
+                "stage": stage,
+                "share": share,
+                "seconds_since": max(0.0, time.time() - when),
+                "working": (flow, host) in at_work,
+            }
+        )
+    return stages
 
 
 def _at_work(private: Path) -> set[tuple[str, str]]:

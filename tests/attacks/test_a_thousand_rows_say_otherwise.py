@@ -121,7 +121,8 @@ def linked(
         edit: of the text of the row `first`, past any writer.
     """
     entries, previous = [], GENESIS
-    for number, plain in enumerate(copy.deepcopy(rows)):
+    copied: Any = copy.deepcopy(rows)
+    for number, plain in enumerate(copied):
         if number >= first:
             plain |= {"sequence": number + 1, "previous_hash": previous}
             if key is not None and _is_signed(plain):

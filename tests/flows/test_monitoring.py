@@ -56,23 +56,23 @@ class Everything(Collector):
             for file, _ in TIMES.values():
                 (Path(private) / file).touch()
             yield from of_workspace(Path(private))
-        account = {
+        account: Any = {
             "population": "p",
             "cohort": "2015",
             "guarantee_kind": "k",
             "epsilon_cap": "4",
             "epsilon_left": "1",
         }
-        yield from of_ledger({"budget": [account], "open_releases": [], "plans": []})
-        yield from of_server(
-            {
-                "runs": {"FAILED": 1, "CRASHED": 0},
-                "workers": {"cpu": 1},
-                "waits": {"cpu": {"begun": 2, "seconds": 3, "longest": 2}},
-                "queues": [{"pool": "cpu", "queue": "release", "polled": 1.0}],
-                "silent": 0,
-            }
-        )
+        ledger: Any = {"budget": [account], "open_releases": [], "plans": []}
+        yield from of_ledger(ledger)
+        server: Any = {
+            "runs": {"FAILED": 1, "CRASHED": 0},
+            "workers": {"cpu": 1},
+            "waits": {"cpu": {"begun": 2, "seconds": 3, "longest": 2}},
+            "queues": [{"pool": "cpu", "queue": "release", "polled": 1.0}],
+            "silent": 0,
+        }
+        yield from of_server(server)
         up = GaugeMetricFamily("autocoder_up", "as in flows.commands.metrics", labels=["part"])
         up.add_metric(["ledger"], 1)
         yield up
@@ -163,7 +163,7 @@ def test_the_ledger_is_folded_again_only_when_something_changed(
     ledger = Ledger.open(workspace.ledger_url)
     folds = 0
 
-    def counted(*given: Any) -> dict[str, Any]:
+    def counted(*given: Any) -> Any:
         nonlocal folds
         folds += 1
         return overview(*given)

@@ -479,7 +479,7 @@ def test_a_silent_run_wants_a_person(
         assert "prefect deployment run housekeeping/housekeeping" in entry["remedy"]
         assert f"prefect flow-run cancel {run.id}" in entry["remedy"]
         assert "autocoder" not in entry["remedy"]
-        nothing = {"open_releases": [], "plans": []}
+        nothing: Any = {"open_releases": [], "plans": []}
         assert _needs_a_person(
             nothing | {"server": found | {"runs": {}, "unserved": [], "unserved_queues": []}}
         )

@@ -101,7 +101,7 @@ def test_a_second_run_is_advised_only_when_none_works(
     private = tmp_path / "private"
     listener = worker_metrics.MetricsListener(private, "retrain", host="a")
     listener.started("fit")
-    none: dict[str, Any] = {"ledger": None, "open_releases": [], "plans": [], "budget": []}
+    none: Any = {"ledger": None, "open_releases": [], "plans": [], "budget": []}
 
     def shown(server: dict[str, Any] | None) -> str:
         stages = [stage | {"seconds_since": 3600.0} for stage in running_stages(private)]
@@ -129,7 +129,8 @@ def test_a_plan_at_release_is_not_ready_to_release(finished: Job, tmp_path: Path
         assert plans_of(job) == [(True, "")]
     assert plans_of(job)[0][0] is False
     plan: dict[str, Any] = {"file": str(file), "releasing": False, "remedy": "autocoder release"}
-    status._mark_releasing({"server": {"releasing": [f"/workspace/{file.name}"]}, "plans": [plan]})
+    overview: Any = {"server": {"releasing": [f"/workspace/{file.name}"]}, "plans": [plan]}
+    status._mark_releasing(overview)
     assert (plan["releasing"], plan["remedy"]) == (True, "")
 
 

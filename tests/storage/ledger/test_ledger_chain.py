@@ -46,7 +46,7 @@ AWKWARD = st.sampled_from([TAIL, '"', "\\", "é", "\u2028", "signature", "", Non
         },
     )
 )
-def test_what_a_signature_is_over_is_cut_out_of_the_text(content: dict[str, Any]) -> None:
+def test_what_a_signature_is_over_is_cut_out_of_the_text(content: Any) -> None:
     """The same bytes as without the signature, whatever stands before or behind it."""
     body = canonical(content)
     assert chain.signed_bytes_of(content, body) == chain.signed_bytes(content)
