@@ -54,12 +54,14 @@ def compare(
     Raises:
         MechanismError: what a mechanism refuses.
 
-    >>> from autocoder import NonPrivate, PriorDescent
-    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> methods = {"plain": NonPrivate(), "descent": PriorDescent()}
-    >>> table = compare(methods, X, y, epsilon=[0.5, 1], classes=["burn", "fall"])
-    >>> table["guarantee_kind"].tolist()
-    ['none', 'formal', 'formal']
+    Examples:
+        >>> from autocoder import NonPrivate, PriorDescent
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 500)
+        >>> methods = {"plain": NonPrivate(), "descent": PriorDescent()}
+        >>> table = compare(methods, X, y, epsilon=[0.5, 1], classes=["burn", "fall"])
+        >>> table["guarantee_kind"].tolist()
+        ['none', 'formal', 'formal']
     """
     import pandas as pd
     from sklearn.model_selection import train_test_split

@@ -68,13 +68,15 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et
     al., section 3.2).
 
-    >>> import numpy as np
-    >>> from autocoder import PrivateClassifier
-    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> full_batches = DpSgd(sampling_prob=1, optimiser="sgd", epochs=20)
-    >>> model = PrivateClassifier(full_batches, epsilon=1, classes=["burn", "fall"]).fit(X, y)
-    >>> model.claim.epsilon <= 1, model.claim.neighbouring_relation
-    (True, 'add-remove')
+    Examples:
+        >>> import numpy as np
+        >>> from autocoder import PrivateClassifier
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 500)
+        >>> full_batches = DpSgd(sampling_prob=1, optimiser="sgd", epochs=20)
+        >>> model = PrivateClassifier(full_batches, epsilon=1, classes=["burn", "fall"]).fit(X, y)
+        >>> model.claim.epsilon <= 1, model.claim.neighbouring_relation
+        (True, 'add-remove')
     """
 
     by_ranks: ClassVar[bool] = True

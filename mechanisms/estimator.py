@@ -119,14 +119,15 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             operating system's random numbers, at every fit.
         folder: where a fit that was interrupted resumes; keep it private. None: it starts again.
 
-    >>> import numpy as np
-    >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
-    >>> y = np.repeat(["fall", "burn"], 500)
-    >>> model = PrivateClassifier(epsilon=1, delta=1e-5, classes=["burn", "fall"]).fit(X, y)
-    >>> model.predict([[1.0, 0.0]]).tolist()
-    ['fall']
-    >>> model.claim.epsilon <= 1, model.claim.guarantee_kind
-    (True, 'formal')
+    Examples:
+        >>> import numpy as np
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 500)
+        >>> model = PrivateClassifier(epsilon=1, delta=1e-5, classes=["burn", "fall"]).fit(X, y)
+        >>> model.predict([[1.0, 0.0]]).tolist()
+        ['fall']
+        >>> model.claim.epsilon <= 1, model.claim.guarantee_kind
+        (True, 'formal')
     """
 
     def __init__(

@@ -116,10 +116,11 @@ def swag_ppm(
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; training
             diverged.
 
-    >>> x, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
-    >>> private = swag_ppm(nn.Linear(2, 2), nn.functional.cross_entropy, (x, y), draws=20)
-    >>> private.model(x[:1]).shape, private.claim.draws
-    (torch.Size([1, 2]), 20)
+    Examples:
+        >>> x, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
+        >>> private = swag_ppm(nn.Linear(2, 2), nn.functional.cross_entropy, (x, y), draws=20)
+        >>> private.model(x[:1]).shape, private.claim.draws
+        (torch.Size([1, 2]), 20)
     """
     inputs, targets = records_of(dataset)
     own = copy_of(model, loss, inputs, targets, device=torch.device(device))

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 class NonPrivate(Mechanism, frozen=True):
     """Minimises the mean loss with one optimiser phase.
 
-    >>> import numpy as np
-    >>> from autocoder import PrivateClassifier
-    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> PrivateClassifier(NonPrivate(), classes=["burn", "fall"]).fit(X, y).claim.guarantee_kind
-    'none'
+    Examples:
+        >>> import numpy as np
+        >>> from autocoder import PrivateClassifier
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 500)
+        >>> PrivateClassifier(NonPrivate(), classes=["burn", "fall"]).fit(X, y).claim.guarantee_kind
+        'none'
     """
 
     by_ranks: ClassVar[bool] = True

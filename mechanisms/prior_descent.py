@@ -70,13 +70,15 @@ titles (docs/studies/formal/tried.json, `noise_at_a_coding_index`).
 class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
     """Budget and descent.
 
-    >>> import numpy as np
-    >>> from autocoder import PrivateClassifier
-    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> mechanism = PriorDescent(steps=30)
-    >>> model = PrivateClassifier(mechanism, epsilon=1, classes=["burn", "fall"]).fit(X, y)
-    >>> model.claim.accountant
-    'closed form of Gaussian noise (Balle and Wang 2018, theorem 8)'
+    Examples:
+        >>> import numpy as np
+        >>> from autocoder import PrivateClassifier
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 500)
+        >>> mechanism = PriorDescent(steps=30)
+        >>> model = PrivateClassifier(mechanism, epsilon=1, classes=["burn", "fall"]).fit(X, y)
+        >>> model.claim.accountant
+        'closed form of Gaussian noise (Balle and Wang 2018, theorem 8)'
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})

@@ -67,12 +67,14 @@ _PRODUCTS_A_STEP = 7e6
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     """One round of the chain. What is None is the retrain's own setting.
 
-    >>> import numpy as np
-    >>> from autocoder import PrivateClassifier
-    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 50, axis=0), np.repeat(["fall", "burn"], 50)
-    >>> model = PrivateClassifier(SwagPpm(round="weighted"), classes=["burn", "fall"]).fit(X, y)
-    >>> model.claim.guarantee_kind, model.claim.epsilon == 2 * model.claim.sensitivity
-    ('asymptotic-local', True)
+    Examples:
+        >>> import numpy as np
+        >>> from autocoder import PrivateClassifier
+        >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 50, axis=0)
+        >>> y = np.repeat(["fall", "burn"], 50)
+        >>> model = PrivateClassifier(SwagPpm(round="weighted"), classes=["burn", "fall"]).fit(X, y)
+        >>> model.claim.guarantee_kind, model.claim.epsilon == 2 * model.claim.sensitivity
+        ('asymptotic-local', True)
     """
 
     draws: ClassVar[bool] = True

@@ -2,8 +2,11 @@
 
 import doctest
 import importlib
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -44,6 +47,39 @@ def test_the_example_of_a_name_runs_as_printed(name: str) -> None:
     ]
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_page_of_python_runs_as_printed(
+    sealed: Sealed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Block after block in one process; under a block that prints is what it prints."""
+    shutil.copytree(sealed.folder, tmp_path / "coder")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(
+        r"^( *)```(python|text[^\n]*)\n(.*?)^\1```$", page, re.MULTILINE | re.DOTALL
+    )
+    names: dict[str, object] = {}
+    shown = ""
+    for _, kind, text in blocks:
+        block = textwrap.dedent(text)
+        if kind == "python":
+            exec(compile(block, "python.md", "exec"), names)
+            shown = capsys.readouterr().out
+        else:
+            assert shown.startswith(block)
+            shown = ""
+    assert {"model", "table", "coder"} <= set(names)
+
+
+def test_the_page_of_python_has_every_name_of_the_package() -> None:
+    """Under the name by which it is imported."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: autocoder\.(\w+)$", page, re.MULTILINE))
+    assert named == set(autocoder.__all__) - {"__version__"}
 
 
 def test_every_mechanism_has_its_name_in_the_package() -> None:

@@ -320,7 +320,7 @@ def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
         if total.estimate
     ]
     value, low, high = np.array(bars).T
-    errors, label = [value - low, high - value], "estimate, 95 % interval"
+    errors, label = [value - low, high - value], "estimate, 95% interval"
     axes.errorbar(value, places, xerr=errors, fmt="o", color="#1d4ed8", label=label, capsize=3)
     axes.plot(
         [total.machine for total in shown],

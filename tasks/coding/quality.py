@@ -337,7 +337,7 @@ def agreement(table: DoubleCoded) -> Agreement:
     """Compares the human's codes with the model's.
 
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are
-    percentile bootstrap intervals over the sampled rows (95 %, 1,000 resamples); with under some 30
+    percentile bootstrap intervals over the sampled rows (95%, 1,000 resamples); with under some 30
     rows they are too narrow.
     """
     given = [table.codes[row] for row in table.rows]

@@ -56,7 +56,7 @@ class Difference:
     new: float
     low: float
     high: float
-    """95 % paired bootstrap interval of new - old."""
+    """95% paired bootstrap interval of new - old."""
     chance: float
     """p-value of McNemar's exact test; adjusted where there are several."""
 
@@ -144,7 +144,7 @@ class Succession:
         return asdict(self) | verdicts | by_code
 
     def page(self) -> str:
-        head = ["records", "old right", "new right", "difference, 95 % interval", "p", "new model"]
+        head = ["records", "old right", "new right", "difference, 95% interval", "p", "new model"]
         return render(
             "successor.html",
             notice="Internal: it counts your records by code. Do not publish it or pass it on.",

@@ -447,6 +447,7 @@ def _decision(case: ReleaseCase) -> Answer:
         "missing": status.missing,
         "problems": status.problems,
         "refused": status.refusal is not None,
+        "released": case.released is not None,
         "file": shlex.quote(str(case.file)),
     }
     open_ = status.missing or status.problems
