@@ -98,4 +98,4 @@ def test_the_notebook_is_a_page_with_what_it_showed(site: Path) -> None:
     assert 'src="own-model-1.png"' in page
     assert (site / "tutorials" / "own-model-1.png").read_bytes().startswith(b"\x89PNG")
     python = (site / "reference" / "python.html").read_text()
-    assert 'id="mechanisms.fit_module.swag_ppm"' in python
+    assert 'id="autocoder.swag_ppm"' in python
