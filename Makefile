@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 # Python keeps what it compiled: without that every command compiles its libraries anew, up to seven seconds of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack screenshots docs test test-servers test-containers test-clients test-long attacks gpu wheel check format lock clean setup
+.PHONY: help demo stack screenshots figures docs test test-servers test-containers test-clients test-long attacks gpu wheel check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -32,6 +32,9 @@ stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three work
 
 screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
+
+figures: $(STAMP)  ## the published figures again, or those that FIGURES_ARGS="--only NAMES" names (scripts/figures.py)
+	$(BIN)/python scripts/figures.py $(FIGURES_ARGS)
 
 docs: $(STAMP)  ## the documentation as a site in site/, to be read from the disk; needs no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,7 +2,9 @@
 last digit.
 """
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,45 @@ def test_encoders(data: str, name: str) -> None:
             if x.startswith(f"| {name}, ") and f"| {score} |" in x
         )
         assert line.endswith(f"| {score} | {cells} |")
+
+
+sys.path.insert(0, str(ROOT / "scripts"))
+figures = importlib.import_module("figures")
+PARTS = figures.parts()
+STUDIES = ROOT / "docs" / "studies"
+NOT_FIGURES = {"figures.yaml", "formal/reference.yaml"}
+
+
+def test_every_published_file_is_of_one_part() -> None:
+    named = [name for part in PARTS for name in part.files]
+    there = {
+        f"studies/{path.relative_to(STUDIES)}"
+        for path in STUDIES.rglob("*")
+        if path.is_file()
+        and path.suffix != ".md"
+        and str(path.relative_to(STUDIES)) not in NOT_FIGURES
+    }
+    assert sorted(named) == sorted(there)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_page_names_the_commit_of_its_figures(part: Any) -> None:
+    """Several commits on one page are each named there, so that no reader takes one for another."""
+    assert bool(part.commands) != bool(part.reason)
+    assert bool(part.commands) == (part.minutes is not None)
+    assert part.needs <= figures.DATA.keys()
+    for page in part.pages:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert part.commit in text or _linked(page, part), f"{page}: {part.commit}"
+
+
+def _linked(page: str, part: Any) -> bool:
+    """A front page may leave the commit to the file of figures, which names it."""
+    return page == "README.md" and any(
+        part.commit in (ROOT / "docs" / name).read_text(encoding="utf-8") for name in part.files
+    )
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(SystemExit, match="mixture"):
+        figures._choose(PARTS, "mixtur")
