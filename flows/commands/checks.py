@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from flows.commands.layout import Console
-from flows.commands.terminal import escape_text, say
+from flows.commands.terminal import count_of, escape_text, say
 from flows.server.settings import configure_prefect
 from storage.errors import StorageError
 from storage.paths import Workspace
@@ -97,11 +97,8 @@ def _ledger(home: Path) -> Finding:
         rows = len(list(Ledger.open(url or Workspace(home).ledger_url).rows()))
     except StorageError as error:
         return Finding("ledger", False, "cannot be opened", str(error))
-    return Finding(
-        "ledger",
-        True,
-        f"{rows} rows in {'PostgreSQL' if url and 'postgres' in url else home / 'ledger.db'}",
-    )
+    place = "PostgreSQL" if url and "postgres" in url else home / "ledger.db"
+    return Finding("ledger", True, f"{count_of(rows, 'row')} in {place}")
 
 
 def _prefect(_: Path) -> Finding:

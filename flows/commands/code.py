@@ -16,7 +16,7 @@ import typer
 from flows.commands import bundle_options, options
 from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
-from flows.commands.terminal import say
+from flows.commands.terminal import count_of, say
 from flows.server.settings import home_of
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -281,7 +281,7 @@ def code(
         }
         say(json.dumps(counts | chosen | how | bundles.origin))
     else:
-        say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
+        say(f"{count_of(coded.rows, 'row')} coded into {files.out}{_notes(coded)}")
         if page is not None:
             say(f"read: {page}")
 

@@ -8,6 +8,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.layout import Column, fitted_table
+from flows.commands.terminal import count_of
 from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
@@ -92,7 +93,9 @@ def compare(
         seconds = estimate_seconds(estimate, seeds=settings.seeds)
     with output.progress() as console:
         console.expect(
-            f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured
+            f"{count_of(len(chosen), 'method')}, {count_of(settings.seeds, 'seed')}",
+            seconds,
+            measured=estimate.measured,
         )
         result = run_command(
             partial(job.compare, parameters, settings, branches),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import count_of, say
 from tasks.running.failures import private_errors
 
 
@@ -41,7 +41,8 @@ def drift(
         say(json.dumps(asdict(result), indent=2))
     else:
         say(result.line)
-        say(f"{result.rows:,} rows against {result.reference_rows:,}; largest changes by code:")
+        rows = count_of(result.rows, "row")
+        say(f"{rows} against {result.reference_rows:,}; largest changes by code:")
         titles = now.titles or {}
         for code, was, share in result.moved:
             say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import count_of, say
 from tasks.running.failures import private_errors
 
 
@@ -52,11 +52,12 @@ def join(
             first, second, out, on=on, several=several, read=reading, read_second=of_second
         )
     say(
-        f"{done.rows:,} rows written to {out}; {done.without_second:,} rows of {first.name} have "
-        f"no row in {second.name}, {done.unused:,} rows of {second.name} were not used"
+        f"{count_of(done.rows, 'row')} written to {out}. Rows of {first.name} without a row in "
+        f"{second.name}: {done.without_second:,}. Rows of {second.name} that were not used: "
+        f"{done.unused:,}"
     )
     if done.left_out:
         say(
-            f"{done.left_out:,} rows of {second.name} without an id, or behind the first of "
-            "theirs, were left out"
+            f"Rows of {second.name} that were left out because they have no id, or are not the "
+            f"first with theirs: {done.left_out:,}"
         )

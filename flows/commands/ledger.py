@@ -23,7 +23,7 @@ from flows.commands.ledger_text import (
     release_columns,
     release_text,
 )
-from flows.commands.terminal import say
+from flows.commands.terminal import count_of, say
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def verify(
         _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
         say(
-            f"{report.rows} {'row' if report.rows == 1 else 'rows'} read, up to row "
+            f"{count_of(report.rows, 'row')} read, up to row "
             f"{report.sequence} {report.hash}; "
             f"{len(report.bad)} bad"
         )
@@ -420,12 +420,13 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | Non
             "backup, or start a new workspace and a policy of smaller caps."
         )
     elif not apply:
-        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are kept: use --apply.")
+        missing = count_of(len(rollback.missing), "row")
+        say(f"{rollback.problem}\n{missing} can be restored. Use --apply.")
     else:
         known = None if policy is None else Policy.load(policy)
         own = release_key(place.workspace).public_key()
         rows = restore(place.url, place.workspace, rollback, key=own, policy=known)
-        say(f"{rows} rows restored: {rollback.mark}")
+        say(f"{count_of(rows, 'row')} restored: {rollback.mark}")
     return bool(rollback.missing) and apply
 
 

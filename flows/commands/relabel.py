@@ -10,7 +10,7 @@ import typer
 from flows.commands import options
 from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
-from flows.commands.terminal import say
+from flows.commands.terminal import count_of, say
 from flows.server.settings import home_of
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -86,4 +86,4 @@ def relabel(
         say(json.dumps(counts | asdict(done) | coder.origin))
         return
     shares = "; ".join(f"{way} {count:,}" for way, count in done.ways.items() if count)
-    say(f"{done.rows:,} rows written to {out}: {shares}. {done.review:,} need review")
+    say(f"{count_of(done.rows, 'row')} written to {out}: {shares}. {done.review:,} need review")

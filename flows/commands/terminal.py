@@ -103,6 +103,11 @@ def _escape(c: str) -> str:
     return f"\\u{ord(c):04x}"  # as in JSON, so that JSON stays valid
 
 
+def count_of(number: int, noun: str) -> str:
+    """Writes a number with its noun, which gets an s unless there is one: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
 def nearby(path: str | Path) -> str:
     """Shortens a path below the current folder, where the next command is typed."""
     path = Path(path)
