@@ -27,6 +27,7 @@ try:
         schedules,
         subsamples,
         suite,
+        swag_ppm,
     )
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing. Install the extra `studies`: pip install '.[studies]'")
@@ -39,7 +40,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for study in (imbalance, oversampling, mixture, images, subsamples, schedules, rare_codes, rmia):
+for study in (
+    imbalance,
+    oversampling,
+    mixture,
+    images,
+    subsamples,
+    schedules,
+    swag_ppm,
+    rare_codes,
+    rmia,
+):
     app.command(study.__name__.removeprefix("studies.").replace("_", "-"))(study.run)
 for command in (suite.sets, suite.regularisation):
     app.command()(command)

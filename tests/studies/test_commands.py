@@ -20,6 +20,7 @@ STUDIES = [
     "mixture",
     "images",
     "schedules",
+    "swag-ppm",
     "rare-codes",
     "rmia",
 ]
@@ -49,6 +50,7 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
         (["images", "--models", "ham"], "--models: `ham` is unknown"),
         (["rare-codes"], "give --records and --codelist"),
         (["rmia"], "give --records and --codelist"),
+        (["swag-ppm"], "give --records and --codelist"),
         (
             ["rare-codes", "--records", "nowhere.csv", "--codelist", "nowhere.csv"],
             "nowhere.csv is not there",
