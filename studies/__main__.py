@@ -18,6 +18,7 @@ from mechanisms.errors import MechanismError
 
 try:
     from studies import (
+        boundaries,
         images,
         imbalance,
         mixture,
@@ -44,6 +45,7 @@ for study in (
     imbalance,
     oversampling,
     mixture,
+    boundaries,
     images,
     subsamples,
     schedules,

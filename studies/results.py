@@ -165,7 +165,7 @@ def plot(
     """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two
     standard errors. A line that lacks values at a place is left out.
     """
-    drawing = _drawing(7.2, 4.2)
+    drawing = empty(7.2, 4.2)
     axes = drawing.add_subplot()
     _draw_lines(axes, lines)
     axes.set(title=title, xlabel=x, ylabel=y, **{f"{log}scale": "log"})
@@ -184,7 +184,7 @@ def panels(
 ) -> None:
     """Writes an SVG of plots side by side, by title, with one legend for all."""
     rows = -(-len(parts) // columns)
-    drawing = _drawing(3.6 * columns, 2.6 * rows + 0.9)
+    drawing = empty(3.6 * columns, 2.6 * rows + 0.9)
     drawing.suptitle(title, fontsize=11)
     named: dict[str, Any] = {}
     for number, (name, lines) in enumerate(parts.items(), start=1):
@@ -204,7 +204,8 @@ def panels(
     write_svg(drawing, file)
 
 
-def _drawing(width: float, height: float) -> Any:
+def empty(width: float, height: float) -> Any:
+    """A figure of matplotlib of this size in inches, to be written by `write_svg`."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

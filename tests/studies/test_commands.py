@@ -18,6 +18,7 @@ STUDIES = [
     "subsamples",
     "oversampling",
     "mixture",
+    "boundaries",
     "images",
     "schedules",
     "swag-ppm",
