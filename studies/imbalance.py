@@ -94,6 +94,15 @@ SYSTEMS: dict[str, tuple[str, System]] = {
 }
 PLAIN = tuple(name for name in SYSTEMS if name.startswith(("plain", "smote")))
 """The nine rows of the paper's tables 13 to 20, in their order."""
+DRAWN_OF_SETS = (
+    "plain-trees-weighted",
+    "objective",
+    "weighted-objective-paper",
+    "weighted-objective",
+    "bayes-table",
+    "privbayes",
+    "gem",
+)
 LIMITS: dict[str, dict[str, Any]] = {
     **{name: {"epsilons": (0.5, 1, 5)} for name in SYSTEMS if name.startswith("bagging")},
     "plain-ft-transformer": {"seeds": 2},  # about 40 seconds a fit
@@ -331,7 +340,24 @@ def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[s
         }
         for metric, what in DRAWN.items()
     }
-    results.panels(file, parts, title=title, x="ε of one record replaced", log=True)
+    made_at = results.commits(cells.to_dict("records"))
+    x = "ε of one record replaced"
+    results.panels(file, parts, title=title, x=x, log=True, made_at=made_at)
+
+
+def draw_sets(cells: pd.DataFrame, file: Path, *, metric: str, systems: Sequence[str]) -> None:
+    """Writes one metric of every set, a plot each."""
+    epsilons, parts = sorted(cells["epsilon"].unique()), {}
+    for name, of_set in cells.groupby("set", sort=False):
+        groups = {key: own[metric].tolist() for key, own in of_set.groupby(["system", "epsilon"])}
+        parts[str(name)] = {
+            SYSTEMS[system][0]: (epsilons, [groups.get((system, e), []) for e in epsilons])
+            for system in systems
+        }
+    title = f"{DRAWN[metric]}: mean ± two standard errors"
+    made_at = results.commits(cells.to_dict("records"))
+    x = "ε of one record replaced"
+    results.panels(file, parts, title=title, x=x, columns=4, log=True, made_at=made_at)
 
 
 def draw(cells: pd.DataFrame, file: Path) -> None:
@@ -386,6 +412,8 @@ def run(
     page.write_text(tables(cells), encoding="utf-8")
     draw(cells, out / "imbalance.svg")
     drawn = [name for name in SYSTEMS if name not in LIMITS and name != "weighted-descent"]
+    for metric in ("auc", "f1"):
+        draw_sets(cells, out / f"imbalance-sets-{metric}.svg", metric=metric, systems=DRAWN_OF_SETS)
     for name, own in cells.groupby("set", sort=False):
         file = out / f"imbalance-{name}.svg"
         draw_set(own, file, title=f"{name}: mean ± two standard errors", systems=drawn)

@@ -181,8 +181,13 @@ def panels(
     x: str,
     columns: int = 2,
     log: bool = False,
+    made_at: str | None = None,
 ) -> None:
-    """Writes an SVG of plots side by side, by title, with one legend for all."""
+    """Writes an SVG of plots side by side, by title, with one legend for all.
+
+    Args:
+        made_at: the commits of the rows; None: this one.
+    """
     rows = -(-len(parts) // columns)
     drawing = empty(3.6 * columns, 2.6 * rows + 0.9)
     drawing.suptitle(title, fontsize=11)
@@ -201,7 +206,7 @@ def panels(
         drawing.legend(
             named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=7
         )
-    write_svg(drawing, file)
+    write_svg(drawing, file, made_at=made_at)
 
 
 def empty(width: float, height: float) -> Any:
@@ -227,7 +232,16 @@ def _draw_lines(axes: Any, lines: Lines) -> None:
         )
 
 
-def write_svg(drawing: Any, file: Path) -> None:
-    """Writes a figure of matplotlib, with the commit that drew it as its description."""
+def write_svg(drawing: Any, file: Path, *, made_at: str | None = None) -> None:
+    """Writes a figure of matplotlib, whose description is the commit that made it; text is text."""
+    import matplotlib as mpl
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(file, format="svg", metadata={"Date": None, "Description": commit()})
+    about = {"Date": None, "Description": made_at or commit()}
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        drawing.savefig(file, format="svg", metadata=about)
+
+
+def commits(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The commits that measured these rows, in order of the alphabet."""
+    return " ".join(sorted({str(row["commit"]) for row in rows if row.get("commit")}))

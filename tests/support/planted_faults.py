@@ -156,9 +156,16 @@ def records() -> Records:
 
 
 def watched(
-    name: str, fault: str | None, *, seed: int, key: bytes | None = None
+    name: str,
+    fault: str | None,
+    *,
+    seed: int,
+    key: bytes | None = None,
+    noise_factor: float | None = None,
 ) -> GradientCanaries:
-    """Fits a mechanism with a fault, and returns what its witness saw."""
+    """Fits a mechanism with a fault, or with noise that is not the stated one by this factor, and
+    returns what its witness saw.
+    """
     plan, real = MECHANISMS[name].plan(TASK), records()
     witness = GradientCanaries.toss(
         (real.inputs, real.labels),
@@ -173,10 +180,50 @@ def watched(
     head = head_of(part)
     run = Run(CLASSES, seed, lambda: head, witness=witness, resampled=True, key=key)
     if fault == "half of the noise":
-        plan = plan.model_copy(update={"noise_factor": 0.5})
+        noise_factor = 0.5
+    if noise_factor is not None:
+        plan = plan.model_copy(update={"noise_factor": noise_factor})
     with planted(fault):
         plan.fit(Records(*witness.fitted), run)
     return witness
+
+
+def least_power(coordinates: int, steps: int, *, noise_factor: float, level: float) -> float:
+    """How often the noise check finds noise of `noise_factor` times the stated standard deviation
+    in every step, by the chi-square of each step's squared noise alone.
+
+    Args:
+        level: of the check; each of its three tests a step has its part.
+    """
+    each = level / (3 * steps) / 2
+    low, high = stats.chi2.ppf(each, coordinates), stats.chi2.isf(each, coordinates)
+    scale = noise_factor**2
+    passed = stats.chi2.cdf(high / scale, coordinates) - stats.chi2.cdf(low / scale, coordinates)
+    return float(1 - passed**steps)
+
+
+def power_at(
+    name: str, noise_factor: float, *, repeats: int, alpha: float = 0.025
+) -> dict[str, Any]:
+    """Counts how often a first audit finds noise that is less by this factor, beside what follows
+    from its chi-square.
+    """
+    each, found = alpha / (len(Check) + 1), 0
+    event = descent_of(MECHANISMS[name].plan(TASK).event)
+    for seed in range(repeats):
+        witness = watched(name, None, seed=seed, noise_factor=noise_factor)
+        found += witness.checks()[Check.NOISE] <= each
+    coordinates = CLASSES * (WIDTH + 1)
+    expected = least_power(coordinates, event.steps, noise_factor=noise_factor, level=each)
+    return {
+        "mechanism": name,
+        "noise": noise_factor,
+        "coordinates": coordinates,
+        "steps": event.steps,
+        "runs": repeats,
+        "found by the noise check": found,
+        "expected share": round(expected, 3),
+    }
 
 
 def power(name: str, fault: str | None, *, repeats: int, alpha: float = 0.025) -> dict[str, Any]:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_faults import CLASSES, FAULTS, MECHANISMS, TASK, faults_of, records, watched
+from planted_faults import (
+    CLASSES,
+    FAULTS,
+    MECHANISMS,
+    TASK,
+    faults_of,
+    least_power,
+    records,
+    watched,
+)
 from small_heads import KEY
 
 from mechanisms.audit import curves
@@ -60,6 +69,18 @@ def test_canaries_are_records_of_orthogonal_features() -> None:
     assert torch.allclose(gram, 100 * torch.eye(32), atol=1e-3)
     inputs, labels = witness.fitted
     assert len(inputs) == len(labels) == len(real) + int(witness.included.sum())
+
+
+def test_a_fifth_less_noise_is_found_and_two_percent_less_is_not() -> None:
+    """With a fixed key; by the chi-square of a step the one is found always, the other once in
+    170.
+    """
+    for factor, found in ((0.8, True), (0.98, False)):
+        witness = watched("prior descent", None, seed=1, key=KEY, noise_factor=factor)
+        assert (witness.checks()[Check.NOISE] <= EACH) == found
+        expected = least_power(390, 10, noise_factor=factor, level=EACH)
+        assert (expected > 0.999) == found
+    assert least_power(390, 10, noise_factor=1.0, level=EACH) == pytest.approx(EACH / 3, rel=0.05)
 
 
 def test_the_power_of_every_fault_was_measured() -> None:
