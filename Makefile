@@ -30,7 +30,7 @@ demo: $(RUN_STAMP)  ## make up reports, train and release formally, code three r
 stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three workers, on free ports; Ctrl-C stops
 	$(BIN)/python scripts/stack.py --folder "$(or $(STACK_FOLDER),stack)" --data "$(DATA)" --codelist "$(CODELIST)"
 
-screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs chromium
+screenshots: $(STAMP)  ## the diagrams and pictures in docs/pictures, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
 
 figures: $(STAMP)  ## the published figures again, or those that FIGURES_ARGS="--only NAMES" names (scripts/figures.py)

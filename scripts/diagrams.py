@@ -1,20 +1,24 @@
 #!/usr/bin/env python
-"""Draws the diagrams of the documentation as SVG, from the boxes and arrows below.
+"""Draws the diagrams of the documentation as SVG, from the boxes and arrows below, and the plot of
+how budgets add up, from the ledger's own sums.
 
     python scripts/diagrams.py            # writes docs/pictures/*.svg
     python scripts/diagrams.py --check    # fails if a file differs
 
-Boxes stand on a grid; an arrow joins the nearest sides of two boxes.
+Boxes stand on a grid; an arrow joins the nearest sides of two boxes. What draws every other picture
+is in docs/pictures/commands.yaml.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from pathlib import Path
 
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
 COLUMN, ROW = 196, 112
 BOX = (164, 64)
 MARGIN = 20
@@ -208,8 +212,35 @@ def _arrow(start: Box, end: Box) -> str:
     return f'<path class="arrow" d="{path}" marker-end="url(#tip)"/>'
 
 
+def composition() -> str:
+    """Plots the ε of up to 120 releases of ε 1 under a cap of ε 10, by both rules."""
+    sys.path.insert(0, str(ROOT))
+    from storage.ledger.composition import Loss, Rule, gaussian_loss, more, total
+    from tasks.pages.svg import BLUE, ORANGE, figure_of, svg
+
+    cap, delta = Decimal(10), Decimal("0.001")
+    one = gaussian_loss(Decimal(1), Decimal("0.000001"))
+    figure, axes = figure_of("ε of many releases of the same records")
+    for name, rule, colour in (("exact", "gaussian", BLUE), ("basic", "basic", ORANGE)):
+        chosen: Rule = rule  # pyrefly: ignore[bad-assignment]
+        spent, line = Loss(), [0.0]
+        for _ in range(120):
+            spent = spent.plus(one)
+            line.append(float(total(spent, rule=chosen, delta=delta)))
+        fit = more(Loss(), one, rule=chosen, epsilon=cap, delta=delta)
+        axes.plot(line, color=colour, label=f"{name}: {fit} releases fit")
+    axes.axhline(float(cap), color="black", linewidth=1)
+    axes.text(1, 10.2, "cap")
+    axes.set(xlim=(0, 120), ylim=(0, 15))
+    axes.set_xlabel("releases of ε 1 (δ 1e-6)")
+    axes.set_ylabel("ε of all (δ 1e-3)")
+    axes.legend(loc="lower right")
+    return svg(figure)
+
+
 def main() -> None:
     files = {PICTURES / f"{name}.svg": drawn(diagram) for name, diagram in DIAGRAMS.items()}
+    files[PICTURES / "composition.svg"] = composition()
     if "--check" in sys.argv[1:]:
         stale = [
             file.name

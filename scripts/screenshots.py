@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Takes the pictures of the docs: an approver's page, Prefect's by the steps of the browser test,
-and the service's.
+"""Draws the diagrams of the docs (scripts/diagrams.py) and takes their pictures: an approver's
+page, Prefect's by the steps of the browser test, and the service's.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
 plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic
 narratives (or uses the one that `make stack` is running in FOLDER), starts a training run and lets
 its release wait, and writes form.png, release-plan.png and waiting-release.png; then the officer
-signs, and the service codes with what was released: service-page.png, review-page.png. Needs
-Chromium (Debian: chromium).
+signs, and the service codes with what was released: service-page.png, review-page.png. What a
+picture shows is noted in shown.json, and tests compare it with the program. Needs Chromium (Debian:
+chromium).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
+import diagrams  # noqa: E402  (beside this script)
 from browser import PATIENCE, browsing, chromium  # noqa: E402  (not a package)
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 from runs import ended, in_state, release_run, releases, small, start  # noqa: E402
@@ -87,8 +90,22 @@ def take_plan(picture: Path) -> None:
         )
         plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
         run("plan", str(plan), "--html", "plan.html")
-        with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=590) as page:
-            page.screenshot(path=picture)
+        with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=900) as page:
+            charts = page.locator(".charts").bounding_box()
+            assert charts is not None
+            down = round(charts["y"] + charts["height"])
+            page.screenshot(path=picture, clip={"x": 0, "y": 0, "width": 1000, "height": down})
+            drawn = page.locator("figure.chart figcaption").all_inner_texts()
+            record(picture, charts=drawn)
+
+
+def record(picture: Path, **facts: Any) -> None:
+    """Notes what a picture of the program shows, for the test that compares it with the program."""
+    facts["size"] = struct.unpack(">2I", picture.read_bytes()[16:24])
+    file = picture.with_name("shown.json")
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps(known | {picture.name: facts}, indent=1, ensure_ascii=False, sort_keys=True)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -109,6 +126,8 @@ def take(stack: Stack, out: Path) -> None:
         operator.open_form("retrain/formal")
         operator.settle()
         operator.picture(out / "form.png")
+        labels = operator.page.locator("label").all_inner_texts()
+        record(out / "form.png", labels=[label.strip() for label in labels if label.strip()])
     with browsing(stack, width=1200, height=800) as operator:
         done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
         if done["state_type"] != "COMPLETED":
@@ -118,14 +137,16 @@ def take(stack: Stack, out: Path) -> None:
         operator.page.get_by_text("asymptotic-local").first.wait_for()
         operator.settle()
         operator.picture(out / "release-plan.png")
+        record(out / "release-plan.png")
 
         release = stack.wait("the release run", lambda: release_run(stack, run_id))
         stack.wait("its suspension", lambda: in_state(stack, release["id"], "PAUSED"))
         operator.open_run(release["id"])
         operator.menu("Resume")
-        operator.page.get_by_role("dialog").get_by_text("asymptotic-local").first.wait_for()
+        operator.page.get_by_role("dialog").get_by_label("Signed decision").wait_for()
         operator.settle()
         operator.picture(out / "waiting-release.png")
+        record(out / "waiting-release.png")
 
     signed = stack.command(
         "approve", release["parameters"]["plan"], "--key", str(officer), "--yes", "--post"
@@ -182,6 +203,7 @@ def take_service(address: str, picture: Path) -> None:
         page.click("#go")
         page.locator("#results").get_by_text(NARRATIVES[0]).wait_for()
         page.screenshot(path=picture, full_page=True)
+        record(picture)
 
 
 def take_review(address: str, picture: Path) -> None:
@@ -204,6 +226,7 @@ def take_review(address: str, picture: Path) -> None:
         page.keyboard.type("11")
         page.locator("#narrative mark").first.wait_for()
         page.screenshot(path=picture)
+        record(picture)
 
 
 def main() -> None:
@@ -221,6 +244,7 @@ def main() -> None:
         lacking = "Chromium is missing (Debian: chromium)"
     if lacking:
         sys.exit(f"screenshots: {lacking}")
+    diagrams.main()
     take_plan(options.out / "plan-page.png")
     with nullcontext(Stack(options.stack)) if options.stack else started() as stack:
         take(stack, options.out)

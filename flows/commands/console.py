@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -77,6 +78,13 @@ class StageHeartbeat:
         return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}, {pace}, {left}"
 
 
+class StepsColumn(MofNCompleteColumn):
+    """Shows the steps of a stage, and nothing where no one knows how many there will be."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.total is None else super().render(task)
+
+
 class ConsoleListener(Listener):
     """Draws the progress of its block's stages on stderr; stdout is for results.
 
@@ -98,7 +106,7 @@ class ConsoleListener(Listener):
                 table_column=Column(no_wrap=True, overflow="ellipsis"),
             ),
             BarColumn(bar_width=8),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            StepsColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
             console=self._console,

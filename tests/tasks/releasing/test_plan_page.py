@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,17 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
 
 
+def test_the_picture_of_the_page_has_its_charts(ledger: Ledger) -> None:
+    """Of a formal plan before its release, without a comparison, as the tutorial makes it."""
+    scores = {"weighted_f1": 0.75, "macro_f1": 0.6}
+    scores |= {f"coverage_at_{at}": 0.4 for at in (80, 90, 95)}
+    evaluated(ledger, ComparisonFit(branch="prior-descent", seed=1), scores)
+    text = plan_page.html(page(ledger, planned(FORMAL)))
+    pictures = Path(__file__).resolve().parents[3] / "docs" / "pictures"
+    shown = json.loads((pictures / "shown.json").read_text(encoding="utf-8"))
+    assert re.findall("<figcaption>(.*?)</figcaption>", text) == shown["plan-page.png"]["charts"]
+
+
 def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> None:
     """Of a release of another kind too; where the records are not at hand that is said."""
     records = RecordSet.of([b"a narrative"], key=b"k" * 32)
@@ -444,7 +456,7 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
         ledger, ComparisonFit(branch="swag-ppm", seed=1), {"weighted_f1": 0.6, "macro_f1": 0.4}
     )
     told = answer(page(ledger, planned()), "accuracy")
-    assert "0.100 (14.3 %) below the best model without privacy, 0.700" in told.text
+    assert "0.100 (14.3%) below the best model without privacy, 0.700" in told.text
     assert told.verdict == "investigate"
     elsewhere = planned(FORMAL, parameters_digest="q", data_fingerprint="g")
     fit = elsewhere.candidate.model_copy(update={"fitted": make_ref("e")})
