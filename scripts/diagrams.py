@@ -222,7 +222,7 @@ def composition() -> str:
     one = gaussian_loss(Decimal(1), Decimal("0.000001"))
     figure, axes = figure_of("ε of many releases of the same records")
     for name, rule, colour in (("exact", "gaussian", BLUE), ("basic", "basic", ORANGE)):
-        chosen: Rule = rule  # pyrefly: ignore[bad-assignment]
+        chosen: Rule = rule
         spent, line = Loss(), [0.0]
         for _ in range(120):
             spent = spent.plus(one)

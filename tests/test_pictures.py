@@ -31,9 +31,7 @@ def test_every_picture_has_its_command() -> None:
     """Those of the studies by their names, as `python -m studies` has them."""
     of_studies = {name for name in pictures() if re.fullmatch(r"studies/[^/]+\.svg", name)}
     assert pictures() - of_studies == LISTED - {"studies/*.svg"}
-    named = tuple(
-        (command.name or command.callback.__name__) for command in studies.app.registered_commands
-    )
+    named = tuple(str(command.name) for command in studies.app.registered_commands)
     assert [name for name in of_studies if not Path(name).name.startswith(named)] == []
 
 
