@@ -340,7 +340,7 @@ def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[s
         }
         for metric, what in DRAWN.items()
     }
-    made_at = results.commits(cells.to_dict("records"))
+    made_at = results.commits(cells["commit"]) if "commit" in cells else None
     x = "ε of one record replaced"
     results.panels(file, parts, title=title, x=x, log=True, made_at=made_at)
 
@@ -355,7 +355,7 @@ def draw_sets(cells: pd.DataFrame, file: Path, *, metric: str, systems: Sequence
             for system in systems
         }
     title = f"{DRAWN[metric]}: mean ± two standard errors"
-    made_at = results.commits(cells.to_dict("records"))
+    made_at = results.commits(cells["commit"]) if "commit" in cells else None
     x = "ε of one record replaced"
     results.panels(file, parts, title=title, x=x, columns=4, log=True, made_at=made_at)
 

@@ -242,6 +242,6 @@ def write_svg(drawing: Any, file: Path, *, made_at: str | None = None) -> None:
         drawing.savefig(file, format="svg", metadata=about)
 
 
-def commits(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The commits that measured these rows, in order of the alphabet."""
-    return " ".join(sorted({str(row["commit"]) for row in rows if row.get("commit")}))
+def commits(of_rows: Iterable[Any]) -> str:
+    """The commits that measured some rows, each once, in order."""
+    return " ".join(sorted({str(one) for one in of_rows if not pd.isna(one)}))

@@ -61,7 +61,7 @@ def utility(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str,
     """Weighted and macro F1 of all codes and of each quarter, and macro F1 by training records."""
     found, counts = np.unique(truth, return_counts=True)
     none: Any = 0
-    each = f1_score(truth, said, labels=found, average=None, zero_division=none)
+    each: Any = f1_score(truth, said, labels=found, average=None, zero_division=none)
     quarter = quartiles(train).reindex(found).to_numpy()
 
     def mean(own: np.ndarray, by: np.ndarray) -> float:
@@ -179,7 +179,7 @@ def measure(
 def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
     """Tables 1 to 3 and the weights in Markdown, ± two standard errors over seeds."""
     cells = pd.DataFrame(rows)
-    groups = [(TITLES[name], own) for name, own in cells.groupby("branch", sort=False)]
+    groups = [(TITLES[str(name)], own) for name, own in cells.groupby("branch", sort=False)]
 
     def lines(metrics: Sequence[str]) -> list[list[str]]:
         return [[title, *(results.figure(own[m]) for m in metrics)] for title, own in groups]
