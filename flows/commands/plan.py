@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands import options
-from flows.commands.layout import Console
+from flows.commands.layout import Console, say_prose
 from flows.commands.ledger_text import cohorts, spent
 from flows.commands.terminal import command_line, escape_text, nearby, say
 from flows.server.settings import require_same_workspace
@@ -173,6 +173,27 @@ _BLANK = "\x1f"
 """Replaces a blank within a command; no answer contains it."""
 
 
+def print_wide_table(console: Console, head: list[str], rows: list[list[str]]) -> None:
+    """Prints a table; where it would break words, a paragraph for each row."""
+    words = [
+        [word for cell in column for word in cell.split()]
+        for column in zip(head, *rows, strict=True)
+    ]
+    needed = sum(max(map(len, column)) + 3 for column in words) + 1
+    if needed > console.width:
+        for row in rows:
+            told = "; ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
+            first, *others = wrap_lines(told, console.width - 4)
+            console.print("\n".join([f"  - {first}", *(f"    {line}" for line in others)]))
+        return
+    table = Table()
+    for name in head:
+        table.add_column(name, overflow="fold")  # an id must not be cut
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def _print(page: PlanPage) -> None:
     from tasks.releasing.plan_page import MARKS, facts
 
@@ -202,16 +223,10 @@ def _print(page: PlanPage) -> None:
                 first, *others = wrap_lines(item, width - 6)
                 console.print("\n".join([f"    - {first}", *(f"      {line}" for line in others)]))
         if answer.table:
-            head, rows = answer.table
-            table = Table()
-            for name in head:
-                table.add_column(name, overflow="fold")  # an id must not be cut
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
+            print_wide_table(console, *answer.table)
     console.print()
     for name, value in facts(page):
-        console.print(f"  {name}: {value}", soft_wrap=True)
+        say_prose(f"{name}: {value}", start="  ")
     output = page.planned.output
     if output.texts:
         console.print()
@@ -219,4 +234,4 @@ def _print(page: PlanPage) -> None:
             f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold"
         )
         for text in output.texts:
-            console.print(f"  {text}", soft_wrap=True)
+            say_prose(text, start="  ")

@@ -11,7 +11,8 @@ import pytest
 from releases import make_audit, make_planned, make_ref, release_key
 from review_browser import CHROMIUM, check_accessible_file
 
-from flows.commands.plan import wrap_lines
+from flows.commands.layout import Console
+from flows.commands.plan import print_wide_table, wrap_lines
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.accuracy_table import events_of
 from mechanisms.privacy.events import (
@@ -298,6 +299,18 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     again = seed.model_copy(update={"seed": 2})
     evaluated(ledger, again, own | {f"coverage_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
+
+
+def test_a_table_that_would_break_words_is_told_row_by_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head, rows = ["release", "guarantee"], [["6338b5b138ee4fe7", "asymptotic-local"]]
+    print_wide_table(Console(width=80), head, rows)
+    assert "│ 6338b5b138ee4fe7 │ asymptotic-local │" in capsys.readouterr().out
+    print_wide_table(Console(width=38), head, rows)
+    assert capsys.readouterr().out == (
+        "  - release 6338b5b138ee4fe7;\n    guarantee asymptotic-local\n"
+    )
 
 
 def test_the_picture_of_the_page_has_its_charts(ledger: Ledger) -> None:
