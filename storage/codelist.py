@@ -375,40 +375,46 @@ class _NoColumns(InputError):
 def _places(
     header: Sequence[str], columns: Sequence[str], place: str
 ) -> tuple[list[int], int, int | None, int | None]:
-    folded = [" ".join(name.split()).casefold() for name in header]
+    folded = [_folded(name) for name in header]
     matches: list[int] = []
     for number, wanted in enumerate(columns or ("code", "title")):
-        fitting = [
-            n for n, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()
-        ]
+        fitting = [n for n, name in enumerate(folded) if name == _folded(wanted)]
         if not columns and not fitting:
             fitting = _by_word(header, _WORDS[number])
         if len(fitting) != 1:
-            shown = (
-                ", ".join(repr(name) for name in header[:40])
-                if like_header(header)
-                else "not named"
-            )
-            widths = (
-                "None of , ; tab | ^ ~ $ separates its rows; of fixed widths give them: "
-                "--read-codelist 'widths=[5,60]' and its names=[code,title]. "
-                if len(header) == 1
-                else ""
-            )
-            raise _NoColumns(
-                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
-                f"{widths}"
-                "Name those of codes and titles with --set "
-                "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
-                "names of all its columns: --read-codelist 'names=[code,title]'"
-            )
+            raise _missing_column(header, wanted, place)
         matches += fitting
     *codes, title = matches
-    description, parent = (
-        folded.index(name) if folded.count(name) == 1 else None
-        for name in ("description", "parent")
-    )
+    description = _place_if_single(folded, "description")
+    parent = _place_if_single(folded, "parent")
     return codes, title, None if description == title else description, parent
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.split()).casefold()
+
+
+def _place_if_single(names: Sequence[str], name: str) -> int | None:
+    return names.index(name) if names.count(name) == 1 else None
+
+
+def _missing_column(header: Sequence[str], wanted: str, place: str) -> _NoColumns:
+    shown = "not named"
+    if like_header(header):
+        shown = ", ".join(repr(name) for name in header[:40])
+    widths = ""
+    if len(header) == 1:
+        widths = (
+            "None of , ; tab | ^ ~ $ separates its rows; of fixed widths give them: "
+            "--read-codelist 'widths=[5,60]' and its names=[code,title]. "
+        )
+    return _NoColumns(
+        f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
+        f"{widths}"
+        "Name those of codes and titles with --set "
+        "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
+        "names of all its columns: --read-codelist 'names=[code,title]'"
+    )
 
 
 def _by_word(header: Sequence[str], words: Sequence[str]) -> list[int]:

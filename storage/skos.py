@@ -74,15 +74,13 @@ def import_codes(
     concepts = _of_scheme(graph, path, scheme)
     current = [concept for concept in concepts if not _ended(graph, concept)]
     titles = {concept: list(_texts(graph, concept, _TITLES)) for concept in current}
-    tag = _language(
-        Counter(tag for texts in titles.values() for tag in {tag for _, tag in texts}),
-        language,
-        path,
-    )
+    tag = _language(_tags(titles.values()), language, path)
     kinds = {concept: _notations(graph, concept) for concept in current}
-    codes = {
-        concept: code for concept in current if (code := _notation(kinds[concept], notation, path))
-    }
+    codes: dict[Any, str] = {}
+    for concept in current:
+        code = _notation(kinds[concept], notation, path)
+        if code:
+            codes[concept] = code
     if twice := [code for code, number in Counter(codes.values()).items() if number > 1]:
         raise Contradiction(
             f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name "
@@ -95,17 +93,12 @@ def import_codes(
             f"of at most {MAX_CODE} "
             "characters each"
         )
-    rows = [
-        (
-            code,
-            _without_code(_spoken(titles[concept], tag), kinds[concept].values()),
-            " ".join(
-                filter(None, (_spoken(_texts(graph, concept, (note,)), tag) for note in _NOTES))
-            ),
-            _parent(graph, concept, codes),
-        )
-        for concept, code in codes.items()
-    ]
+    rows = []
+    for concept, code in codes.items():
+        title = _without_code(_spoken(titles[concept], tag), kinds[concept].values())
+        notes = [_spoken(_texts(graph, concept, (note,)), tag) for note in _NOTES]
+        description = " ".join(filter(None, notes))
+        rows.append((code, title, description, _parent(graph, concept, codes)))
     return Import(
         rows=sorted(rows),
         language=tag,
@@ -127,26 +120,20 @@ def _import_tree(
             f"--scheme: {path} has {len(schemes)} code lists: {shown or 'none'}. Name one of them"
         )
     own = [concept for concept in concepts if concept.scheme == fitting[0]]
-    tag = _language(
-        Counter(tag.lower() for concept in own for tag in {tag for _, tag in concept.titles}),
-        language,
-        path,
-    )
+    titles = [_lower(concept.titles) for concept in own]
+    tag = _language(_tags(titles), language, path)
     coded = {concept.code: concept for concept in own if concept.code}
     if len(coded) < 2 or max(map(len, coded)) > MAX_CODE:
         raise InputError(
             f"codelist: {path} has {len(coded)} codes. Give two or more, of at most {MAX_CODE} "
             "characters each"
         )
-    rows = [
-        (
-            code,
-            _without_code(_spoken(_lower(concept.titles), tag), [code]),
-            " ".join(text for text, spoken in _lower(concept.notes) if spoken in (tag, "")),
-            concept.parent if concept.parent in coded else "",
-        )
-        for code, concept in coded.items()
-    ]
+    rows = []
+    for code, concept in coded.items():
+        title = _without_code(_spoken(_lower(concept.titles), tag), [code])
+        notes = [text for text, spoken in _lower(concept.notes) if spoken in (tag, "")]
+        parent = concept.parent if concept.parent in coded else ""
+        rows.append((code, title, " ".join(notes), parent))
     return Import(
         rows=sorted(rows),
         language=tag,
@@ -154,6 +141,14 @@ def _import_tree(
         without_notation=len(own) - len(coded),
         without_title=sum(not title for _, title, _, _ in rows),
     )
+
+
+def _tags(titles: Iterable[Iterable[tuple[str, str]]]) -> Counter[str]:
+    """Counts the concepts that have a title in each language."""
+    tags: Counter[str] = Counter()
+    for texts in titles:
+        tags.update({tag for _, tag in texts})
+    return tags
 
 
 def _lower(texts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -330,8 +330,7 @@ def human_codes(
     Raises:
         InputError: a code is not on a complete list, or none of many is on any.
     """
-    codes = [normalise_code(cell, listed) for cell in cells]
-    codes = ["" if code in marks and code not in listed else code for code in codes]
+    codes = [_code_of(cell, listed, marks) for cell in cells]
     odd_ones = Counter(code for code in codes if code and code not in listed)
     spellings = Spellings(listed)
     matches = {code: spellings.match(code) for code in odd_ones}
@@ -351,8 +350,14 @@ def human_codes(
             "they are",
             kind="unlisted-codes",
         )
+    other_spelling = f" ({respelt:,} in another spelling)" if respelt else ""
     return codes, (
-        f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"
-        f"{f' ({respelt:,} in another spelling)' if respelt else ''}, {unlisted:,} not, "
-        f"{missing:,} without a code"
+        f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}{other_spelling}, "
+        f"{unlisted:,} not, {missing:,} without a code"
     )
+
+
+def _code_of(cell: str, listed: Collection[str], marks: Collection[str]) -> str:
+    """Returns the code of a cell as the list spells it; "" where the cell marks a missing one."""
+    code = normalise_code(cell, listed)
+    return "" if code in marks and code not in listed else code

@@ -408,22 +408,30 @@ def _say_answers(
     *,
     as_json: bool,
 ) -> None:
-    coded = {
-        prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix])
-        for prefix, coder in bundles.coders.items()
-    }
+    coded: dict[str, list[Coding]] = {}
+    origins: dict[str, dict[str, str]] = {}
+    for prefix, coder in bundles.coders.items():
+        name = prefix.rstrip("_")
+        coded[name] = coder.code(texts, top_k=top_k, threshold=thresholds[prefix])
+        origins[name] = coder.origin
     for n, text in enumerate(texts):
-        answers = {prefix.rstrip("_"): codings[n] for prefix, codings in coded.items()}
+        answers = {name: codings[n] for name, codings in coded.items()}
         if as_json:
-            origins = {prefix.rstrip("_"): coder.origin for prefix, coder in bundles.coders.items()}
             content = {name: origins[name] | coding.as_dict() for name, coding in answers.items()}
             say(json.dumps(content.get("", content)))
+        else:
+            say("\n  ".join(_answer_lines(text, answers)))
+
+
+def _answer_lines(text: str, answers: Mapping[str, Coding]) -> list[str]:
+    lines = [text if len(text) <= 100 else text[:97] + "..."]
+    for name, coding in answers.items():
+        if not name:
+            lines += _answers(coding)
             continue
-        lines = [text if len(text) <= 100 else text[:97] + "..."]
-        for name, coding in answers.items():
-            lines += [f"{name}:"] if name else []
-            lines += [f"{'  ' if name else ''}{line}" for line in _answers(coding)]
-        say("\n  ".join(lines))
+        lines.append(f"{name}:")
+        lines += [f"  {line}" for line in _answers(coding)]
+    return lines
 
 
 def _answers(coding: Coding) -> list[str]:

@@ -28,6 +28,7 @@ from storage.errors import InputError
 
 if TYPE_CHECKING:
     from storage.ledger import Ledger
+    from storage.ledger.reader import Report
     from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
@@ -159,32 +160,33 @@ def verify(
             earlier=earlier,
             progress=lambda done: tell(done, max(rows, done)),
         )
+    tail_checked = bool(heads or anchored or earlier)
+    has_signature = any(saved.signature for saved in heads)
     if as_json:
-        signatures = None if not any(saved.signature for saved in heads) else key is not None
         checks = {
             "ok": report.ok,
-            "signatures_checked": signatures,
-            "tail_checked": bool(heads or anchored or earlier),
+            "signatures_checked": key is not None if has_signature else None,
+            "tail_checked": tail_checked,
         }
         _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
-        say(
-            f"{count_of(report.rows, 'row')} read, up to row "
-            f"{report.sequence} {report.hash}; "
-            f"{len(report.bad)} bad"
-        )
-        for note in report.notes:
-            say(f"note: {note}")
-        for bad in report.bad:
-            say(f"bad row {bad.sequence}{' (has no effect)' if bad.void else ''}: {bad.problem}")
-        if report.bad:
-            pass
-        elif key is None and any(saved.signature for saved in heads):
+        _say_report(report)
+        if report.ok and has_signature and key is None:
             say("not checked: signatures of the heads (use --public-key)")
-        elif not (heads or anchored or earlier):
+        elif report.ok and not tail_checked:
             say("not checked: the end of the ledger, where rows could be missing (use --head)")
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _say_report(report: Report) -> None:
+    rows = count_of(report.rows, "row")
+    say(f"{rows} read, up to row {report.sequence} {report.hash}; {len(report.bad)} bad")
+    for note in report.notes:
+        say(f"note: {note}")
+    for bad in report.bad:
+        effect = " (has no effect)" if bad.void else ""
+        say(f"bad row {bad.sequence}{effect}: {bad.problem}")
 
 
 @app.command("change-policy", cls=Command)

@@ -284,8 +284,21 @@ class RunOptions:
 
         from flows.commands.profiles import parameters
 
-        own: dict[str, Any] = {
-            "data.source": [str(file) for file in self.data or ()] or None,
+        given = {**self._own_values(), **values}
+        present = {name: value for name, value in given.items() if value is not None}
+        if self.date is not None:
+            present["data.ingest.date_column"] = self.date or None
+        texts = [*(self.settings or ()), *self._read_settings()]
+        run = parameters(self.profile_name, texts, present, look=_look)
+        from tasks.parameters import require_index
+
+        require_index(run)
+        return run
+
+    def _own_values(self) -> dict[str, str | list[str] | None]:
+        """Returns what these options say, by the dotted names of parameters; None: not given."""
+        return {
+            "data.source": list(map(str, self.data or ())) or None,
             "data.codelist": str(self.codelist[0]) if self.codelist else None,
             "data.examples": None if self.examples is None else str(self.examples),
             "data.ingest.text_columns": self.text or None,
@@ -294,24 +307,21 @@ class RunOptions:
             "data.classification": self.classification,
             "data.classification_version": self.classification_version,
         }
+
+    def _read_settings(self) -> list[str]:
+        """Returns the settings of --read and its like, by the dotted names of parameters."""
         _require_single(self.settings or (), "--set")
-        _require_single(self.read or (), "--read")
-        _require_single(self.read_codelist or (), "--read-codelist")
-        read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
-        read += [f"data.ingest.codelist_read.{setting}" for setting in self.read_codelist or ()]
-        _require_single(self.read_examples or (), "--read-examples")
+        settings: list[str] = []
+        for option, section, texts in (
+            ("--read", "data.ingest.read", self.read),
+            ("--read-codelist", "data.ingest.codelist_read", self.read_codelist),
+            ("--read-examples", "data.examples_read", self.read_examples),
+        ):
+            _require_single(texts or (), option)
+            settings += [f"{section}.{setting}" for setting in texts or ()]
         if self.read_examples and self.examples is None:
             raise InputError("--read-examples: requires --examples")
-        read += [f"data.examples_read.{setting}" for setting in self.read_examples or ()]
-        given = {name: value for name, value in {**own, **values}.items() if value is not None}
-        if self.date is not None:
-            given["data.ingest.date_column"] = self.date or None
-        texts = [*(self.settings or ()), *read]
-        run = parameters(self.profile_name, texts, given, look=_look)
-        from tasks.parameters import require_index
-
-        require_index(run)
-        return run
+        return settings
 
     def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
         """Returns the options of each column of codes, with the values by which each knows of the

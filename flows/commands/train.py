@@ -22,10 +22,11 @@ from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from flows.retrain import RetrainResult
     from mechanisms.model.config import ModelConfig
+    from storage.ingest import SourcePreview
     from storage.ledger import ReleaseRow
     from storage.narrative_look import NarrativeLook
     from tasks.parameters import RetrainParameters
@@ -268,80 +269,96 @@ def _show_dry_run(
 ) -> None:
     search = _search(parameters) if parameters.method.mechanism.searches else None
     stages = {step.label: reused for step, reused in preview.steps}
-    data, survey, charge, estimate = (
-        parameters.data,
-        preview.source,
-        preview.charge,
-        preview.estimate,
-    )
     missing = [label for label, reused in stages.items() if not reused]
-    seconds = estimate.of_labels(missing) if missing or search else 0.0
-    row, listed = preview.row, data.codelist is not None
+    seconds = preview.estimate.of_labels(missing) if missing or search else 0.0
     if output.as_json:
-        content = {
-            "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
-            "search": search,
-            "release": row and _fields(row, "release_id", "state"),
-            "population": data.population,
-            "classification": " ".join((data.classification, data.classification_version)).strip(),
-            "codes": {
-                "listed": survey.codes if listed else None,
-                "observed": survey.codes_observed,
-            },
-            "code_list": preview.code_list
-            and _fields(preview.code_list, "verdict", "published_name", "description"),
-            "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
-            "files": list(survey.reading),
-            "notes": list(survey.notes),
-            "language": survey.look.language,
-            "narratives_cut": survey.look.longer_than(parameters.model.max_length),
-            "units": None if survey.units is None else _fields(survey.units, "number", "largest"),
-            "cohorts": list(survey.cohorts),
-            "charge": _fields(charge, "guarantee_kind", "epsilon", "delta", "warning"),
-            "budget": [
-                {
-                    "population": line.account.population,
-                    "cohort": line.account.cohort,
-                    "spent": str(line.account.epsilon),
-                    "cap": None if line.cap is None else str(line.cap.epsilon),
-                }
-                for line in charge.accounts
-            ],
-            "other_names": list(charge.others),
-            "estimated_seconds": round(seconds),
-            "estimated_disk_bytes": estimate.disk_bytes,
-        }
+        content = _dry_run_json(preview, parameters, stages, search=search, seconds=seconds)
         say(json.dumps(content, indent=2, default=str))  # of amounts
-        _end_over_budget(preview)
-        return
+    else:
+        _print_stages(preview, parameters, context, stages, search)
+        for name, line in _facts(preview, parameters):
+            say_prose(line, name=name)
+        computes = bool(missing or search)
+        say_prose(_time_line(preview, seconds, computes, search), name="to compute")
+        say_prose(f"{preview.estimate.disk_bytes / 1e6:,.0f} MB in all", name="disk")
+    _end_over_budget(preview)
+
+
+def _dry_run_json(
+    preview: Preview,
+    parameters: RetrainParameters,
+    stages: Mapping[str, bool],
+    *,
+    search: str | None,
+    seconds: float,
+) -> dict[str, object]:
+    data, survey, charge = parameters.data, preview.source, preview.charge
+    release, code_list, units = preview.row, preview.code_list, survey.units
+    listed = data.codelist is not None
+    return {
+        "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
+        "search": search,
+        "release": release and _fields(release, "release_id", "state"),
+        "population": data.population,
+        "classification": " ".join((data.classification, data.classification_version)).strip(),
+        "codes": {
+            "listed": survey.codes if listed else None,
+            "observed": survey.codes_observed,
+        },
+        "code_list": code_list and _fields(code_list, "verdict", "published_name", "description"),
+        "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
+        "files": list(survey.reading),
+        "notes": list(survey.notes),
+        "language": survey.look.language,
+        "narratives_cut": survey.look.longer_than(parameters.model.max_length),
+        "units": None if units is None else _fields(units, "number", "largest"),
+        "cohorts": list(survey.cohorts),
+        "charge": _fields(charge, "guarantee_kind", "epsilon", "delta", "warning"),
+        "budget": [
+            {
+                "population": line.account.population,
+                "cohort": line.account.cohort,
+                "spent": str(line.account.epsilon),
+                "cap": None if line.cap is None else str(line.cap.epsilon),
+            }
+            for line in charge.accounts
+        ],
+        "other_names": list(charge.others),
+        "estimated_seconds": round(seconds),
+        "estimated_disk_bytes": preview.estimate.disk_bytes,
+    }
+
+
+def _print_stages(
+    preview: Preview,
+    parameters: RetrainParameters,
+    context: Context,
+    stages: Mapping[str, bool],
+    search: str | None,
+) -> None:
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
+    missing = [label for label, reused in stages.items() if not reused]
     if len(missing) < len(stages):
-        table.add_row(
-            f"{len(stages) - len(missing)} of {len(stages)} stages",
-            Text("finished, reused", "cyan"),
-        )
+        finished = f"{len(stages) - len(missing)} of {len(stages)} stages"
+        table.add_row(finished, Text("finished, reused", "cyan"))
     for label in missing:
         table.add_row(label, "to compute")
     if search is not None:
         table.add_row("search", search)
-    table.add_row("release", _release(parameters, row))
-    console = Console()
-    console.print(table)
+    table.add_row("release", _release(parameters, preview.row))
+    Console().print(table)
+
+
+def _time_line(preview: Preview, seconds: float, computes: bool, search: str | None) -> str:
+    if not computes:
+        return "nothing: every stage is finished"
     by = (
         "by what stages took in this workspace"
-        if estimate.measured
+        if preview.estimate.measured
         else "rough: no stage was timed in this workspace"
     )
     fits = "; with a search that needs two fits" if search else ""
-    time = (
-        f"about {duration(seconds)} ({by}{fits})"
-        if missing or search
-        else "nothing: every stage is finished"
-    )
-    disk = f"{estimate.disk_bytes / 1e6:,.0f} MB in all"
-    for name, line in (*_facts(preview, parameters), ("to compute", time), ("disk", disk)):
-        say_prose(line, name=name)
-    _end_over_budget(preview)
+    return f"about {duration(seconds)} ({by}{fits})"
 
 
 def _fields(of: object, *names: str) -> dict[str, Any]:
@@ -354,71 +371,92 @@ def _end_over_budget(preview: Preview) -> None:
 
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
-    from storage.ledger.registry import population_name_warning
-    from storage.narrative_look import language_note, long_note
-    from tasks.bundle.untold import REASONS
-    from tasks.releasing.test_half import untold_by_settings
-    from tasks.retraining.run import warnings_of
+    yield from _facts_of_list(preview, parameters)
+    yield from _facts_of_records(preview.source, parameters)
+    yield from _facts_of_model(preview.source, parameters)
+    yield from _facts_of_charge(preview, parameters)
 
-    data, survey, charge = parameters.data, preview.source, preview.charge
-    dropped = ", ".join(
-        f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items()
-    )
+
+def _facts_of_list(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
+    data, survey = parameters.data, preview.source
     yield "population", f"{data.population}; cohorts {_listed(survey.cohorts)}"
-    named = " ".join(part for part in (data.classification, data.classification_version) if part)
-    listed = "; no list" if data.codelist is None else f"; {survey.codes:,} codes on the list"
-    yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
+    name = f"{data.classification} {data.classification_version}".strip() or "none named"
+    listed = "no list" if data.codelist is None else f"{survey.codes:,} codes on the list"
+    yield "classification", f"{name}; {listed}, {survey.codes_observed:,} observed"
     if data.codelist is None:
-        yield from (("advice", line) for line in _advice_without_list(parameters))
+        for line in _advice_without_list(parameters):
+            yield "advice", line
     if preview.code_list is not None:
         yield "code list", preview.code_list.description
     for line in survey.reading:
         yield "file", line
     for line in survey.notes:
         yield "note", line
-    yield (
-        "records",
-        f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}",
-    )
+
+
+def _facts_of_records(
+    survey: SourcePreview, parameters: RetrainParameters
+) -> Iterator[tuple[str, str]]:
+    from tasks.retraining.run import warnings_of
+
+    ingest = parameters.data.ingest
+    dropped = f" (not: {_counted(survey.dropped)})" if survey.dropped else ""
+    yield "records", f"{survey.rows:,} read, {survey.usable:,} usable{dropped}"
     if survey.units is not None:
-        per = data.ingest.max_per_unit
-        cap = f"; at most {per:,} of each are used" if per else "; there is no cap per unit"
+        per = ingest.max_per_unit
+        cap = f"at most {per:,} of each are used" if per else "there is no cap per unit"
         yield (
             "units",
-            f"{survey.units.number:,}, with up to {survey.units.largest:,} records each{cap}",
+            f"{survey.units.number:,}, with up to {survey.units.largest:,} records each; {cap}",
         )
-    left_out = ", ".join(
-        f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items()
-    )
-    halves = ", ".join(f"{name} {count:,}" for name, count in survey.sampled.items())
-    ingest = data.ingest
+    left_out = f" (left out: {_counted(survey.left_out)})" if survey.left_out else ""
     split = f"by the day {ingest.train_before}" if ingest.train_before else "at random"
     dates = "" if ingest.dates_from else "; no dates are read"
-    yield (
-        "sampled",
-        f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}",
-    )
+    yield "sampled", f"{_counted(survey.sampled)}{left_out}; split {split}{dates}"
     train, test = survey.sampled["train"], survey.sampled["test"]
-    yield from (
-        ("warning", line)
-        for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed)
-    )
-    yield "model", _model(parameters.model)
-    if (index := data.coding_index) is not None:
+    codes = survey.codes_observed
+    for line in warnings_of(parameters.data, train=train, test=test, codes=codes):
+        yield "warning", line
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+
+
+def _facts_of_model(
+    survey: SourcePreview, parameters: RetrainParameters
+) -> Iterator[tuple[str, str]]:
+    from storage.narrative_look import language_note, long_note
+    from tasks.bundle.untold import REASONS
+    from tasks.releasing.test_half import untold_by_settings
+
+    model, index = parameters.model, parameters.data.coding_index
+    yield "model", _model(model)
+    if index is not None:
         yield (
             "coding index",
             f"{len(index.entries):,} public examples (SHA-256 {index.digest[:16]}…): the head "
             "starts at them, near the titles. No entry may come from the records",
         )
-    if cut := long_note(survey.look, parameters.model.max_length):
+    cut = long_note(survey.look, model.max_length)
+    if cut:
         yield "warning", cut
-    encoder = parameters.model.encoder_language
-    stems = parameters.model.stems_language
-    if line := language_note(survey.look, encoder and encoder.lower(), stems):
-        more = f": --set model.lexical_language={survey.look.language} changes these"
-        yield "warning", line + more * (stems is not None and _changes_stems(stems, survey.look))
-    if (why := untold_by_settings(parameters)) is not None:
-        yield "accuracy", f"the bundle states none: {REASONS[why]}"
+    encoder = model.encoder_language and model.encoder_language.lower()
+    stems = model.stems_language
+    language = language_note(survey.look, encoder, stems)
+    if language:
+        if stems is not None and _changes_stems(stems, survey.look):
+            language += f": --set model.lexical_language={survey.look.language} changes these"
+        yield "warning", language
+    untold = untold_by_settings(parameters)
+    if untold is not None:
+        yield "accuracy", f"the bundle states none: {REASONS[untold]}"
+
+
+def _facts_of_charge(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
+    from storage.ledger.registry import population_name_warning
+
+    charge = preview.charge
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"
     else:
@@ -433,7 +471,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
             "by name only: releases of these records under another name show only after ingest",
         )
     if charge.others:
-        yield "other names", population_name_warning(charge.others, data.population)
+        yield "other names", population_name_warning(charge.others, parameters.data.population)
     if preview.row is None and charge.exceeds:
         yield "", "the budget is too small: the release would be refused"
 

@@ -5,7 +5,7 @@ workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -181,55 +181,73 @@ def overview() -> ServerOverview:
         {"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}}
     )
     with server() as client:
-        flows = {flow.id: flow.name for flow in client.read_flows()}
+        flow_of = {flow.id: flow.name for flow in client.read_flows()}
         runs = newest_first(client, recent)
         silent = {run.id: _silence(client, run, now) for run in runs}
-        online = {}
-        served = set()
-        queues: list[Queue] = []
-        for pool in client.read_work_pools():
-            workers = client.read_workers_for_work_pool(pool.name)
-            states = [
-                str(getattr(worker.status, "value", worker.status)).upper() for worker in workers
-            ]
-            online[pool.name] = states.count("ONLINE")
-            served |= {pool.name} if workers else set()
-            queues += [
-                {"pool": pool.name, "queue": queue.name, "polled": queue.last_polled.timestamp()}
-                for queue in client.read_work_queues(work_pool_name=pool.name)
-                if queue.last_polled is not None
-            ]
-    late = {run.work_pool_name for run in runs if run.state_name == "Late"}
-    stopped = [_stopped(run, flows.get(run.flow_id, ""), silent[run.id]) for run in runs]
+        pools = client.read_work_pools()
+        workers = {pool.name: _worker_states(client, pool.name) for pool in pools}
+        queues = [queue for pool in pools for queue in _polled_queues(client, pool.name)]
+    online = {pool: states.count("ONLINE") for pool, states in workers.items()}
+    stopped = [_stopped(run, flow_of.get(run.flow_id, ""), silent[run.id]) for run in runs]
     unended = [run for run in runs if _goes_on(run)]
     return {
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),
         "workers": online,
         "queues": queues,
-        "unserved_queues": [
-            {"pool": queue["pool"], "queue": queue["queue"]}
-            for queue in queues
-            if online[queue["pool"]]
-            and now.timestamp() - queue["polled"] > UNSERVED.total_seconds()
-        ],
-        "unserved": sorted(
-            pool for pool, count in online.items() if not count and pool in served | late
-        ),
+        "unserved_queues": _unserved_queues(queues, online, now),
+        "unserved": _unserved_pools(workers, runs),
         "waiting": [
             {"id": run.id, "name": run.name, "plan": run.plan} for run in waiting_releases()
         ],
         "stopped": [entry for entry in stopped if entry is not None],
         "silent": sum(time is not None for time in silent.values()),
-        "unended": sorted({flows.get(run.flow_id, "") for run in unended}),
+        "unended": sorted({flow_of.get(run.flow_id, "") for run in unended}),
         "releasing": sorted(
             {
                 str(run.parameters.get("plan", ""))
                 for run in unended
-                if flows.get(run.flow_id) == "release" and not silent[run.id]
+                if flow_of.get(run.flow_id) == "release" and not silent[run.id]
             }
         ),
     }
+
+
+def _worker_states(client: SyncPrefectClient, pool: str) -> list[str]:
+    workers = client.read_workers_for_work_pool(pool)
+    return [str(getattr(worker.status, "value", worker.status)).upper() for worker in workers]
+
+
+def _polled_queues(client: SyncPrefectClient, pool: str) -> list[Queue]:
+    """Returns the queues of a pool that a worker asked for runs before."""
+    queues: list[Queue] = []
+    for queue in client.read_work_queues(work_pool_name=pool):
+        if queue.last_polled is not None:
+            polled = queue.last_polled.timestamp()
+            queues.append({"pool": pool, "queue": queue.name, "polled": polled})
+    return queues
+
+
+def _unserved_queues(
+    queues: Sequence[Queue], online: Mapping[str, int], now: datetime
+) -> list[LostQueue]:
+    """Returns the queues that no worker asks for runs any more, of pools with a worker."""
+    earliest = now.timestamp() - UNSERVED.total_seconds()
+    return [
+        {"pool": queue["pool"], "queue": queue["queue"]}
+        for queue in queues
+        if online[queue["pool"]] and queue["polled"] < earliest
+    ]
+
+
+def _unserved_pools(workers: Mapping[str, Sequence[str]], runs: Sequence[FlowRun]) -> list[str]:
+    """Returns the pools without a worker that had one before, or whose runs are late."""
+    late = {run.work_pool_name for run in runs if run.state_name == "Late"}
+    return sorted(
+        pool
+        for pool, states in workers.items()
+        if "ONLINE" not in states and (states or pool in late)
+    )
 
 
 def _goes_on(run: FlowRun) -> bool:

@@ -210,24 +210,29 @@ def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) 
 
 def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | TokenInputs:
     """Records of one form, those of one part after those of another."""
-    first, *others = parts
-    if isinstance(first, FeatureInputs):
-        return FeatureInputs(
-            torch.cat([part.features for part in parts if isinstance(part, FeatureInputs)])
-        )
-    if any(not isinstance(part, TokenInputs) or part.pad_id != first.pad_id for part in others):
-        raise ValueError("only parts of one tokenizer are joined")
+    features = [part for part in parts if isinstance(part, FeatureInputs)]
+    if isinstance(parts[0], FeatureInputs):
+        return FeatureInputs(torch.cat([part.features for part in features]))
     tokens = [part for part in parts if isinstance(part, TokenInputs)]
+    if features or len({part.pad_id for part in tokens}) > 1:
+        raise ValueError("only parts of one tokenizer are joined")
     lengths = torch.cat([part.lengths for part in tokens])
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    words, states = ([getattr(part, name) for part in tokens] for name in ("words", "states"))
     return TokenInputs(
         torch.cat([part.ids for part in tokens]),
-        offsets,
-        first.pad_id,
-        None if first.words is None else torch.cat(words),
-        None if first.states is None else torch.cat(states),
+        torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        tokens[0].pad_id,
+        _joined_where_present([part.words for part in tokens]),
+        _joined_where_present([part.states for part in tokens]),
     )
+
+
+def _joined_where_present(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not present:
+        return None
+    if len(present) < len(tensors):
+        raise ValueError("only parts of one form are joined")
+    return torch.cat(present)
 
 
 def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor]:

@@ -64,44 +64,41 @@ def join(
     _require_single(left, on)
     added = [name for name in right.columns if name != on]
     twice = [name for name in added if name in left.columns]
+    new = [name for name in added if name not in twice]
     matches = _rows_by_id(right, on, added, several)
-    counts = Counter(
-        {
-            "rows": 0,
-            "without_second": 0,
-            "left_out": right.rows - sum(map(len, matches.values())),
-        }
-    )
+    matched_rows = sum(map(len, matches.values()))
+    counts = Counter(rows=0, without_second=0, left_out=right.rows - matched_rows)
     used: set[str] = set()
-    kept = [place for place, name in enumerate(added) if name not in twice]
-    schema = pa.schema(
-        [(name, pa.string()) for name in [*left.columns, *(added[place] for place in kept)]]
-    )
+    schema = pa.schema([(name, pa.string()) for name in [*left.columns, *new]])
     blank = [("",) * len(added)]
-    same = [(left.columns.index(name), added.index(name)) for name in twice]
+    new_places = [added.index(name) for name in new]
+    place = left.columns.index(on)
 
     def joined() -> Iterator[tuple[str, ...]]:
-        place = left.columns.index(on)
         for row in left.text_rows(left.columns):
             form = unit_form(row[place].strip())
             used.add(form)
             counts["without_second"] += form not in matches
             for more in matches.get(form, blank):
                 counts["rows"] += 1
-                if form in matches and any(
-                    row[mine].strip() != more[theirs].strip() for mine, theirs in same
-                ):
-                    raise Contradiction(
-                        f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
-                        "the first table, too, and have other cells there. Rename or remove them",
-                        kind="same-columns",
-                    )
-                yield row + tuple(more[place] for place in kept)
+                if form in matches:
+                    require_same_cells(row, more)
+                yield row + tuple(more[at] for at in new_places)
+
+    same = [(left.columns.index(name), added.index(name)) for name in twice]
+
+    def require_same_cells(row: Sequence[str], more: Sequence[str]) -> None:
+        if any(row[mine].strip() != more[theirs].strip() for mine, theirs in same):
+            raise Contradiction(
+                f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
+                "the first table, too, and have other cells there. Rename or remove them",
+                kind="same-columns",
+            )
 
     with replace_atomically(out, source=first) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(joined(), columns=len(schema)):
             write(piece)
-    unused = sum(len(rows) for form, rows in matches.items() if form not in used)
+    unused = sum(len(matches[form]) for form in matches.keys() - used)
     return Joined(counts["rows"], counts["without_second"], unused, counts["left_out"])
 
 

@@ -218,7 +218,7 @@ def survey(
     marks: MissingValues,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Survey:
-    place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
+    place = places_of(listed)
     label, rows = records.source.label, 0
     read = _Read(config, place, label, records.rows)
     for batch, numbers in numbered(records.texts(config.columns, marks), config, place):
@@ -250,8 +250,7 @@ def survey(
     state[coded == _BLANK] = NO_CODE
     notes += _respelt_notes(read.codes.respelt)
     names = read.codes.names
-    counts = np.bincount(coded[coded >= 0], minlength=len(names)).tolist()
-    by_code = {name: count for name, count in zip(names, counts, strict=True) if count}
+    by_code = _counts_of_codes(names, coded)
     notes += twins(by_code) if listed is None else _level_notes(by_code, listed)
     cohorts, cohort_names, late = np.zeros(rows, dtype=np.int32), [ALL], None
     if read.days is not None:
@@ -261,7 +260,10 @@ def survey(
         _require_ids(
             read.blank_ids, read.identities, f"{label}, column {config.id_column!r}", lines
         )
-    by_unit = units is not None and config.split_by_unit and config.sampling == "per-record"
+    per_record = config.sampling == "per-record"
+    unit_identities = None
+    if units is not None and config.split_by_unit and per_record:
+        unit_identities = digests([units.forms])
     overview = Survey(
         state=state,
         numbers=lines.numbers,
@@ -271,14 +273,32 @@ def survey(
         respelt=read.codes.respelt,
         cohorts=cohorts,
         cohort_names=cohort_names,
-        late=late if config.train_before is not None else None,
+        late=late,
         units=None if units is None else units.index,
-        identities=read.identities if config.sampling == "per-record" else None,
-        unit_identities=digests([units.forms]) if units is not None and by_unit else None,
+        identities=read.identities if per_record else None,
+        unit_identities=unit_identities,
         notes=tuple(notes),
         look=read.look.result(),
     )
-    usable = coded[state == USABLE]
+    _require_usable(overview, coded[state == USABLE], records, config)
+    return overview
+
+
+def places_of(listed: Sequence[Code] | None) -> dict[str, int] | None:
+    """Returns the place of each code on the list; None without one."""
+    return None if listed is None else {code.code: place for place, code in enumerate(listed)}
+
+
+def _counts_of_codes(names: Sequence[str], coded: NDArray[np.int32]) -> dict[str, int]:
+    counts = np.bincount(coded[coded >= 0], minlength=len(names)).tolist()
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def _require_usable(
+    overview: Survey, usable: NDArray[np.int32], records: Table, config: IngestConfig
+) -> None:
+    """Refuses records of which none can be used, or that all have one code."""
+    label, rows = records.source.label, len(overview.state)
     if not len(usable):
         reasons = ", ".join(f"{name} {count}" for name, count in overview.dropped().items())
         raise InputError(
@@ -290,7 +310,6 @@ def survey(
             "same code. Give "
             "records with two or more"
         )
-    return overview
 
 
 def _not_listed(codes: _Codes, label: str, rows: int) -> InputError:
@@ -376,8 +395,30 @@ def _level_notes(counts: Mapping[str, int], listed: Sequence[Code]) -> list[str]
 
 def _dates(
     days: Days, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
-) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
+) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_] | None, list[str]]:
     label = f"{label}, column {config.dates_from!r}"
+    _require_readable(days, config, state, label, lines)
+    both = 0 if days.month_first else days.ambiguous
+    if both and (config.cohort in ("quarter", "month") or config.train_before):
+        raise InputError(
+            f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
+            "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
+        )
+    names = days.each(lambda day: cohort_of(day, config.cohort) if config.dated_cohorts else ALL)
+    if config.cohorts is not None:
+        _leave_out_other_cohorts(names, days, config, state, label, lines)
+    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    numbers = {number: np.int32(place[name]) for number, name in names.items()}
+    cohorts = days.per_row(numbers, otherwise=np.int32(-1))
+    first_late = config.train_before
+    late = None if first_late is None else days.chosen(lambda day: day >= first_late)
+    return cohorts, list(place), late, _date_notes(days, config, state == USABLE)
+
+
+def _require_readable(
+    days: Days, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
+) -> None:
+    """Refuses usable records without a date."""
     bad = (days.numbers < 0) & (state == USABLE)
     if bad.any():
         formats = fitting(days.unread, month_first=days.month_first)
@@ -391,52 +432,53 @@ def _dates(
             f"{' and no data.ingest.train_before' if config.train_before else ''}",
             kind="unreadable-dates",
         )
-    both = 0 if days.month_first else days.ambiguous
-    if both and (config.cohort in ("quarter", "month") or config.train_before):
-        raise InputError(
-            f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
-            "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
+
+
+def _leave_out_other_cohorts(
+    names: Mapping[int, str],
+    days: Days,
+    config: IngestConfig,
+    state: NDArray[np.int8],
+    label: str,
+    lines: _Lines,
+) -> None:
+    """Marks the usable records of cohorts that are not declared, or refuses them."""
+    declared = {number: name in (config.cohorts or ()) for number, name in names.items()}
+    outside = ~days.per_row(declared, otherwise=True) & (state == USABLE)
+    if outside.any() and config.outside_cohorts == "refuse":
+        raise Unknown(
+            f"{label}: {outside.sum()} records are of a {config.cohort} that "
+            "data.ingest.cohorts does not declare "
+            f"({lines.named(outside)}). Correct their dates, declare it, or set "
+            "data.ingest.outside_cohorts=drop",
+            kind="undeclared-cohort",
         )
-    names = days.each(lambda day: cohort_of(day, config.cohort) if config.dated_cohorts else ALL)
-    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
-    if config.cohorts is not None:
-        declared = {number: name in config.cohorts for number, name in names.items()}
-        outside = ~days.per_row(declared, otherwise=True) & (state == USABLE)
-        if outside.any() and config.outside_cohorts == "refuse":
-            raise Unknown(
-                f"{label}: {outside.sum()} records are of a {config.cohort} that "
-                "data.ingest.cohorts does not declare "
-                f"({lines.named(outside)}). Correct their dates, declare it, or set "
-                "data.ingest.outside_cohorts=drop",
-                kind="undeclared-cohort",
-            )
-        state[outside] = OTHER_COHORT
-    numbers = {number: np.int32(place[name]) for number, name in names.items()}
-    cohorts = days.per_row(numbers, otherwise=np.int32(-1))
-    first_late = config.train_before
-    late = days.chosen(lambda day: first_late is not None and day >= first_late)
-    notes = []
-    future = days.chosen(lambda day: day > date.today())
-    if coming := int((future & (state == USABLE)).sum()):
+    state[outside] = OTHER_COHORT
+
+
+def _date_notes(days: Days, config: IngestConfig, usable: NDArray[np.bool_]) -> list[str]:
+    notes: list[str] = []
+    today = date.today()
+    coming = int((days.chosen(lambda day: day > today) & usable).sum())
+    if coming:
         pivot = (
             "; %y reads the years 00 to 68 as 2000 to 2068, so give them four digits"
             if "%y" in (config.date_format or "")
             else ""
         )
         notes.append(f"{coming:,} dates lie in the future{pivot}")
-    nothing = days.chosen(NO_DAYS.__contains__) & (state == USABLE)
-    if nothing.any():
+    nothing = int((days.chosen(NO_DAYS.__contains__) & usable).sum())
+    if nothing:
         notes.append(
-            f"{nothing.sum():,} dates are the first day of 1900, 1901 or 1970, which programs "
+            f"{nothing:,} dates are the first day of 1900, 1901 or 1970, which programs "
             "write where there is none"
         )
-    if both:
+    if days.ambiguous and not days.month_first:
         notes.append(
-            f"every one of {both:,} dates with / reads both ways, and was read month first; where "
-            "days come first set "
-            "data.ingest.date_format=%d/%m/%Y"
+            f"every one of {days.ambiguous:,} dates with / reads both ways, and was read month "
+            "first; where days come first set data.ingest.date_format=%d/%m/%Y"
         )
-    return cohorts, list(place), late, notes
+    return notes
 
 
 def _require_ids(

@@ -91,29 +91,7 @@ def open_source(
     if source.kind != "csv":
         return source
     whole = len(head) < HEAD
-    encoding = read.encoding
-    if encoding is None:
-        for name, marks in _WIDE.items():
-            if head.startswith(marks):
-                raise InputError(
-                    f"{source.label} is {name}. Save it as UTF-8, or give {source.read_option} "
-                    f"encoding={name.lower()}"
-                )
-        for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
-            if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
-                raise InputError(
-                    f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} "
-                    f"encoding={name}"
-                )
-        if b"\0" in head:
-            raise InputError(
-                f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text"
-            )
-        encoding = (
-            "utf-8"
-            if decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole)
-            else "cp1252"
-        )
+    encoding = read.encoding or _encoding_of(source, head, whole=whole)
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
@@ -131,22 +109,14 @@ def open_source(
         )
     if whole and not below and not layout.broken:
         raise InputError(f"{source.label} has a header and no records. Give a file of records")
-    if below and not header[-1].strip() and all(len(row) == len(header) - 1 for row in below):
-        header = header[:-1]
-    numbered = len(below) > 2 and [row[0] for row in below] == [
-        str(n) for n in range(1, len(below) + 1)
-    ]
-    if numbered and all(len(row) == len(header) + 1 for row in below):
-        header = ["", *header]  # R's row names, which have no header
+    header = _fitted_header(header, below)
     written = tuple(header)
-    if not read.names and len(set(names := [_name_of(cell) for cell in header])) == len(names):
+    names = list(map(_name_of, header))
+    if not read.names and len(set(names)) == len(names):
         header = names
     quotes = layout.quotes
     if quotes == "none" and read.quotes is None and not read.widths and _are_quoted(below):
         quotes = "outer"
-    blank_end = bool(below) and all(
-        len(row) == len(header) + 1 and not row[-1].strip() for row in below
-    )
     return replace(
         source,
         columns=tuple(header),
@@ -157,9 +127,52 @@ def open_source(
         quotes=quotes,
         header_line=None if read.names else layout.header_line,
         first_line=layout.first_line,
-        blank_end=blank_end,
+        blank_end=_has_blank_end(header, below),
         rows=max(round(text.count("\n") * source.bytes / len(head)) - layout.first_line, 1),
     )
+
+
+def _encoding_of(source: Source, head: bytes, *, whole: bool) -> str:
+    """Returns the encoding that the first bytes of a file fit; refuses UTF-16 and UTF-32."""
+    for name, marks in _WIDE.items():
+        if head.startswith(marks):
+            raise InputError(
+                f"{source.label} is {name}. Save it as UTF-8, or give {source.read_option} "
+                f"encoding={name.lower()}"
+            )
+    for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
+        if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
+            raise InputError(
+                f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} "
+                f"encoding={name}"
+            )
+    if b"\0" in head:
+        raise InputError(
+            f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text"
+        )
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    return "utf-8" if decodes(decoder, head, final=whole) else "cp1252"
+
+
+def _fitted_header(header: Sequence[str], below: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the header with as many names as the rows have cells, where a table program wrote one
+    more or less.
+    """
+    fitted = list(header)
+    if below and not fitted[-1].strip() and all(len(row) == len(fitted) - 1 for row in below):
+        fitted = fitted[:-1]
+    numbers = list(map(str, range(1, len(below) + 1)))
+    numbered = len(below) > 2 and [row[0] for row in below] == numbers
+    if numbered and all(len(row) == len(fitted) + 1 for row in below):
+        return ["", *fitted]  # R's row names, which have no header
+    return fitted
+
+
+def _has_blank_end(header: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Checks whether every row ends with a separator that the header lacks."""
+    if not below:
+        return False
+    return all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
 
 
 def _layouts(
@@ -376,12 +389,12 @@ def csv_batches(
     seen = seen or ScanResult(headers=list(source.repeated))
     wanted = source.columns if columns is None else tuple(columns)
     width = len(source.columns)
-    names = [*map(str, range(width)), *(["blank end"] if source.blank_end else [])]
-    places = (
-        names[:width]
-        if wanted == source.columns
-        else [str(source.columns.index(name)) for name in wanted]
-    )
+    names = list(map(str, range(width)))
+    if source.blank_end:
+        names.append("blank end")
+    places = names[:width]
+    if wanted != source.columns:
+        places = [names[source.columns.index(name)] for name in wanted]
     mark = secrets.token_hex(16)
     bad: list[tuple[int, str]] = []
 
@@ -391,14 +404,7 @@ def csv_batches(
         return "skip" if source.skips_bad_rows else "error"
 
     read = pacsv.ReadOptions(use_threads=False, block_size=LONGEST_RECORD, column_names=names)
-    parse = pacsv.ParseOptions(
-        delimiter=source.delimiter,
-        quote_char=False if source.quotes in ("none", "outer") else '"',
-        double_quote=source.quotes == "double",
-        escape_char="\\" if source.quotes == "backslash" else False,
-        newlines_in_values=True,
-        invalid_row_handler=on_bad_row,
-    )
+    parse = _parse_options(source, on_bad_row)
     convert = pacsv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=list(dict.fromkeys([*(places or names[:1]), *names[width:]])),
@@ -412,37 +418,13 @@ def csv_batches(
                 pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert
             ):
                 stream.taken()
-                last, blocks = batch.num_rows - 1, blocks + 1
-                ended = last >= 0 and batch.column(0)[last].as_py() == mark
-                batch = batch.slice(0, last) if ended else batch
-                if source.blank_end and (
-                    filled := _first_filled(batch.column(batch.num_columns - 1))
-                ):
-                    raise _bad_row(
-                        source, rows + filled, f"{width + 1} fields where the header has {width}"
-                    )
-                if (
-                    batch.num_rows
-                    and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py()
-                ):
-                    raise _bad_row(source, rows + batch.num_rows, _OPEN)
-                # guard: test_an_open_quote_swallows_rows
-                if columns is None and (swallowed := _swallowed(batch, source.delimiter)):
-                    raise Unreadable(
-                        f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and "
-                        f"{swallowed[1]} of its "
-                        "lines read as records. Close an open quote",
-                        kind="swallowed-records",
-                    )
-                if columns is None and batch.num_rows:
-                    seen.headers += [rows + number for number in _headers(source, batch)]
-                    end = batch.slice(batch.num_rows - 1).to_pylist()[0].values()
-                    seen.total = not _TOTALS.isdisjoint(cell.strip(" :").casefold() for cell in end)
+                blocks += 1
+                batch, ended = _without_mark(batch, mark)
+                _require_whole_rows(source, batch, rows, mark)
+                if columns is None:
+                    _scan(source, batch, rows, seen)
                 first, rows = rows, rows + batch.num_rows
-                if repeated := [
-                    number - first for number in seen.headers if first <= number < rows
-                ]:
-                    batch = batch.filter(to_arrow(~np.isin(np.arange(batch.num_rows), repeated)))
+                batch = _without_headers(batch, first, seen.headers)
                 if source.quotes == "outer":
                     if columns is None:
                         seen.strays += [first + row + 1 for row in _strays(batch)]
@@ -469,6 +451,67 @@ def csv_batches(
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)
+
+
+def _parse_options(
+    source: Source, on_bad_row: Callable[[pacsv.InvalidRow], str]
+) -> pacsv.ParseOptions:
+    quoted = source.quotes not in ("none", "outer")
+    return pacsv.ParseOptions(
+        delimiter=source.delimiter,
+        quote_char='"' if quoted else False,
+        double_quote=source.quotes == "double",
+        escape_char="\\" if source.quotes == "backslash" else False,
+        newlines_in_values=True,
+        invalid_row_handler=on_bad_row,
+    )
+
+
+def _without_mark(batch: pa.RecordBatch, mark: str) -> tuple[pa.RecordBatch, bool]:
+    """Returns a batch without the row of marks that ends the table, and whether it had it."""
+    last = batch.num_rows - 1
+    if last < 0 or batch.column(0)[last].as_py() != mark:
+        return batch, False
+    return batch.slice(0, last), True
+
+
+def _require_whole_rows(source: Source, batch: pa.RecordBatch, rows: int, mark: str) -> None:
+    """Refuses a row with a cell behind its last column, and one that swallowed the mark."""
+    end = batch.column(batch.num_columns - 1)
+    filled = _first_filled(end) if source.blank_end else 0
+    if filled:
+        width = len(source.columns)
+        fault = f"{width + 1} fields where the header has {width}"
+        raise _bad_row(source, rows + filled, fault)
+    if batch.num_rows and mark in end[batch.num_rows - 1].as_py():
+        raise _bad_row(source, rows + batch.num_rows, _OPEN)
+
+
+def _scan(source: Source, batch: pa.RecordBatch, rows: int, seen: ScanResult) -> None:
+    """Notes repeated headers and a total; refuses a cell that swallowed records.
+
+    Args:
+        rows: of the batches before.
+    """
+    # guard: test_an_open_quote_swallows_rows
+    if swallowed := _swallowed(batch, source.delimiter):
+        raise Unreadable(
+            f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and "
+            f"{swallowed[1]} of its "
+            "lines read as records. Close an open quote",
+            kind="swallowed-records",
+        )
+    if batch.num_rows:
+        seen.headers += [rows + number for number in _headers(source, batch)]
+        last_row = batch.slice(batch.num_rows - 1).to_pylist()[0].values()
+        seen.total = not _TOTALS.isdisjoint(cell.strip(" :").casefold() for cell in last_row)
+
+
+def _without_headers(batch: pa.RecordBatch, first: int, headers: Sequence[int]) -> pa.RecordBatch:
+    """Returns a batch without the rows that repeat the header, by their numbers in the table."""
+    numbers = np.arange(first, first + batch.num_rows)
+    repeated = np.isin(numbers, headers)
+    return batch.filter(to_arrow(~repeated)) if repeated.any() else batch
 
 
 def _matches(column: pa.Array, pattern: str) -> pa.Array:

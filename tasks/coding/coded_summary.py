@@ -91,26 +91,27 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
         raise InputError(
             f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}."
         )
-    reviews = [f"{prefix}{_REVIEW}" for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns]
-    wanted = [f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")]
-    kinds = [f"{prefix}{_KIND}" for prefix in prefixes]
-    wanted += [*kinds, *reviews]
+    reviewed = {prefix for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns}
+    wanted: list[str] = []
+    for prefix in prefixes:
+        wanted += [f"{prefix}{name}" for name in ("code", "title", "score")]
+        wanted += [f"{prefix}{_KIND}"]
+        wanted += [f"{prefix}{_REVIEW}"] if prefix in reviewed else []
     summaries = [BundleSummary(prefix) for prefix in prefixes]
     blank = review = 0
     for row in table.text_rows(wanted):
-        cells = [unquote(cell) for cell in row]
-        marks = {
-            name: cells[4 * len(prefixes) + number].strip().lower() == "true"
-            for number, name in enumerate(reviews)
-        }
-        blank += not any(cells[0 : 3 * len(prefixes) : 3])
-        review += any(marks.values())
-        for number, summary in enumerate(summaries):
-            code, title, score = cells[3 * number : 3 * number + 3]
-            summary.kinds.add(cells[3 * len(prefixes) + number])
-            if code:
-                marked = marks.get(f"{summary.prefix}{_REVIEW}", False)
-                summary.add(code, title, float(score), review=marked)
+        cells = dict(zip(wanted, map(unquote, row), strict=True))
+        marked = {prefix for prefix in reviewed if _is_true(cells[f"{prefix}{_REVIEW}"])}
+        coded_by = [summary for summary in summaries if cells[f"{summary.prefix}code"]]
+        blank += not coded_by
+        review += bool(marked)
+        for summary in summaries:
+            summary.kinds.add(cells[f"{summary.prefix}{_KIND}"])
+        for summary in coded_by:
+            code, title, score = (
+                cells[f"{summary.prefix}{name}"] for name in ("code", "title", "score")
+            )
+            summary.add(code, title, float(score), review=summary.prefix in marked)
     page = coded.with_name(f"{coded.name}.summary.html")
     shown = render(
         "coded.html",
@@ -118,13 +119,17 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
         name=coded.name,
         rows=table.rows,
         blank=blank,
-        review=review if reviews else None,
+        review=review if reviewed else None,
         bundles=summaries,
         commands=_commands(coded, columns),
         notes=notes,
     )
     write_atomically(page, shown.encode(), source=coded)
     return page
+
+
+def _is_true(cell: str) -> bool:
+    return cell.strip().lower() == "true"
 
 
 def _commands(coded: Path, columns: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property, partial
@@ -241,36 +241,40 @@ class Coder:
         """Returns the codings of narratives by the scores [n, codes] of those that
         are not blank.
         """
-        codings = []
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        best_scores = np.take_along_axis(scores, best, 1)
         groups: list[tuple[str, float] | None] = [None] * len(scores)
         if threshold is not None and self.groups is not None:
             groups = self.groups.most_detailed(scores, threshold=threshold)
-        members = (
-            [None] * len(scores)
-            if self.sets is None
-            else self.sets.members(scores, self.model.codes)
-        )
-        for row, values, group, inside in zip(
-            best.tolist(),
-            np.take_along_axis(scores, best, 1).tolist(),
-            groups,
-            members,
-            strict=True,
-        ):
-            answers = tuple(
-                self._answer(self.model.codes[i], score)
-                for i, score in zip(row, values, strict=True)
-            )
-            # as answers are written: another machine's scores may differ below their last digit
-            unsure = None if threshold is None else round(answers[0].score, 6) < threshold
-            coding = Coding(answers, unsure, self._answer(*group) if unsure and group else None)
-            codings.append(coding if inside is None else self._with_set(coding, inside))
-        blank = Coding(
-            (), None if threshold is None else True, members=None if self.sets is None else ()
-        )
+        codings: list[Coding] = []
+        for places, values, group in zip(best.tolist(), best_scores.tolist(), groups, strict=True):
+            codes = [self.model.codes[place] for place in places]
+            answers = tuple(map(self._answer, codes, values))
+            codings.append(self._coding(answers, group, threshold))
+        if self.sets is not None:
+            members = self.sets.members(scores, self.model.codes)
+            codings = list(map(self._with_set, codings, members))
         each = iter(codings)
+        blank = self._blank_coding(threshold)
         return [next(each) if text.strip() else blank for text in texts]
+
+    def _coding(
+        self,
+        answers: tuple[Answer, ...],
+        group: tuple[str, float] | None,
+        threshold: float | None,
+    ) -> Coding:
+        if threshold is None:
+            return Coding(answers)
+        # as answers are written: another machine's scores may differ below their last digit
+        unsure = round(answers[0].score, 6) < threshold
+        return Coding(answers, unsure, self._answer(*group) if unsure and group else None)
+
+    def _blank_coding(self, threshold: float | None) -> Coding:
+        """Returns the coding of a narrative without a text."""
+        needs_review = None if threshold is None else True
+        members = None if self.sets is None else ()
+        return Coding((), needs_review, members=members)
 
     def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
         members = tuple(self.model.codes[place] for place in inside)
@@ -486,26 +490,16 @@ def newest_bundle(home: Path) -> Path:
     a readable ledger the rows' numbers in the bundles' proofs and the revocations of the roots
     decide. Times of files never do, so that a copy of the workspace has the same answer.
     """
-    from storage.bundle.trust import read_roots
-
     workspace = Workspace(home)
-    folders = {
-        p.name: p for p in workspace.bundles.glob("*") if p.is_dir() and not p.name.startswith(".")
-    }
+    folders = _bundle_folders(workspace)
     ledger = _readable_ledger(workspace) if folders else None
     if ledger is not None:
         rows = ledger.releases()
         sequences = {row.release_id: row.sequence for row in rows if row.state == "committed"}
-        revoked = ledger.revoked()
+        revoked = set(ledger.revoked())
     else:
-        proofs = {name: _proof_row(folder) for name, folder in folders.items()}
-        sequences = {
-            name: row["sequence"]
-            for name, row in proofs.items()
-            if isinstance(row.get("sequence"), int)
-        }
-        listed = read_roots(workspace.roots)[-1].revoked if workspace.roots.exists() else ()
-        revoked = {entry.release_id for entry in listed}
+        sequences = _sequences_of_proofs(folders)
+        revoked = _revoked_by_roots(workspace)
     committed = folders.keys() & sequences.keys()
     if not committed:
         raise StorageError(
@@ -513,7 +507,30 @@ def newest_bundle(home: Path) -> Path:
             "a bundle with "
             "`autocoder release PLAN`, or name a bundle with --bundle."
         )
-    return folders[max(committed, key=lambda name: (name not in revoked, sequences[name]))]
+    newest = max(committed, key=lambda name: (name not in revoked, sequences[name]))
+    return folders[newest]
+
+
+def _bundle_folders(workspace: Workspace) -> dict[str, Path]:
+    found = workspace.bundles.glob("*")
+    return {path.name: path for path in found if path.is_dir() and not path.name.startswith(".")}
+
+
+def _sequences_of_proofs(folders: Mapping[str, Path]) -> dict[str, int]:
+    sequences: dict[str, int] = {}
+    for name, folder in folders.items():
+        sequence = _proof_row(folder).get("sequence")
+        if isinstance(sequence, int):
+            sequences[name] = sequence
+    return sequences
+
+
+def _revoked_by_roots(workspace: Workspace) -> set[str]:
+    from storage.bundle.trust import read_roots
+
+    if not workspace.roots.exists():
+        return set()
+    return {entry.release_id for entry in read_roots(workspace.roots)[-1].revoked}
 
 
 def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:

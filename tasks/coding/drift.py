@@ -10,6 +10,7 @@ The verdict requires a significant difference that is also large enough to matte
 significant, with fifty none is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,34 +116,21 @@ def compare(now: Period, reference: Period) -> Drift:
     """Compares two periods."""
     from scipy.stats import chi2_contingency, ks_2samp
 
-    if now.origin != reference.origin:
-        names = ("release", "classification", "version of the classification", "temperature")
-        differing = [
-            name
-            for name, *pair in zip(names, now.origin, reference.origin, strict=True)
-            if pair[0] != pair[1]
-        ]
-        raise InputError(
-            "the periods are not comparable: they were coded with another "
-            f"{' and '.join(differing)}. Code both with "
-            "one bundle and the same thresholds."
-        )
+    _require_same_origin(now, reference)
     names, counts = _pooled(now.codes, reference.codes)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    p, q = (counts + 0.5) / (counts + 0.5).sum(axis=1, keepdims=True)
-    # by chance PSI is chi-squared times 1/n + 1/m, to first order (Yurdakul and Naranjo 2020)
-    by_chance = (len(names) - 1) * float((1 / counts.sum(axis=1)).sum())
-    psi = max(0.0, float(((p - q) * np.log(p / q)).sum()) - by_chance)
-    psi_chance = float(chi2_contingency(counts, correction=False).pvalue) if len(names) > 1 else 1.0
+    psi_chance = 1.0
+    if len(names) > 1:
+        psi_chance = float(chi2_contingency(counts, correction=False).pvalue)
+    psi = _stability_index(counts)
     scores = ks_2samp(now.scores, reference.scores)
     ks, ks_chance = float(scores.statistic), float(scores.pvalue)
-    sure = [psi if psi_chance <= _CHANCE else 0.0, ks if ks_chance <= _CHANCE else 0.0]
-    levels = [
-        sum(size > limit for limit in limits)
-        for size, limits in zip(sure, (_PSI, _KS), strict=True)
-    ]
-    verdict: Verdict = ("stable", "investigate", "drift")[max(levels)]
-    most = np.argsort(-np.abs(shares[0] - shares[1]), kind="stable")[:5]
+    sure_psi = psi if psi_chance <= _CHANCE else 0.0
+    sure_ks = ks if ks_chance <= _CHANCE else 0.0
+    level = max(_level(sure_psi, _PSI), _level(sure_ks, _KS))
+    verdict: Verdict = ("stable", "investigate", "drift")[level]
+    most = np.argsort(-np.abs(shares[0] - shares[1]), kind="stable")[:5].tolist()
+    now_shares, before = shares.tolist()
     return Drift(
         rows=len(now.codes),
         reference_rows=len(reference.codes),
@@ -153,10 +141,36 @@ def compare(now: Period, reference: Period) -> Drift:
         verdict=verdict,
         covers=False if now.has_sets and verdict != "stable" else None,
         moved=tuple(
-            (names[code], round(float(shares[1][code]), 4), round(float(shares[0][code]), 4))
-            for code in most
+            (names[code], round(before[code], 4), round(now_shares[code], 4)) for code in most
         ),
     )
+
+
+def _require_same_origin(now: Period, reference: Period) -> None:
+    names = ("release", "classification", "version of the classification", "temperature")
+    pairs = zip(names, now.origin, reference.origin, strict=True)
+    differing = [name for name, value, earlier in pairs if value != earlier]
+    if differing:
+        raise InputError(
+            "the periods are not comparable: they were coded with another "
+            f"{' and '.join(differing)}. Code both with "
+            "one bundle and the same thresholds."
+        )
+
+
+def _stability_index(counts: NDArray[np.int64]) -> float:
+    """Returns the population stability index above what chance alone makes of it, for counts of
+    codes [2, codes].
+    """
+    smoothed = counts + 0.5
+    p, q = smoothed / smoothed.sum(axis=1, keepdims=True)
+    # by chance PSI is chi-squared times 1/n + 1/m, to first order (Yurdakul and Naranjo 2020)
+    by_chance = (counts.shape[1] - 1) * float((1 / counts.sum(axis=1)).sum())
+    return max(0.0, float(((p - q) * np.log(p / q)).sum()) - by_chance)
+
+
+def _level(size: float, limits: Sequence[float]) -> int:
+    return sum(size > limit for limit in limits)
 
 
 def _pooled(

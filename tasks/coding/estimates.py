@@ -273,33 +273,43 @@ def write_table(estimates: Estimates, out: Path) -> None:
     """Writes a row per group and code: counts with their intervals, and shares of
     the group's rows.
     """
-    intervals = [f"{name}{end}" for name in ("estimate", "share") for end in ("", "_low", "_high")]
+    texts = [*estimates.by, "code", "title"]
+    figures = ["estimate", "estimate_low", "estimate_high", "share", "share_low", "share_high"]
     schema = pa.schema(
         [
-            *((name, pa.string()) for name in (*estimates.by, "code", "title")),
-            *((name, pa.int64()) for name in ("rows", "machine", "sampled")),
-            *((name, pa.float64()) for name in intervals),
-            ("note", pa.string()),
+            *_fields(texts, pa.string()),
+            *_fields(["rows", "machine", "sampled"], pa.int64()),
+            *_fields(figures, pa.float64()),
+            *_fields(["note"], pa.string()),
         ]
     )
-    rows = []
-    for estimate in estimates.every:
-        counts = (
-            (None, None, None)
-            if estimate.estimate is None
-            else (*asdict(estimate.estimate).values(),)
-        )
-        rows.append(
-            (
-                *(*estimate.group, estimate.code, estimates.titles.get(estimate.code, "")),
-                *(estimate.rows, estimate.machine, estimate.sampled),
-                *(None if count is None else round(count, 1) for count in counts),
-                *(None if count is None else round(count / estimate.rows, 6) for count in counts),
-                estimate.note or None,
-            )
-        )
+    rows = [_table_row(estimate, estimates.titles) for estimate in estimates.every]
     with replace_atomically(out) as fresh, open_writer(fresh, output_kind(out), schema) as write:
         write(rows)
+
+
+def _fields(names: Sequence[str], kind: pa.DataType) -> list[pa.Field]:
+    return [pa.field(name, kind) for name in names]
+
+
+def _table_row(estimate: Estimate, titles: Mapping[str, str]) -> tuple[Any, ...]:
+    counts: list[float | None] = [None] * 3
+    shares: list[float | None] = [None] * 3
+    if estimate.estimate is not None:
+        ends = asdict(estimate.estimate).values()
+        counts = [round(count, 1) for count in ends]
+        shares = [round(count / estimate.rows, 6) for count in ends]
+    return (
+        *estimate.group,
+        estimate.code,
+        titles.get(estimate.code, ""),
+        estimate.rows,
+        estimate.machine,
+        estimate.sampled,
+        *counts,
+        *shares,
+        estimate.note or None,
+    )
 
 
 def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:

@@ -9,6 +9,7 @@ square root of the codes, so that a reviewer chooses twice among about as many.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -76,16 +77,9 @@ def groups_of(
     """
     if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None
-    if isinstance(levels, str):
-        above = {code: _by_signs(code) for code in codes}
-    else:
-        above = {code: _by_parents(code, levels) for code in codes}
-    sizes = Counter(name for chain in above.values() for name in chain)
-    depths = {name: depth for chain in above.values() for depth, name in enumerate(chain, start=1)}
-    many = Counter(depths.values())
-    useful = [depth for depth, number in many.items() if number**2 >= len(codes)]
-    # a group of most codes narrows nothing
-    names = [n for n in sizes if useful and depths[n] >= min(useful) and 2 * sizes[n] <= len(codes)]
+    above = _codes_above(codes, levels)
+    depths = _depths(above)
+    names = _useful_names(above, depths, codes=len(codes))
     if not names:
         if levels != "auto":
             raise InputError(
@@ -93,11 +87,39 @@ def groups_of(
                 "Leave it out, or name a list with the columns code and parent"
             )
         return None
-    names.sort(key=lambda name: (-depths[name], name))
     members = np.array([[name in above[code] for name in names] for code in codes], np.float32)
-    return Groups(
-        tuple(names), members, np.array([depths[name] for name in names], np.float32), above
-    )
+    depths_of_names = np.array([depths[name] for name in names], np.float32)
+    return Groups(tuple(names), members, depths_of_names, above)
+
+
+def _codes_above(codes: Sequence[str], levels: Levels) -> dict[str, tuple[str, ...]]:
+    if isinstance(levels, str):
+        return {code: _by_signs(code) for code in codes}
+    return {code: _by_parents(code, levels) for code in codes}
+
+
+def _depths(above: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Returns the level of each group, from 1."""
+    depths: dict[str, int] = {}
+    for names in above.values():
+        for depth, name in enumerate(names, start=1):
+            depths[name] = depth
+    return depths
+
+
+def _useful_names(
+    above: Mapping[str, tuple[str, ...]], depths: Mapping[str, int], *, codes: int
+) -> list[str]:
+    """Returns the groups that save work, the most detailed first."""
+    sizes = Counter(chain.from_iterable(above.values()))
+    groups_at_depth = Counter(depths.values())
+    useful = [depth for depth, number in groups_at_depth.items() if number**2 >= codes]
+    if not useful:
+        return []
+    first = min(useful)
+    # a group of most codes narrows nothing
+    names = [name for name in sizes if depths[name] >= first and 2 * sizes[name] <= codes]
+    return sorted(names, key=lambda name: (-depths[name], name))
 
 
 def _by_signs(code: str) -> tuple[str, ...]:

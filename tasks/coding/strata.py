@@ -8,7 +8,7 @@ deviation; e is one minus the mean score.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,25 +62,31 @@ def stratify(
     codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int
 ) -> list[Stratum]:
     """Divides these rows of a coded table into strata, with `size` rows to draw from all."""
-    counts = Counter(codes[row] for row in rows)
-    apart = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
-    frequent = {code for code, count in counts.most_common(apart) if count >= _FEWEST_ROWS}
+    frequent = _frequent_codes([codes[row] for row in rows], size=size)
     members: defaultdict[tuple[str | None, int], list[int]] = defaultdict(list)
     for row in rows:
-        members[
-            codes[row] if codes[row] in frequent else None,
-            sum(scores[row] >= band for band in _BANDS),
-        ].append(row)
+        own_code = codes[row] if codes[row] in frequent else None
+        band = sum(scores[row] >= start for start in _BANDS)
+        members[own_code, band].append(row)
     strata = [members[key] for key in sorted(members, key=str)]
     if size < min(len(rows), _FEWEST_DRAWN * len(strata)):
         raise InputError(f"--rows: {size} besides those of sensitive codes are too few. Give more.")
-    errors = np.array(
-        [max(_SMALLEST_ERROR, 1 - np.mean([scores[row] for row in stratum])) for stratum in strata]
-    )
-    drawn = allocate(
-        [len(stratum) for stratum in strata], np.sqrt(errors * (2 - errors)).tolist(), size
-    )
-    return [Stratum(stratum, number) for stratum, number in zip(strata, drawn, strict=True)]
+    errors = np.array([_expected_error([scores[row] for row in stratum]) for stratum in strata])
+    deviations = np.sqrt(errors * (2 - errors))
+    drawn = allocate(list(map(len, strata)), deviations.tolist(), size)
+    return list(map(Stratum, strata, drawn))
+
+
+def _frequent_codes(codes: Iterable[str], *, size: int) -> set[str]:
+    """Returns the codes that have strata of their own: as many as the draws allow."""
+    most = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
+    counts = Counter(codes).most_common(most)
+    return {code for code, count in counts if count >= _FEWEST_ROWS}
+
+
+def _expected_error(scores: Sequence[float]) -> float:
+    """Returns the share of errors that scores foretell."""
+    return max(_SMALLEST_ERROR, 1 - float(np.mean(scores)))
 
 
 def allocate(sizes: Sequence[int], spreads: Sequence[float], total: int) -> list[int]:

@@ -8,7 +8,7 @@ which answers change.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,19 +199,19 @@ def answers(
     """Codes a table with both models; skips rows without a text, or without a code if a column has
     codes.
     """
-    more = [column for column in (label, by) if column]
-    columns = [*narratives.columns, *more]
+    columns = [*narratives.columns, *filter(None, (label, by))]
     table = survey(data, text_columns=columns, option=option, read=read)
-    listed = set(old.model.codes) | set(new.model.codes)
     given: list[str] = []
     if label:
         cells = (cell for (cell,) in table.text_rows([label]))
+        listed = set(old.model.codes) | set(new.model.codes)
         place = f"{option}: {data}, column {label!r}"
         given, people = human_codes(
             cells, listed, place=place, allowed=allow_unlisted, marks=read.missing
         )
         report(people)
-    scores: tuple[list[Scores], list[Scores]] = ([], [])
+    scores_of_old: list[Scores] = []
+    scores_of_new: list[Scores] = []
     right: list[str] = []
     groups: list[str] = []
     done = 0
@@ -223,8 +223,9 @@ def answers(
             for place, text in enumerate(texts)
             if text.strip() and (codes[place] or not label)
         ]
-        for coder, each in zip((old, new), scores, strict=True):
-            each.append(coder.scores([texts[place] for place in usable]))
+        usable_texts = [texts[place] for place in usable]
+        scores_of_old.append(old.scores(usable_texts))
+        scores_of_new.append(new.scores(usable_texts))
         right += [codes[place] for place in usable]
         groups += [piece[place][-1] if by else "" for place in usable]
         done += len(piece)
@@ -233,20 +234,33 @@ def answers(
         raise InputError(
             f"{option}: {data} has no row with a text{' and a code' if label else ''}."
         )
-    best, alone = [], []
-    for coder, each in zip((old, new), scores, strict=True):
-        scores_of, places = (
-            torch.from_numpy(np.concatenate(each)),
-            {code: place for place, code in enumerate(coder.model.codes)},
-        )
-        best.append(np.array([coder.model.codes[place] for place in scores_of.argmax(-1).tolist()]))
-        labels = torch.tensor([places.get(code, -1) for code in right])
-        alone.append(
-            autocoded_shares(scores_of.double().log(), labels)
-            if label and bool((labels >= 0).any())
-            else {}
-        )
-    return Answers(best[0], best[1], np.array(right), np.array(groups), (alone[0], alone[1]))
+    by_old, by_new = np.concatenate(scores_of_old), np.concatenate(scores_of_new)
+    codes_of_people = right if label else []
+    return Answers(
+        _best_codes(old, by_old),
+        _best_codes(new, by_new),
+        np.array(right),
+        np.array(groups),
+        (
+            _autocoded_shares(old, by_old, codes_of_people),
+            _autocoded_shares(new, by_new, codes_of_people),
+        ),
+    )
+
+
+def _best_codes(coder: Coder, scores: Scores) -> NDArray[np.str_]:
+    return np.array([coder.model.codes[place] for place in scores.argmax(-1).tolist()])
+
+
+def _autocoded_shares(coder: Coder, scores: Scores, right: Sequence[str]) -> dict[str, float]:
+    """Returns what could be coded without a person; nothing where no record has a code that the
+    model knows.
+    """
+    places = {code: place for place, code in enumerate(coder.model.codes)}
+    labels = torch.tensor([places.get(code, -1) for code in right])
+    if not bool((labels >= 0).any()):
+        return {}
+    return autocoded_shares(torch.from_numpy(scores).double().log(), labels)
 
 
 def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succession:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -38,6 +38,15 @@ def score(
     )
 
 
+class CodeScore(TypedDict):
+    """F1 of a code. Internal: it tells of the records."""
+
+    code: str
+    size: int
+    """Test records with the code."""
+    f1: float
+
+
 def _score(work: Work) -> Figures:
     import torch
 
@@ -67,39 +76,38 @@ def _figures(
     predicted: np.ndarray,
     probabilities: np.ndarray,
     space: Sequence[Code],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, float | None], list[CodeScore]]:
     classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
-    top, bottom = metrics.quartiles(codes)
-    rows = [
+    rows: list[CodeScore] = [
         {"code": space[int(code)].code, "size": int(size), "f1": float(f1)}
         for code, size, f1 in zip(codes.code, codes.size, codes.f1, strict=True)
     ]
+    figures: dict[str, float | None] = {**asdict(metrics.classification(labels, predicted))}
+    figures["balanced_accuracy"] = codes.balanced_accuracy
+    figures["ece"] = metrics.expected_calibration_error(labels, probabilities)
+    for k in (3, 5):
+        if k < classes:
+            figures[f"top_{k}"] = metrics.top_k_accuracy(labels, probabilities, k=k)
+    top, bottom = metrics.quartiles(codes)
+    figures |= _named("top_quartile", asdict(top))
+    figures |= _named("bottom_quartile", asdict(bottom))
     support = metrics.by_support(codes, np.bincount(trained_on, minlength=classes))
+    for bounds, counts in support.items():
+        figures |= _named(f"support_{bounds}", asdict(counts))
     coverage = {t: metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS}
-    figures = {
-        **asdict(metrics.classification(labels, predicted)),
-        "balanced_accuracy": codes.balanced_accuracy,
-        "ece": metrics.expected_calibration_error(labels, probabilities),
-        **{
-            f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k)
-            for k in (3, 5)
-            if k < classes
-        },
-        **{f"top_quartile_{name}": value for name, value in asdict(top).items()},
-        **{f"bottom_quartile_{name}": value for name, value in asdict(bottom).items()},
-        **{
-            f"support_{b}_{name}": value
-            for b, counts in support.items()
-            for name, value in asdict(counts).items()
-        },
-        **{f"coverage_{threshold}": share for threshold, (share, _) in coverage.items()},
-        **{f"accuracy_at_{threshold}": accuracy for threshold, (_, accuracy) in coverage.items()},
-    }
+    for threshold, (share, _) in coverage.items():
+        figures[f"coverage_{threshold}"] = share
+    for threshold, (_, accuracy) in coverage.items():
+        figures[f"accuracy_at_{threshold}"] = accuracy
     return figures, rows
 
 
-def codes_of(context: Context, measured: ArtifactRef) -> list[dict[str, Any]]:
+def _named(group: str, figures: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {f"{group}_{name}": value for name, value in figures.items()}
+
+
+def codes_of(context: Context, measured: ArtifactRef) -> list[CodeScore]:
     """Loads F1 by code of a scored branch: code, test size, F1. Internal."""
     return json.loads((context.store.open(measured) / "codes.json").read_text())
 
