@@ -90,37 +90,54 @@ class Settings:
     """Accuracy whose threshold the page begins with, or the nearest that has one."""
 
 
-def create_app(coder: Coder, settings: Settings) -> FastAPI:
-    batcher, state, metrics = Batcher(coder.scores), settings.state, Metrics(_COUNTED)
+class _Running:
+    """What the routes of a service share: the coder, its batches, and who may ask."""
 
-    async def renewed() -> None:
-        nonlocal state
-        while settings.renew is not None:
-            await asyncio.sleep(settings.renew_seconds)
-            state = await asyncio.to_thread(settings.renew)
+    def __init__(self, coder: Coder, settings: Settings) -> None:
+        self.coder = coder
+        self.settings = settings
+        self.batcher = Batcher(coder.scores)
+        self.metrics = Metrics(_COUNTED)
+        self.state = settings.state
+        self.accuracy = accuracy_lines(read_stated(coder.folder))
+        self.keyed: Any = Depends(self.admit)
 
-    def admit(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
+    @property
+    def fitted_on(self) -> str | None:
+        """Returns what the thresholds were fitted on."""
+        return self.coder.thresholds["fitted_on"] if self.coder.thresholds else None
+
+    def admit(self, request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
         """Returns the client's name, or, where no keys are asked for, its address."""
-        if state.clients is None:
+        if self.state.clients is None:
             return request.client.host if request.client else "unknown"
-        if key is not None and (name := state.clients.name_of(key)) is not None:
+        name = None if key is None else self.state.clients.name_of(key)
+        if name is not None:
             return f"client {name}"
         raise HTTPException(
             401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"}
         )
 
-    def require_not_revoked() -> None:
-        if state.withdrawn is not None:
-            raise HTTPException(503, state.withdrawn)
+    def require_not_revoked(self) -> None:
+        if self.state.withdrawn is not None:
+            raise HTTPException(503, self.state.withdrawn)
+
+    async def renew(self) -> None:
+        while self.settings.renew is not None:
+            await asyncio.sleep(self.settings.renew_seconds)
+            self.state = await asyncio.to_thread(self.settings.renew)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await batcher.start()
-        watching = asyncio.create_task(renewed())
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        await self.batcher.start()
+        renewing = asyncio.create_task(self.renew())
         yield
-        watching.cancel()
-        await batcher.stop()
+        renewing.cancel()
+        await self.batcher.stop()
 
+
+def create_app(coder: Coder, settings: Settings) -> FastAPI:
+    running = _Running(coder, settings)
     app = FastAPI(
         title="Autocoder",
         version=VERSION,
@@ -130,31 +147,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         ),
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
-        lifespan=lifespan,
+        lifespan=running.lifespan,
     )
-    accuracy = accuracy_lines(read_stated(coder.folder))
-    page = _PAGES.get_template("page.html").render(
-        coder=coder,
-        keyed=settings.state.clients is not None,
-        targets=(targets := _targets(coder)),
-        preset=min(
-            (name for name, _ in targets),
-            key=lambda name: abs(name - settings.accuracy),
-            default=None,
-        ),
-        fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
-        accuracy=accuracy,
-        origin=coder.description
-        if coder.kind == UNTRAINED or (coder.folder / STATEMENT).is_file()
-        else coder.release,
-        tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
-        most_rows=files.MOST_ROWS,
-        most_bytes=files.MOST_BYTES,
-    )
-    parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
-    review = _PAGES.get_template("static/review.html").render(
-        coder=coder, parts=parts, most_rows=files.MOST_ROWS
-    )
+    page, review = _page(running), _review_page(coder)
     app.add_middleware(
         TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
     )
@@ -162,26 +157,62 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         Guard,
         most_bytes=settings.most_bytes,
         headers={"content-security-policy": _content_policy(page + review)},
-        admit=lambda request: admit(request, request.headers.get(_KEY_HEADER.model.name)),
+        admit=lambda request: running.admit(request, request.headers.get(_KEY_HEADER.model.name)),
     )
-    app.add_middleware(Measured, metrics=metrics)
+    app.add_middleware(Measured, metrics=running.metrics)
     _add_refusals(app)
+    _add_coding(app, running)
+    _add_files(app, running)
+    _add_code_list(app, running)
+    _add_explanations(app, running)
+    _add_facts(app, running)
+    _add_pages(app, coder, page, review)
+    return app
 
-    keyed: Any = Depends(admit)
 
-    def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-        return {status: {"model": Problem} for status in statuses}
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem} for status in statuses}
 
+
+def _page(running: _Running) -> str:
+    coder, settings = running.coder, running.settings
+    targets = _targets(coder)
+    accuracies = [name for name, _ in targets]
+    has_statement = (coder.folder / STATEMENT).is_file()
+    described = coder.kind == UNTRAINED or has_statement
+    return _PAGES.get_template("page.html").render(
+        coder=coder,
+        keyed=settings.state.clients is not None,
+        targets=targets,
+        preset=min(accuracies, key=lambda name: abs(name - settings.accuracy), default=None),
+        fitted_on=running.fitted_on,
+        accuracy=running.accuracy,
+        origin=coder.description if described else coder.release,
+        tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
+        most_rows=files.MOST_ROWS,
+        most_bytes=files.MOST_BYTES,
+    )
+
+
+def _review_page(coder: Coder) -> str:
+    parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
+    return _PAGES.get_template("static/review.html").render(
+        coder=coder, parts=parts, most_rows=files.MOST_ROWS
+    )
+
+
+def _add_coding(app: FastAPI, running: _Running) -> None:
+    coder, batcher, metrics = running.coder, running.batcher, running.metrics
     large = files.LargeRequests()
 
-    @app.post("/code", responses=problems(400, 401, 413, 422, 500, 503))
-    async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
+    @app.post("/code", responses=_problems(400, 401, 413, 422, 500, 503))
+    async def code(body: CodeRequest, _: str = running.keyed) -> CodeResponse:
         """Code one narrative or several."""
-        require_not_revoked()
+        running.require_not_revoked()
         how: Any = {"top_k": body.top_k, "threshold": body.threshold, "each": files.TOGETHER}
         with large.admitted(len(body.texts)):
             pieces = files.in_pieces(
-                batcher, coder, body.texts, require_not_revoked, refuses=True, **how
+                batcher, coder, body.texts, running.require_not_revoked, refuses=True, **how
             )
             codings = [coding async for piece in pieces for coding in piece]
         metrics.coded(codings)
@@ -191,6 +222,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         metrics.cut(coder.reads.cut(look))
         return CodeResponse.model_validate(coder.origin | {"results": results, "warnings": notes})
 
+
+def _add_files(app: FastAPI, running: _Running) -> None:
+    coder, batcher, metrics = running.coder, running.batcher, running.metrics
     coding: set[str] = set()
     answering: set[str] = set()
 
@@ -202,13 +236,13 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         top_k: Annotated[int, Query(ge=1, le=20)] = 1,
         threshold: Annotated[float | None, Query(ge=0, le=1)] = None,
         read: Annotated[str, Query(max_length=4000)] = "{}",
-        name: str = keyed,
+        name: str = running.keyed,
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be.
 
         `read` has the settings of `--read` as JSON: {"separator": "|"}.
         """
-        require_not_revoked()
+        running.require_not_revoked()
         if request.headers.get("content-type", "").startswith("multipart/"):
             raise HTTPException(
                 422, "the body is a form. Send the file itself: curl --data-binary @FILE"
@@ -257,7 +291,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             done()
             raise
         metrics.cut(upload.cut)
-        coded = files.lines(upload, coder, batcher, require_not_revoked, metrics)
+        coded = files.lines(upload, coder, batcher, running.require_not_revoked, metrics)
         return files.Answer(
             files.ahead(coded, lambda: coding.discard(name)),
             rows=len(upload.texts),
@@ -265,6 +299,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             notes=upload.notes,
         )
 
+
+def _add_code_list(app: FastAPI, running: _Running) -> None:
+    coder, settings = running.coder, running.settings
     above = coder.groups.above if coder.groups else {}
     listed = [
         {
@@ -279,15 +316,19 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)}
     )
 
-    @app.get("/codes", responses=problems(401, 413, 500), dependencies=[keyed])
+    @app.get("/codes", responses=_problems(401, 413, 500), dependencies=[running.keyed])
     async def codes() -> CodeList:
         """Returns the bundle's public code list."""
         return codes_answer
 
-    @app.post("/explain", responses=problems(400, 401, 413, 422, 500, 501, 503))
-    async def explain_codes(body: ExplainRequest, _: str = keyed) -> ExplainResponse:
+
+def _add_explanations(app: FastAPI, running: _Running) -> None:
+    coder, batcher = running.coder, running.batcher
+
+    @app.post("/explain", responses=_problems(400, 401, 413, 422, 500, 501, 503))
+    async def explain_codes(body: ExplainRequest, _: str = running.keyed) -> ExplainResponse:
         """Show which words of one narrative spoke for some codes."""
-        require_not_revoked()
+        running.require_not_revoked()
         if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise HTTPException(
                 501, f"words are not explained here. {installation.refusal(absent)}"
@@ -300,46 +341,51 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             raise HTTPException(422, str(error)) from None
         return ExplainResponse.model_validate(coder.origin | asdict(answer))
 
-    @app.get("/version", responses=problems(401, 413, 500), dependencies=[keyed])
+
+def _add_facts(app: FastAPI, running: _Running) -> None:
+    coder, settings, metrics = running.coder, running.settings, running.metrics
+
+    @app.get("/version", responses=_problems(401, 413, 500), dependencies=[running.keyed])
     async def version() -> Version:
         """Returns the model, the classification and the bundle."""
         about = {
             "software": app.version,
             "codes": len(coder.model.codes),
             "signed_by": settings.signed_by,
-            "calibrated_on": coder.thresholds["fitted_on"] if coder.thresholds else None,
-            "accuracy": accuracy,
-            "withdrawn": state.withdrawn,
+            "calibrated_on": running.fitted_on,
+            "accuracy": running.accuracy,
+            "withdrawn": running.state.withdrawn,
         }
         return Version.model_validate(coder.origin | about)
 
-    @app.get("/metrics", responses=problems(401, 413, 500), dependencies=[keyed])
+    @app.get("/metrics", responses=_problems(401, 413, 500), dependencies=[running.keyed])
     async def counts() -> PlainTextResponse:
         """Returns counts since the start for Prometheus: requests, latency, answers above the
         threshold, narratives that are too long.
         """
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/health", responses=problems(413, 500, 503))
+    @app.get("/health", responses=_problems(413, 500, 503))
     async def health() -> Health:
         """Checks that the service answers, and codes."""
-        require_not_revoked()
+        running.require_not_revoked()
         return Health(status="ok")
 
+
+def _add_pages(app: FastAPI, coder: Coder, page: str, review: str) -> None:
     @app.get("/", include_in_schema=False)
     async def try_it() -> HTMLResponse:
         return HTMLResponse(page)
 
-    for document in (coder.folder / name for name in ("PRIVACY.md", "README.md")):
+    for name in ("PRIVACY.md", "README.md"):
+        document = coder.folder / name
         if document.is_file():
             shown = PlainTextResponse(document.read_text(encoding="utf-8"))
-            app.router.routes.append(Route(f"/{document.name}", shown, include_in_schema=False))
+            app.router.routes.append(Route(f"/{name}", shown, include_in_schema=False))
 
     @app.get("/review", include_in_schema=False)
     async def review_it() -> HTMLResponse:
         return HTMLResponse(review)
-
-    return app
 
 
 def _targets(coder: Coder) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,9 +131,7 @@ def _import_tree(
     rows = []
     for code, concept in coded.items():
         title = _without_code(_spoken(_lower(concept.titles), tag), [code])
-        notes = [text for text, spoken in _lower(concept.notes) if spoken in (tag, "")]
-        parent = concept.parent if concept.parent in coded else ""
-        rows.append((code, title, " ".join(notes), parent))
+        rows.append((code, title, _description(concept, tag), _listed_parent(concept, coded)))
     return Import(
         rows=sorted(rows),
         language=tag,
@@ -141,6 +139,15 @@ def _import_tree(
         without_notation=len(own) - len(coded),
         without_title=sum(not title for _, title, _, _ in rows),
     )
+
+
+def _listed_parent(concept: Concept, coded: Mapping[str, Concept]) -> str:
+    return concept.parent if concept.parent in coded else ""
+
+
+def _description(concept: Concept, language: str) -> str:
+    notes = [text for text, tag in _lower(concept.notes) if tag in (language, "")]
+    return " ".join(notes)
 
 
 def _tags(titles: Iterable[Iterable[tuple[str, str]]]) -> Counter[str]:

@@ -186,31 +186,44 @@ def overview() -> ServerOverview:
         silent = {run.id: _silence(client, run, now) for run in runs}
         pools = client.read_work_pools()
         workers = {pool.name: _worker_states(client, pool.name) for pool in pools}
-        queues = [queue for pool in pools for queue in _polled_queues(client, pool.name)]
+        queues: list[Queue] = []
+        for pool in pools:
+            queues += _polled_queues(client, pool.name)
     online = {pool: states.count("ONLINE") for pool, states in workers.items()}
-    stopped = [_stopped(run, flow_of.get(run.flow_id, ""), silent[run.id]) for run in runs]
     unended = [run for run in runs if _goes_on(run)]
+    releasing = {
+        str(run.parameters.get("plan", ""))
+        for run in unended
+        if flow_of.get(run.flow_id) == "release" and not silent[run.id]
+    }
     return {
-        "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
+        "runs": _runs_by_state(runs),
         "waits": _waits(runs),
         "workers": online,
         "queues": queues,
         "unserved_queues": _unserved_queues(queues, online, now),
         "unserved": _unserved_pools(workers, runs),
-        "waiting": [
-            {"id": run.id, "name": run.name, "plan": run.plan} for run in waiting_releases()
-        ],
-        "stopped": [entry for entry in stopped if entry is not None],
-        "silent": sum(time is not None for time in silent.values()),
+        "waiting": _waiting_runs(),
+        "stopped": _stopped_runs(runs, flow_of, silent),
+        "silent": len(silent) - list(silent.values()).count(None),
         "unended": sorted({flow_of.get(run.flow_id, "") for run in unended}),
-        "releasing": sorted(
-            {
-                str(run.parameters.get("plan", ""))
-                for run in unended
-                if flow_of.get(run.flow_id) == "release" and not silent[run.id]
-            }
-        ),
+        "releasing": sorted(releasing),
     }
+
+
+def _runs_by_state(runs: Sequence[FlowRun]) -> dict[str, int]:
+    return dict(Counter(run.state_name or "unknown" for run in runs))
+
+
+def _stopped_runs(
+    runs: Sequence[FlowRun], flow_of: Mapping[UUID, str], silent: Mapping[UUID, timedelta | None]
+) -> list[StoppedRun]:
+    entries = [_stopped(run, flow_of.get(run.flow_id, ""), silent[run.id]) for run in runs]
+    return [entry for entry in entries if entry is not None]
+
+
+def _waiting_runs() -> list[WaitingRun]:
+    return [{"id": run.id, "name": run.name, "plan": run.plan} for run in waiting_releases()]
 
 
 def _worker_states(client: SyncPrefectClient, pool: str) -> list[str]:

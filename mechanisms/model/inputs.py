@@ -210,12 +210,16 @@ def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) 
 
 def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | TokenInputs:
     """Records of one form, those of one part after those of another."""
-    features = [part for part in parts if isinstance(part, FeatureInputs)]
+    features = [part.features for part in parts if isinstance(part, FeatureInputs)]
     if isinstance(parts[0], FeatureInputs):
-        return FeatureInputs(torch.cat([part.features for part in features]))
+        return FeatureInputs(torch.cat(features))
     tokens = [part for part in parts if isinstance(part, TokenInputs)]
     if features or len({part.pad_id for part in tokens}) > 1:
         raise ValueError("only parts of one tokenizer are joined")
+    return _joined_tokens(tokens)
+
+
+def _joined_tokens(tokens: Sequence[TokenInputs]) -> TokenInputs:
     lengths = torch.cat([part.lengths for part in tokens])
     return TokenInputs(
         torch.cat([part.ids for part in tokens]),

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.lexicon import Lexicon
@@ -95,26 +95,18 @@ class Nodes:
         on, *results = body(inner, turn, *inside)
         on = inner("Identity", going if on is None else on)
         results = [inner("Identity", result) for result in results]
-        types = [_TYPES[kind] for kind in states.values()] + [TensorProto.INT64] * scanned
-        graph = helper.make_graph(
-            inner.nodes,
-            "body",
-            [
-                helper.make_tensor_value_info(name, kind, None if n > 1 else [])
-                for n, (name, kind) in enumerate(
-                    zip(
-                        [turn, going, *inside],
-                        [TensorProto.INT64, TensorProto.BOOL, *types],
-                        strict=False,
-                    )
-                )
-            ],
-            [
-                helper.make_tensor_value_info(name, kind, [] if name == on else None)
-                for name, kind in zip([on, *results], [TensorProto.BOOL, *types], strict=True)
-            ],
-            inner.constants,
-        )
+        types = [_TYPES[kind] for kind in states.values()]
+        inputs = [
+            helper.make_tensor_value_info(turn, TensorProto.INT64, []),
+            helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+            *_values(inside, types),
+        ]
+        types += [TensorProto.INT64] * scanned
+        outputs = [
+            helper.make_tensor_value_info(on, TensorProto.BOOL, []),
+            *_values(results, types),
+        ]
+        graph = helper.make_graph(inner.nodes, "body", inputs, outputs, inner.constants)
         looped = self("Loop", times, np.array(True), *states, outputs=len(results), body=graph)
         return [looped] if isinstance(looped, str) else looped
 
@@ -137,6 +129,14 @@ class Nodes:
 
     def numbers(self, end: str) -> str:
         return self("Range", np.array(0), self("Squeeze", end), np.array(1))
+
+
+def _values(names: Sequence[str], kinds: Sequence[int]) -> list[ValueInfoProto]:
+    """Declares tensors of any shape."""
+    return [
+        helper.make_tensor_value_info(name, kind, None)
+        for name, kind in zip(names, kinds, strict=True)
+    ]
 
 
 def reads(tokenizer: Mapping[str, Any]) -> bool:

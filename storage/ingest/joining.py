@@ -71,7 +71,8 @@ def join(
     used: set[str] = set()
     schema = pa.schema([(name, pa.string()) for name in [*left.columns, *new]])
     blank = [("",) * len(added)]
-    new_places = [added.index(name) for name in new]
+    new_places = list(map(added.index, new))
+    same = [(left.columns.index(name), added.index(name)) for name in twice]
     place = left.columns.index(on)
 
     def joined() -> Iterator[tuple[str, ...]]:
@@ -81,25 +82,24 @@ def join(
             counts["without_second"] += form not in matches
             for more in matches.get(form, blank):
                 counts["rows"] += 1
-                if form in matches:
-                    require_same_cells(row, more)
+                if form in matches and _differ(row, more, same):
+                    raise Contradiction(
+                        f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
+                        "the first table, too, and have other cells there. Rename or remove them",
+                        kind="same-columns",
+                    )
                 yield row + tuple(more[at] for at in new_places)
-
-    same = [(left.columns.index(name), added.index(name)) for name in twice]
-
-    def require_same_cells(row: Sequence[str], more: Sequence[str]) -> None:
-        if any(row[mine].strip() != more[theirs].strip() for mine, theirs in same):
-            raise Contradiction(
-                f"{right.source.label}: {len(twice)} of its columns besides {on!r} are in "
-                "the first table, too, and have other cells there. Rename or remove them",
-                kind="same-columns",
-            )
 
     with replace_atomically(out, source=first) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(joined(), columns=len(schema)):
             write(piece)
-    unused = sum(len(matches[form]) for form in matches.keys() - used)
+    unused = matched_rows - sum(len(matches[form]) for form in matches.keys() & used)
     return Joined(counts["rows"], counts["without_second"], unused, counts["left_out"])
+
+
+def _differ(row: Sequence[str], more: Sequence[str], same: Sequence[tuple[int, int]]) -> bool:
+    """Checks whether two rows have other cells in the columns that both tables have."""
+    return any(row[first].strip() != more[second].strip() for first, second in same)
 
 
 def _require_single(table: Table, on: str) -> None:

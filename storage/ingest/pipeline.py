@@ -6,15 +6,16 @@ reads only the texts of the sample.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from storage.codelist import Code, CodeList, read_list, restrict
 from storage.datasets import CELLS, CODES, SplitWriter, split_file
@@ -24,7 +25,7 @@ from storage.ingest.cell_digests import SIZE, cell_digests
 from storage.ingest.code_cells import Numbers, numbered
 from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
-from storage.ingest.survey import USABLE, Survey, survey
+from storage.ingest.survey import USABLE, Survey, places_of, survey
 from storage.ingest.units import unit_forms
 from storage.narrative_look import NarrativeLook
 from storage.tables.csv_rows import open_source
@@ -184,49 +185,26 @@ def ingest(
     )
     selection = _select(overview, config, records)
     space, labels = _classes(overview, selection, listed, config)
-    digest, cells = hashlib.sha256(), bytearray()
     counts = _counts(selection, config)
     files = {name: split_file(out_dir, name) for name in counts}
     for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
         stale.unlink(missing_ok=True)
-    done = 0
-    place = None if listed is None else {code.code: n for n, code in enumerate(listed)}
-    batches = records.texts(config.columns, _marks(config, listed))
-    with ExitStack() as opened:
-        schema = _schema(config)
-        writers = [
-            opened.enter_context(SplitWriter(_partial(file), schema)) for file in files.values()
-        ]
-        for batch, numbers in numbered(batches, config, place):
-            rows = _sampled(
-                batch, done, numbers, overview, selection, labels, config, digest, cells
-            )
-            split = selection.split[done : done + batch.num_rows]
-            split = split[split != UNUSED]
-            for number, writer in enumerate(writers):
-                writer.write(rows.filter(to_arrow(split == number)))
-            done += batch.num_rows
-            progress((len(overview.state) + done) // 2, len(overview.state))
+    written = _write_splits(records, files, config, listed, overview, selection, labels, progress)
     if records.changed():
         for file in files.values():
             _partial(file).unlink()
         raise StorageError(f"{records.source.label} changed during reading. Run again")
-    report = _report(records, overview, selection, counts, config) | {
-        "read_as_blank": marks.counts,
-        "label_space": len(space),
-        "label_space_source": "codelist"
-        if listed and config.label_space == "codelist"
-        else "observed",
-        "fingerprint": digest.hexdigest(),
-    }
-    if cells:  # each once and sorted, which says nothing of its record's place
-        every = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
-        )
-        pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
+    report = _report(records, overview, selection, counts, config)
+    report["read_as_blank"] = marks.counts
+    report["label_space"] = len(space)
+    from_list = bool(listed) and config.label_space == "codelist"
+    report["label_space_source"] = "codelist" if from_list else "observed"
+    report["fingerprint"] = written.fingerprint
+    _write_cells(written.cells, out_dir / CELLS)
     for file in files.values():
         _partial(file).replace(file)
-    for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
+    codes = [code.as_json() for code in space]
+    for name, content in ((CODES, codes), (REPORT, report)):
         write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
     return IngestResult(
         rows_read=len(overview.state),
@@ -235,9 +213,61 @@ def ingest(
         holdout=counts.get("holdout", 0),
         cohorts=tuple(report["cohorts"]),
         report=report,
-        **{name: report[name] for name in ("codes_observed", "label_space", "label_space_source")},
-        **{name: report[name] for name in ("cohorts_source", "fingerprint")},
+        codes_observed=report["codes_observed"],
+        label_space=report["label_space"],
+        label_space_source=report["label_space_source"],
+        cohorts_source=report["cohorts_source"],
+        fingerprint=report["fingerprint"],
     )
+
+
+class _Written(NamedTuple):
+    fingerprint: str
+    """Digest of the sampled records."""
+    cells: bytearray
+    """Digests of their text cells."""
+
+
+def _write_splits(
+    records: Table,
+    files: Mapping[str, Path],
+    config: IngestConfig,
+    listed: Sequence[Code] | None,
+    overview: Survey,
+    selection: Selection,
+    labels: np.ndarray,
+    progress: Progress,
+) -> _Written:
+    """Reads the records a second time, and writes those of each split to its file."""
+    digest, cells = hashlib.sha256(), bytearray()
+    done, rows_in_all = 0, len(overview.state)
+    schema = _schema(config)
+    batches = records.texts(config.columns, _marks(config, listed))
+    with ExitStack() as opened:
+        writers = [
+            opened.enter_context(SplitWriter(_partial(file), schema)) for file in files.values()
+        ]
+        for batch, numbers in numbered(batches, config, places_of(listed)):
+            rows = _sampled(
+                batch, done, numbers, overview, selection, labels, config, digest, cells
+            )
+            split = selection.split[done : done + batch.num_rows]
+            split = split[split != UNUSED]
+            for number, writer in enumerate(writers):
+                writer.write(rows.filter(to_arrow(split == number)))
+            done += batch.num_rows
+            progress((rows_in_all + done) // 2, rows_in_all)
+    return _Written(digest.hexdigest(), cells)
+
+
+def _write_cells(cells: bytearray, path: Path) -> None:
+    """Writes each digest once and sorted, which says nothing of its record's place."""
+    if not cells:
+        return
+    every = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
+    )
+    pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), path)
 
 
 def units_of(folder: Path) -> Units | None:
@@ -341,37 +371,22 @@ def _sampled(
     }
     written = list(zip(*(columns[name] for name in config.text_columns), strict=True))
     texts = config.narratives.texts(written)
-    ids = (
-        (numbers[chosen] + 1).tolist()
-        if config.id_column is None
-        else [cell.strip() for cell in columns[config.id_column]]
-    )
-    units: Sequence[str | None] = (
-        [None] * len(rows)
-        if config.unit_column is None
-        else _pseudonyms(columns[config.unit_column])
-    )
-    codes, cohorts = (
-        overview.codes[rows],
-        [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()],
-    )
+    row_numbers = numbers[chosen] + 1
+    ids: list[int] | list[str] = row_numbers.tolist()
+    if config.id_column is not None:
+        ids = [cell.strip() for cell in columns[config.id_column]]
+    units: Sequence[str | None] = [None] * len(rows)
+    if config.unit_column is not None:
+        units = _pseudonyms(columns[config.unit_column])
+    codes = overview.codes[rows]
+    cohorts = [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()]
     halves = [_QUOTED(SPLITS[half]) for half in split[chosen].tolist()]
-    quoted = [_QUOTED(name) for name in overview.code_names]
+    quoted = list(map(_QUOTED, overview.code_names))
     named = [quoted[code] for code in codes.tolist()]
     digest.update("".join(map(_line, halves, ids, texts, named, cohorts, units)).encode("ascii"))
     cells += b"".join(map(cell_digests, written))
-    arrays = list(
-        map(
-            to_arrow,
-            (
-                numbers[chosen] + 1 if config.id_column is None else ids,
-                texts,
-                labels[codes],
-                cohorts,
-                units,
-            ),
-        )
-    )
+    record_ids = row_numbers if config.id_column is None else ids
+    arrays = list(map(to_arrow, (record_ids, texts, labels[codes], cohorts, units)))
     return pa.Table.from_arrays(arrays, schema=_schema(config))
 
 
@@ -410,14 +425,7 @@ def _report(
     config: IngestConfig,
 ) -> dict[str, Any]:
     sampled = selection.split != UNUSED
-    in_cohorts = np.bincount(
-        overview.cohorts[sampled], minlength=len(overview.cohort_names)
-    ).tolist()
-    counted = {
-        name: count
-        for name, count in sorted(zip(overview.cohort_names, in_cohorts, strict=True))
-        if count
-    }
+    counted = _counts_of_cohorts(overview, sampled)
     dropped = overview.dropped() | selection.left_out
     further = 0
     if overview.numbers is not None:
@@ -429,13 +437,7 @@ def _report(
             f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report "
             "it if it persists"
         )
-    per_code = {
-        name: np.bincount(overview.codes[mask], minlength=len(overview.code_names)).tolist()
-        for name, mask in (
-            ("usable", overview.state == USABLE),
-            *((split, selection.split == number) for number, split in enumerate(SPLITS)),
-        )
-    }
+    units = _units(overview)
     return {
         "rows_counted": records.rows,
         "rows_read": len(overview.state),
@@ -444,20 +446,39 @@ def _report(
         "sampled": int(sampled.sum()),
         "splits": counts,
         "dropped": dropped,
-        "units": None if (units := _units(overview)) is None else asdict(units),
+        "units": None if units is None else asdict(units),
         "codes_respelt": overview.respelt.total(),
         "codes_not_on_list": dict(sorted(overview.unknown.items())),
         "codes_observed": len(selection.codes_of(overview.codes)),
         "cohorts": {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)},
         "cohorts_source": config.cohorts_source,
-        "codes": {
-            name: {column: of_code[code] for column, of_code in per_code.items()}
-            for code, name in sorted(enumerate(overview.code_names), key=lambda item: item[1])
-            if per_code["usable"][code]
-        },
+        "codes": _counts_of_codes(overview, selection),
         "source": [part.source.reading for part in records.files],
         "config": config.model_dump(mode="json"),
     }
+
+
+def _counts_of_cohorts(overview: Survey, sampled: NDArray[np.bool_]) -> dict[str, int]:
+    """Returns the sampled records of each cohort that has some, by name."""
+    names = overview.cohort_names
+    counts = np.bincount(overview.cohorts[sampled], minlength=len(names)).tolist()
+    return {name: count for name, count in sorted(zip(names, counts, strict=True)) if count}
+
+
+def _counts_of_codes(overview: Survey, selection: Selection) -> dict[str, dict[str, int]]:
+    """Returns the records of each usable code by name: usable, and in each split."""
+    names = overview.code_names
+    chosen = {"usable": overview.state == USABLE}
+    chosen |= {split: selection.split == number for number, split in enumerate(SPLITS)}
+    per_code = {
+        column: np.bincount(overview.codes[mask], minlength=len(names)).tolist()
+        for column, mask in chosen.items()
+    }
+    counts: dict[str, dict[str, int]] = {}
+    for code, name in sorted(enumerate(names), key=lambda numbered: numbered[1]):
+        if per_code["usable"][code]:
+            counts[name] = {column: of_code[code] for column, of_code in per_code.items()}
+    return counts
 
 
 def _partial(path: Path) -> Path:

@@ -429,16 +429,16 @@ def csv_batches(
                     if columns is None:
                         seen.strays += [first + row + 1 for row in _strays(batch)]
                     batch = _without_quotes(batch)
-                arrays = [batch.column(place) for place in places]
-                yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
+                yield _selected(batch, places, wanted)
         except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
             # bytes that do not decode were refused before, and rows of another width are in `bad`
             unended, broken = isinstance(error, pa.ArrowInvalid), True
         finally:
             stream.end()
             stream.released.wait(_PATIENCE)
-    seen.bad += len(bad) if source.skips_bad_rows else 0
-    if bad and not source.skips_bad_rows:
+    if source.skips_bad_rows:
+        seen.bad += len(bad)
+    elif bad:
         raise _bad_row(source, *bad[-1])
     if unended:
         over = f"it or a row behind it has over {LONGEST_RECORD:,} characters"
@@ -465,6 +465,16 @@ def _parse_options(
         newlines_in_values=True,
         invalid_row_handler=on_bad_row,
     )
+
+
+def _selected(batch: pa.RecordBatch, places: Sequence[str], names: Sequence[str]) -> pa.RecordBatch:
+    """Returns these columns under these names; the batch itself, which has the number of rows,
+    where there are none.
+    """
+    if not places:
+        return batch
+    arrays = [batch.column(place) for place in places]
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
 def _without_mark(batch: pa.RecordBatch, mark: str) -> tuple[pa.RecordBatch, bool]:

@@ -43,44 +43,50 @@ def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design
 def _measure(
     work: Work, *, confidence: float, delta: float, event: Mapping[str, Any], trials_of: str
 ) -> Figures:
-    alpha, bounds, faults = (1 - confidence) / 2, list[Bound](), list[str]()
-    figures: dict[str, Any] = {"trials": 0, "gradient_runs": 0, "checks": {}}
+    alpha = (1 - confidence) / 2
+    bounds: list[Bound] = []
+    faults: list[str] = []
+    trial_count = gradient_runs = 0
+    checks: dict[str, float] = {}
     if "trials" in work.inputs:
         trials = Trials.load(work.inputs["trials"], trials_of)
         bounds += trial_bounds(Pool.load(work.inputs["pool"]), trials, delta=delta, alpha=alpha)
-        figures["trials"] = len(trials.ell)
+        trial_count = len(trials.ell)
     if "gradients" in work.inputs:
-        gradient_figures = work.context.store.figures(work.refs["gradients"])
+        gradients = work.context.store.figures(work.refs["gradients"])
         each = alpha / (len(Check) + 1)
-        if gradient_figures["coins"]:
-            counts = {name: gradient_figures[name] for name in ("right", "coins")}
+        if gradients["coins"]:
+            descent = descent_of(decode(dict(event)))
+            right, coins = gradients["right"], gradients["coins"]
             bounds.append(
-                gradient_bound(descent_of(decode(dict(event))), **counts, delta=delta, alpha=each)
+                gradient_bound(descent, right=right, coins=coins, delta=delta, alpha=each)
             )
-        faults = [name for name, p_value in gradient_figures["checks"].items() if p_value <= each]
-        figures |= {
-            "gradient_runs": int(bool(gradient_figures["checks"])),
-            "checks": gradient_figures["checks"],
-        }
+        checks = gradients["checks"]
+        faults = [name for name, p_value in checks.items() if p_value <= each]
+        gradient_runs = int(bool(checks))
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
     # guard: test_reruns_that_claim_as_much_as_could_be_measured
     reach = max((bound.could_refute for bound in bounds), default=0.0)
-    return figures | {
+    return {
+        "trials": trial_count,
+        "gradient_runs": gradient_runs,
+        "checks": checks,
         "epsilon_lower_bound": best.refutes if best else 0.0,
         "noise_at_most": best.noise_at_most if best else None,
         "epsilon_of_any": best.epsilon_of_any if best else None,
         "reach": reach,
         "faults": faults,
-        "bounds": [
-            {
-                "name": bound.name,
-                "epsilon": bound.epsilon,
-                "guesses": bound.guesses.guessed,
-                "correct": bound.guesses.correct,
-                "coins": bound.guesses.coins,
-                "reach": bound.reach,
-                "claimed_in_trials": bound.claimed,
-            }
-            for bound in bounds
-        ],
+        "bounds": [_bound_json(bound) for bound in bounds],
+    }
+
+
+def _bound_json(bound: Bound) -> Figures:
+    return {
+        "name": bound.name,
+        "epsilon": bound.epsilon,
+        "guesses": bound.guesses.guessed,
+        "correct": bound.guesses.correct,
+        "coins": bound.guesses.coins,
+        "reach": bound.reach,
+        "claimed_in_trials": bound.claimed,
     }

@@ -27,7 +27,7 @@ from mechanisms.privacy.events import ParallelEvent, decode
 from mechanisms.thresholds_file import Thresholds
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
-from storage.bundle.stated import accuracy_lines, stated_accuracy
+from storage.bundle.stated import AccuracyFile, accuracy_lines, stated_accuracy
 from storage.codelist import Code, groups
 from storage.datasets import load_codes
 from storage.egress import gate
@@ -101,17 +101,15 @@ def fill(
         )
     codes = load_codes(context.store.open(candidate.dataset))
     facts = context.store.figures(candidate.dataset)
-    classification, version = (
-        facts.get("classification", ""),
-        facts.get("classification_version", ""),
-    )
-    model = (
-        candidate.build_untrained(context)
-        if theta is None
-        else candidate.classifier(context, theta)
-    )
+    classification = facts.get("classification", "")
+    version = facts.get("classification_version", "")
+    if theta is None:
+        model = candidate.build_untrained(context)
+    else:
+        model = candidate.classifier(context, theta)
     told = _told(context, row, candidate, codes, table)
     stated = None if told is None else told.stated
+    accuracy = None if told is None else told.as_json()
     tensors = export.save(
         model, folder, codes=[entry.code for entry in codes], precision=settings.precision
     )
@@ -119,11 +117,7 @@ def fill(
         export.divide_scores(folder, stated.temperature, codes=len(codes))
     documents = _Documents(folder)
     if deployment is not None:
-        shown = {} if told is None else {bundle.ACCURACY: told.as_json()}
-        utility = accuracy_lines(stated_accuracy(shown))
-        if deployment.stated is not None:
-            documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record(utility)))
-        documents.add(bundle.ANSWERS, deployment.answers(utility))
+        _add_deployment(documents, deployment, accuracy)
     claimed = statement(row, sampling=facts["sampling"], documents=tuple(documents.texts))
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))
@@ -131,11 +125,10 @@ def fill(
     if candidate.model.trainable == "head":
         encoder = public_features.encoder_digest(released)
         score = partial(public_features.logits, encoder=encoder)
-    if told is not None:
-        documents.add(bundle.ACCURACY, bundle.json_text(told.as_json()))
-        if told.stated is not None:
-            plot = render("reliability.svg", accuracy=told.as_json())
-            documents.add(bundle.RELIABILITY, plot)
+    if accuracy is not None:
+        documents.add(bundle.ACCURACY, bundle.json_text(accuracy))
+        if accuracy["stated"]:
+            documents.add(bundle.RELIABILITY, render("reliability.svg", accuracy=accuracy))
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
     if stated is not None:
         thresholds: Thresholds | None = calibration.thresholds_of(stated)
@@ -164,7 +157,7 @@ def fill(
         lexical=candidate.model.lexical,
         language=candidate.model.lexical_language,
         language_code=_language_code(candidate.model),
-        accuracy=None if told is None else told.as_json(),
+        accuracy=accuracy,
         plot=bundle.RELIABILITY,
         untold=REASONS_FOR_PARTNERS.get(claimed.get("accuracy_untold", "")),
         example=golden.texts(codes)[0],
@@ -190,7 +183,7 @@ def fill(
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
-        accuracy=None if told is None else told.as_json(),
+        accuracy=accuracy,
         day=drawn_on,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
@@ -203,12 +196,24 @@ def fill(
         label=row.plan.release_label,
         registry=None if deployment is None else deployment.stated,
     )
-    unsigned = () if texts is None else tuple(text for text in own if text not in texts)
+    signed = own if texts is None else texts
+    unsigned = tuple(text for text in own if text not in signed)
     expected = _expected(
         context, candidate, codes, settings, unsigned, documents=documents.texts, graphs=digests
     )
     gate.inspect(folder, expected)
     return expected
+
+
+def _add_deployment(
+    documents: _Documents, deployment: Deployment, accuracy: AccuracyFile | None
+) -> None:
+    """Adds the record for a registry and the answers to NIST SP 800-226."""
+    shown = {} if accuracy is None else {bundle.ACCURACY: accuracy}
+    utility = accuracy_lines(stated_accuracy(shown))
+    if deployment.stated is not None:
+        documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record(utility)))
+    documents.add(bundle.ANSWERS, deployment.answers(utility))
 
 
 _CODES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}

@@ -94,9 +94,9 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
     reviewed = {prefix for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns}
     wanted: list[str] = []
     for prefix in prefixes:
-        wanted += [f"{prefix}{name}" for name in ("code", "title", "score")]
-        wanted += [f"{prefix}{_KIND}"]
-        wanted += [f"{prefix}{_REVIEW}"] if prefix in reviewed else []
+        wanted += [f"{prefix}code", f"{prefix}title", f"{prefix}score", f"{prefix}{_KIND}"]
+        if prefix in reviewed:
+            wanted.append(f"{prefix}{_REVIEW}")
     summaries = [BundleSummary(prefix) for prefix in prefixes]
     blank = review = 0
     for row in table.text_rows(wanted):
@@ -108,10 +108,10 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
         for summary in summaries:
             summary.kinds.add(cells[f"{summary.prefix}{_KIND}"])
         for summary in coded_by:
-            code, title, score = (
-                cells[f"{summary.prefix}{name}"] for name in ("code", "title", "score")
-            )
-            summary.add(code, title, float(score), review=summary.prefix in marked)
+            prefix = summary.prefix
+            code, title = cells[f"{prefix}code"], cells[f"{prefix}title"]
+            score = float(cells[f"{prefix}score"])
+            summary.add(code, title, score, review=prefix in marked)
     page = coded.with_name(f"{coded.name}.summary.html")
     shown = render(
         "coded.html",

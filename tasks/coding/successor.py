@@ -218,32 +218,29 @@ def answers(
     for piece in pieces(table.text_rows(columns), columns=len(columns)):
         texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
         codes = given[done : done + len(piece)] if label else [""] * len(piece)
-        usable = [
-            place
-            for place, text in enumerate(texts)
-            if text.strip() and (codes[place] or not label)
-        ]
-        usable_texts = [texts[place] for place in usable]
+        group_cells = [row[-1] for row in piece] if by else [""] * len(piece)
+        usable_texts: list[str] = []
+        for text, code, group in zip(texts, codes, group_cells, strict=True):
+            if text.strip() and (code or not label):
+                usable_texts.append(text)
+                right.append(code)
+                groups.append(group)
         scores_of_old.append(old.scores(usable_texts))
         scores_of_new.append(new.scores(usable_texts))
-        right += [codes[place] for place in usable]
-        groups += [piece[place][-1] if by else "" for place in usable]
         done += len(piece)
         progress.report("successor", done, table.rows)
     if not right:
-        raise InputError(
-            f"{option}: {data} has no row with a text{' and a code' if label else ''}."
-        )
+        wanted = "a text and a code" if label else "a text"
+        raise InputError(f"{option}: {data} has no row with {wanted}.")
     by_old, by_new = np.concatenate(scores_of_old), np.concatenate(scores_of_new)
-    codes_of_people = right if label else []
     return Answers(
         _best_codes(old, by_old),
         _best_codes(new, by_new),
         np.array(right),
         np.array(groups),
         (
-            _autocoded_shares(old, by_old, codes_of_people),
-            _autocoded_shares(new, by_new, codes_of_people),
+            _autocoded_shares(old, by_old, right),
+            _autocoded_shares(new, by_new, right),
         ),
     )
 

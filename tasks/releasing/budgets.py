@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -13,7 +13,7 @@ from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text
-from storage.ledger import BudgetRefused, Ledger, amounts, budget
+from storage.ledger import BudgetRefused, Ledger, Policy, amounts, budget
 from storage.ledger.budget import Balance, accounts_of
 from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
@@ -108,13 +108,15 @@ class ExpectedCharge:
         method = parameters.method
         kind, epsilon, delta = method.guarantee_kind, method.target_epsilon, method.delta
         if kind == "formal":
-            delta = default_delta(context, parameters, records=train) if delta is None else delta
+            if delta is None:
+                delta = default_delta(context, parameters, records=train)
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
         own = accounts_of(population, sorted(cohorts), unit)
-        projected, other_unit = [budget.Account(*name, kind) for name in own], None
+        projected = [budget.Account(*name, kind) for name in own]
+        other_unit: str | None = None
         names: tuple[str, ...] = ()
         by_name = False
         ledger = ledger_access.existing_ledger(context, settings)
@@ -132,17 +134,7 @@ class ExpectedCharge:
             projected, other_unit = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )
-        size, stated = (
-            None if epsilon is None else amounts.epsilon(epsilon),
-            amounts.delta(delta) if delta else None,
-        )
-        accounts = []
-        for account in projected:
-            cap = policy.cap(account.population, account.cohort, kind)
-            if size is None:
-                accounts.append(Balance(account, cap))
-            else:
-                accounts.append(Balance.of_claim(account, cap, size, stated))
+        accounts = _balances(policy, projected, epsilon=epsilon, delta=delta)
         warning = describe_large_delta(train, delta)
         return ExpectedCharge(
             population,
@@ -150,12 +142,31 @@ class ExpectedCharge:
             epsilon,
             delta,
             policy.name,
-            tuple(accounts),
+            accounts,
             names,
             by_name,
             other_unit,
             warning,
         )
+
+
+def _balances(
+    policy: Policy,
+    accounts: Iterable[budget.Account],
+    *,
+    epsilon: float | None,
+    delta: float | None,
+) -> tuple[Balance, ...]:
+    """Returns what the accounts have left for a claim; without an epsilon, what they have left."""
+    balances: list[Balance] = []
+    stated = amounts.delta(delta) if delta else None
+    for account in accounts:
+        cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
+        if epsilon is None:
+            balances.append(Balance(account, cap))
+        else:
+            balances.append(Balance.of_claim(account, cap, amounts.epsilon(epsilon), stated))
+    return tuple(balances)
 
 
 class LedgerPlace(TypedDict):

@@ -228,6 +228,11 @@ def method_identity(fingerprint: str | None, event: EventJson | None) -> str:
     return digest({"records": fingerprint, "method": done})
 
 
+def _strength(evidence: Evidence) -> tuple[bool, float, float]:
+    """Orders audits that refute nothing: by what they could have shown."""
+    return has_reruns(evidence), evidence.reach, evidence.epsilon_lower_bound
+
+
 def measurement_of(
     measurements: Sequence[Evaluated],
     *,
@@ -264,20 +269,21 @@ def measurement_of(
     }
 
     def against(rows: Sequence[Evaluated]) -> list[int]:
-        numbers = [row.sequence for row in rows]
-        return [n for n in numbers if evidence[n].judge(claim, minimum=minimum) == CONTRADICTED]
+        return [
+            row.sequence
+            for row in rows
+            if evidence[row.sequence].judge(claim, minimum=minimum) == CONTRADICTED
+        ]
 
     # guard: test_another_fit_of_the_method_is_blocked_too
     refuting = against(candidate_rows) or against(others)
-    if not refuting and not candidate_rows:
-        return None
     if refuting:
         number = max(refuting, key=lambda n: evidence[n].epsilon_lower_bound)
+    elif candidate_rows:
+        own = [row.sequence for row in candidate_rows]
+        number = max(own, key=lambda n: _strength(evidence[n]))
     else:
-        best = {
-            n: (has_reruns(row), row.reach, row.epsilon_lower_bound) for n, row in evidence.items()
-        }
-        number = max((row.sequence for row in candidate_rows), key=best.__getitem__)
+        return None
     strongest = evidence[number]
     return Measurement(
         epsilon_claimed=claim.epsilon,

@@ -294,14 +294,7 @@ def _promise(planned: PlannedRelease) -> Answer:
 def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     plan, released = case.plan, case.released
     if released is not None:
-        charged = {
-            "epsilon": None if released.epsilon is None else up(released.epsilon),
-            "cohorts": plan.cohorts,
-        }
-        revoked = case.ledger.revocation(released.release_id)
-        state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
-        figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
-        return Answer("cost", "note" if revoked is None else "warning", figures)
+        return _cost_of_released(case, released)
     same = release_of_fit(case)
     figures: dict[str, Any] = {"released": None, "policy": case.policy.name, "refusal": None}
     figures["same_fit"] = None if same is None else same.release_id
@@ -312,26 +305,46 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
     tightest = min(charges, key=lambda charge: charge.balance.left)
-    figures["left"], figures["cap"] = down(tightest.balance.left), up(tightest.epsilon_cap)
+    left, cap = tightest.balance.left, tightest.epsilon_cap
+    figures["left"], figures["cap"] = down(left), up(cap)
     delta_cap = tightest.after.delta_cap
     figures["delta"] = None if delta_cap is None else delta_text(delta_cap)
     figures["budget"] = _releases(tightest)
     more = min(charge.balance.more or 0 for charge in charges)
-    figures["further"] = (
-        f"ε {down(tightest.balance.left)} is left, with {describe_successors(more)}"
-    )
-    figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
-    figures["delta_spent"] = [
-        charge.account
-        for charge in charges
-        if not charge.after.exact
-        and charge.after.delta_cap is not None
-        and charge.after.delta >= charge.after.delta_cap
-    ]
-    verdict: PlanVerdict = (
-        "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
-    )
+    figures["further"] = f"ε {down(left)} is left, with {describe_successors(more)}"
+    figures["after"] = [up(tightest.after.epsilon), up(cap)]
+    spent = [charge.account for charge in charges if _spends_delta(charge)]
+    figures["delta_spent"] = spent
+    verdict: PlanVerdict = "fine"
+    if same is not None:
+        verdict = "warning"
+    elif spent:
+        verdict = "investigate"
     return Answer("cost", verdict, figures, table=_charges(charges))
+
+
+def _cost_of_released(case: ReleaseCase, released: ReleaseRow) -> Answer:
+    revoked = case.ledger.revocation(released.release_id)
+    verdict: PlanVerdict = "note"
+    state: str = released.state
+    if revoked is not None:
+        verdict, state = "warning", f"REVOKED on {revoked.recorded_at[:10]}"
+    figures = {
+        "released": released.release_id,
+        "state": state,
+        "refusal": None,
+        "epsilon": None if released.epsilon is None else up(released.epsilon),
+        "cohorts": case.plan.cohorts,
+    }
+    return Answer("cost", verdict, figures)
+
+
+def _spends_delta(charge: Charge) -> bool:
+    """Checks whether an account whose claims add up has none of its delta left afterwards."""
+    after = charge.after
+    if after.exact or after.delta_cap is None:
+        return False
+    return after.delta >= after.delta_cap
 
 
 def _releases(charge: Charge) -> list[tuple[int, float]]:

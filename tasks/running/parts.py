@@ -82,40 +82,43 @@ def run_parts(
     """
     store = context.store
     steps = [step_of(store, part, inputs) for part in parts]
-    sizes = [int(getattr(part, "size", 1)) for part in parts]
+    labels = [step.label for step in steps]
     missing = [number for number, step in enumerate(steps) if step.find(store) is None]
     own = engine.is_cluster(context.engine) and store.shared is not None
-    requests = [
-        PartRequest[Any](
+
+    def request(number: int) -> str:
+        return PartRequest[Any](
             settings=parts[number],
             inputs=dict(inputs),
             key=steps[number].key(store),
             home=None if own else context.home,
             device=context.device,
         ).model_dump_json()
-        for number in missing
-    ]
-    tally = _Tally(report, {step.label: size for step, size in zip(steps, sizes, strict=True)})
+
+    sizes = [int(getattr(part, "size", 1)) for part in parts]
+    tally = _Tally(report, dict(zip(labels, sizes, strict=True)))
     for number in set(range(len(steps))) - set(missing):
-        tally.end(steps[number].label)
+        tally.end(labels[number])
     with progress.listening(tally, others=False):
         engine.map_parts(
             body,
-            requests,
+            list(map(request, missing)),
             engine=context.engine,
-            done=lambda position: tally.end(steps[missing[position]].label),
+            done=lambda position: tally.end(labels[missing[position]]),
             at_once=at_once,
         )
-    outputs = [(step.label, step.find(store)) for step in steps]
-    for label, ref in outputs:
+    outputs: list[ArtifactRef] = []
+    for step in steps:
+        ref = step.find(store)
         if ref is None:  # a maximum over fewer draws would understate Delta
             place = "AUTOCODER_STORAGE" if own else "this workspace"
             raise StorageError(
-                f"{label}: its output is not in {place}. Give all workers the same one, and run "
-                "again",
+                f"{step.label}: its output is not in {place}. Give all workers the same one, and "
+                "run again",
                 kind="output-elsewhere",
             )
-    return [ref for _, ref in outputs if ref is not None]
+        outputs.append(ref)
+    return outputs
 
 
 def run_parts_of(
