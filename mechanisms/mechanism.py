@@ -42,7 +42,7 @@ import mechanisms
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import AnyEvent, Event, descent_of
+from mechanisms.privacy.events import AnyEvent, Event, GuaranteeKind, descent_of
 from mechanisms.privacy.scaled import noise_scaled
 
 if TYPE_CHECKING:
@@ -346,6 +346,16 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """Tells whether it needs a target epsilon to plan."""
         return False
 
+    @property
+    def guarantee_kind(self) -> GuaranteeKind:
+        """Returns the kind of claim that a release of its model has."""
+        return "asymptotic-local" if self.draws else "none"
+
+    def relevant_task(self, task: Task) -> Task:
+        """Returns the task without the numbers that its plan does not depend on."""
+        delta = float(Task.model_fields["delta"].default)
+        return task.model_copy(update={"target_epsilon": None, "delta": delta})
+
     def without_target(self) -> tuple[Self, float | None, float | None]:
         """Returns the same without the target and delta that its noise is solved for, and these."""
         return self, None, None
@@ -486,6 +496,13 @@ class CalibratedMechanism(Mechanism, frozen=True):
     @property
     def needs_target_epsilon(self) -> bool:
         return True
+
+    @property
+    def guarantee_kind(self) -> GuaranteeKind:
+        return "formal"
+
+    def relevant_task(self, task: Task) -> Task:
+        return task
 
     def without_target(self) -> tuple[Self, float | None, float | None]:
         without = self.model_copy(update={"target_epsilon": None, "delta": None})

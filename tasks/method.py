@@ -142,15 +142,19 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     @property
     def guarantee_kind(self) -> GuaranteeKind:
         """The kind of claim that a release of it has."""
-        if self.mechanism.needs_target_epsilon:
-            return "formal"
-        return "asymptotic-local" if self.mechanism.draws else "none"
+        return self.mechanism.guarantee_kind
 
     @property
     def needs_target_epsilon(self) -> bool:
         """Whether its noise is solved for the run's target epsilon and delta."""
         fixed = self.target_epsilon is not None or self.delta is not None
-        return self.guarantee_kind == "formal" and not fixed
+        return self.mechanism.needs_target_epsilon and not fixed
+
+    def name_at(self, target_epsilon: float | None) -> str:
+        """Returns its name, with the target that its noise is solved for."""
+        if target_epsilon is None or not self.needs_target_epsilon:
+            return self.name
+        return f"{self.name} at epsilon {target_epsilon:g}"
 
     def model_of(self, model: ModelConfig, *, has_titles: bool) -> ModelConfig:
         """Returns a run's model, with the method's prior where the data allow it."""

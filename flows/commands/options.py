@@ -288,8 +288,9 @@ class RunOptions:
         present = {name: value for name, value in given.items() if value is not None}
         if self.date is not None:
             present["data.ingest.date_column"] = self.date or None
-        texts = [*(self.settings or ()), *self._read_settings()]
-        run = parameters(self.profile_name, texts, present, look=_look)
+        _require_single(self.settings or (), "--set")
+        present |= self._read_values()
+        run = parameters(self.profile_name, self.settings or (), present, look=_look)
         from tasks.parameters import require_index
 
         require_index(run)
@@ -308,20 +309,23 @@ class RunOptions:
             "data.classification_version": self.classification_version,
         }
 
-    def _read_settings(self) -> list[str]:
-        """Returns the settings of --read and its like, by the dotted names of parameters."""
-        _require_single(self.settings or (), "--set")
-        settings: list[str] = []
+    def _read_values(self) -> dict[str, Any]:
+        """Returns what --read and its like say, by the dotted names of parameters."""
+        from flows.commands.profiles import apply_settings
+        from storage.tables.options import ReadOptions
+
+        values: dict[str, Any] = {}
         for option, section, texts in (
             ("--read", "data.ingest.read", self.read),
             ("--read-codelist", "data.ingest.codelist_read", self.read_codelist),
             ("--read-examples", "data.examples_read", self.read_examples),
         ):
             _require_single(texts or (), option)
-            settings += [f"{section}.{setting}" for setting in texts or ()]
+            read = apply_settings({}, texts or (), option=option, model=ReadOptions)
+            values |= {f"{section}.{name}": value for name, value in read.items()}
         if self.read_examples and self.examples is None:
             raise InputError("--read-examples: requires --examples")
-        return settings
+        return values
 
     def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
         """Returns the options of each column of codes, with the values by which each knows of the

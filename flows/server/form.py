@@ -87,6 +87,8 @@ class RecordsForm(BaseModel):
         hide_input_in_errors=True,  # the text may name a ledger with its password
     )
     PROFILE: ClassVar[str] = "osha-head"
+    FLOW: ClassVar[str] = "estimated"
+    """Of `flows.deployed`, which releases what the form describes."""
     """What the YAML text changes, unless it names another profile."""
 
     source: _Name = Field(
@@ -213,6 +215,7 @@ class FormalForm(RecordsForm):
 
     model_config = ConfigDict(title="Formal release")
     PROFILE: ClassVar[str] = "formal"
+    FLOW: ClassVar[str] = "formal"
 
     def parameters(self) -> RetrainParameters:
         chosen = super().parameters()

@@ -127,10 +127,10 @@ def register_retrain(
     """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return
     its name.
     """
-    formal = parameters.method.guarantee_kind == "formal"
-    kind = "formal" if formal else "estimated"
+    form = form_of(parameters, worker)
+    kind = form.FLOW
     flow: Flow[Any, Any] = getattr(deployed, kind)
-    values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}
+    values = {"parameters": form.model_dump(mode="json")}
     schedules = (
         [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
     )

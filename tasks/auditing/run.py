@@ -4,7 +4,7 @@ claims.
 
 from collections.abc import Sequence
 
-from mechanisms.mechanism import Batched, Mechanism
+from mechanisms.mechanism import Mechanism
 from mechanisms.privacy.claims import of_one_record
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
@@ -85,7 +85,7 @@ def estimate_stages(
     batched = [
         b.name
         for b in chosen
-        if model_for(b, parameters).linear_head and isinstance(b.mechanism, Batched)
+        if trials.side_by_side(b.mechanism, model_for(b, parameters)) is not None
     ]
     estimate = estimate.with_trials(
         labels, trials=settings.trials, draws=settings.trial_draws, batched=batched

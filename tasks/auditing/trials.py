@@ -133,10 +133,16 @@ def reruns(
     )
 
 
+def side_by_side(mechanism: Mechanism, model: ModelConfig) -> Batched | None:
+    """Returns the mechanism where it reruns fits of this model side by side, else None."""
+    return mechanism if model.linear_head and isinstance(mechanism, Batched) else None
+
+
 def _reruns(work: Work, *, selection: TrialRange) -> Figures:
     head = selection.model.linear_head
     mechanism = plan_of(work.inputs["plan"]).mechanism
-    at_once = torch.get_num_threads() if head and isinstance(mechanism, Batched) else 1
+    batched = side_by_side(mechanism, selection.model)
+    at_once = 1 if batched is None else torch.get_num_threads()
     parts = selection.cut(_TOGETHER if head else 1)
     # a head's small products gain nothing from threads, an encoder's do; parts at once must not set
     # them each
@@ -191,11 +197,12 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     with _BUILDING:
         head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
     classes = label_count(work.inputs["dataset"])
-    if isinstance(plan.mechanism, Batched) and model.linear_head:
+    batched = side_by_side(plan.mechanism, model)
+    if batched is not None:
         assert isinstance(pool.inputs, FeatureInputs)
         initial = from_flat(head.flat.cpu(), classes=classes)
         records = PoolRecords(pool.inputs.features, pool.labels, included, seeds=seeds)
-        scored = plan.mechanism.fit_many(plan, records, initial, progress=work.progress)
+        scored = batched.fit_many(plan, records, initial, progress=work.progress)
     else:
         scored = _one_by_one(work, selection, plan, pool, included, seeds, head)
 

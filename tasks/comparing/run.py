@@ -36,12 +36,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        branch = self.outcomes[0].branch
-        return (
-            f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}"
-            if branch.needs_target_epsilon
-            else branch.name
-        )
+        return self.outcomes[0].branch.name_at(self.study.terms.target_epsilon)
+
+
+def _calibrated(chosen: Sequence[Method]) -> list[Method]:
+    """Returns the methods whose noise is solved for a target epsilon."""
+    return [method for method in chosen if method.needs_target_epsilon]
 
 
 def refuse_early(
@@ -53,11 +53,10 @@ def refuse_early(
     """Refuses what needs no work to be refused, before Prefect's server starts; returns the
     estimate.
     """
-    if terms.target_epsilon is None and (
-        calibrated := [branch.name for branch in chosen if branch.needs_target_epsilon]
-    ):
+    names = [branch.name for branch in _calibrated(chosen)]
+    if names and terms.target_epsilon is None:
         raise Missing(
-            f"--epsilon is missing: {', '.join(calibrated)} need a target. Give --epsilon NUMBER",
+            f"--epsilon is missing: {', '.join(names)} need a target. Give --epsilon NUMBER",
             kind="no-epsilon",
         )
     loads: dict[str, Workload] = {}
@@ -95,7 +94,7 @@ def run(
     stages = _Stages(context, run_step)
     study = Study.of(context, parameters, terms, chosen, stages.run)
     studies = [(study, chosen)]
-    calibrated = [branch for branch in chosen if branch.needs_target_epsilon]
+    calibrated = _calibrated(chosen)
     studies += [
         (study.retargeted(e), calibrated)
         for e in dict.fromkeys(epsilons)

@@ -47,8 +47,6 @@ _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
 """Records that are predicted at a time: through an encoder, and from features."""
 _UNITS = "units.safetensors"
 _PLAN, EVENT, _SEARCH = "plan.json", "event.json", "search.json"
-_any_delta = float(Task.model_fields["delta"].default)
-"""In the plan of a mechanism that has no delta: the run's own changes nothing of it."""
 _BUILDING = threading.Lock()
 """Initial weights come from torch's one generator a process; fits that run side by side take turns.
 """
@@ -67,9 +65,7 @@ def plan(name: str, mechanism: Mechanism, task: Task | None) -> Step:
     """
     if task is None:
         return Step("plan", f"plan ({name})", {}, {"dataset": None}, _never)
-    if not mechanism.needs_target_epsilon:
-        task = task.model_copy(update={"target_epsilon": None, "delta": _any_delta})
-    asked = task
+    asked = mechanism.relevant_task(task)
 
     def body(work: Work) -> Figures:
         planned = mechanism.plan(asked)
