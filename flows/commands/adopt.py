@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import bundle_options, options
+from flows.commands import bundle_options, file_checks, options
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.errors import InputError
@@ -76,7 +76,7 @@ def adopt(
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
         raise InputError(f"--out: {out} exists. Choose another folder: each bundle has its own.")
-    options.require_writable("--out", out)
+    file_checks.require_writable("--out", out)
     with private_errors("adopt"):
         from storage.bundle.adoption import REPORT
         from tasks.coding.adopt import OwnRecords, adopt

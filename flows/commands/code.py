@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from flows.commands import bundle_options, options
+from flows.commands import bundle_options, file_checks, options
 from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import count_of, say
@@ -361,7 +361,7 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
 
     if files.out is not None:
         output_kind(files.out)
-        options.require_writable("--out", files.out)
+        file_checks.require_writable("--out", files.out)
     with ConsoleListener() as console:
         console.started("read the table through")
         options_of = dict.fromkeys(records.columns, "--text")
@@ -388,7 +388,7 @@ def _kept(data: Path, out: Path, engine: str) -> Iterator[Path]:
                 "--engine: workers cannot read standard input. Save it to a file first."
             )
         say("reading standard input", err=True)
-    options.require_writable("--out", out)
+    file_checks.require_writable("--out", out)
     with kept(data, out.parent) as file:
         yield file
 

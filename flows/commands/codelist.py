@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import file_checks
 from flows.commands.terminal import say
 from storage.errors import InputError
 
@@ -55,7 +55,7 @@ def codelist(
 
     if out.suffix.lower() != ".csv":
         raise InputError(f"--out: {out.name} must end in .csv")
-    options.require_writable("--out", out)
+    file_checks.require_writable("--out", out)
     imported = import_codes(file.expanduser(), language=language, scheme=scheme, notation=notation)
     with replace_atomically(out) as fresh:
         text = csv_lines([("code", "title", "description", "parent"), *imported.rows])

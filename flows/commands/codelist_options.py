@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.terminal import say
 from mechanisms.errors import MechanismError
 from storage.errors import InputError
@@ -46,7 +46,7 @@ class CodelistOptions:
         if self.codelist is not None and bundle:
             raise InputError("--bundle and --codelist are mutually exclusive")
         if self.codelist is not None:
-            options.require_readable("--codelist", self.codelist.expanduser())
+            file_checks.require_readable("--codelist", self.codelist.expanduser())
 
     def coder(self, home: Path, *, read: ReadOptions, levels: Levels = "auto") -> UntrainedCoder:
         """Makes the untrained coder, and says what it is."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.layout import Console
 from flows.commands.terminal import say
 from tasks.running.failures import private_errors
@@ -63,10 +63,10 @@ def estimate(
     """
     reading = options.read_options(read)
     if plot is not None:
-        options.require_figure(plot)
+        file_checks.require_figure(plot)
     for option, file in (("--out", out), ("--plot", plot)):
         if file is not None:
-            options.require_writable(option, file, overwrite=overwrite)
+            file_checks.require_writable(option, file, overwrite=overwrite)
     with private_errors("estimate"):
         from tasks.coding import estimates as measure
         from tasks.coding.quality import agreement, read_double_coded

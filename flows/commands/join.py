@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.terminal import count_of, say
 from tasks.running.failures import private_errors
 
@@ -44,7 +44,7 @@ def join(
     """
     reading = options.read_options(read)
     of_second = options.read_options(read_second, "--read-second") if read_second else reading
-    options.require_writable("--out", out, overwrite=overwrite)
+    file_checks.require_writable("--out", out, overwrite=overwrite)
     with private_errors("join"):
         from storage.ingest.joining import join as write_joined
 

@@ -6,20 +6,20 @@ typer.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import partial, wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.commands.help import MORE, unwrap
+from flows.commands import file_checks
+from flows.commands.help import MORE
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
 from storage.durable import read_regular
@@ -267,7 +267,7 @@ class RunOptions:
         home_of(self.home)
         for option, files in (("--data", self.data), ("--codelist", self.codelist)):
             for file in files or ():
-                require_readable(option, file)
+                file_checks.require_readable(option, file)
         _ = self.profile_name
 
     def parameters(self, values: Mapping[str, Any] = MappingProxyType({})) -> RetrainParameters:
@@ -492,80 +492,3 @@ def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]
     reading = read_options(read, "--read-codelist")
     listed = read_codelist(codelist.expanduser(), option="--codelist", read=reading)
     return [code.code for code in listed]
-
-
-def require_readable(option: str, file: Path) -> None:
-    """Refuse a file that does not exist, before anything large is imported."""
-    if str(file) == "-":
-        raise InputError(
-            f"{option}: - is standard input, and records are read again when a run resumes, is "
-            "audited or released. Save it to a file first: … > records.csv"
-        )
-    if not file.expanduser().exists():
-        raise InputError(f"{option}: the file {file} does not exist")
-
-
-def require_figure(file: Path) -> None:
-    """Refuse before work starts a figure of --plot that could not be written."""
-    if file.suffix not in {".png", ".svg", ".pdf"}:
-        raise InputError(f"--plot: {file.name} must end in .png, .svg or .pdf")
-    require_writable("--plot", file)
-
-
-def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None:
-    """Check before work starts that the file of an option can be written."""
-    if not file.parent.is_dir():
-        raise InputError(f"{option}: the folder {file.parent} does not exist")
-    if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise InputError(
-            f"{option}: the folder {file.parent} cannot be written to. Choose another."
-        )
-    if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder. Choose a file.")
-    if file.exists() and not overwrite:
-        raise InputError(
-            f"{option}: {file} exists. Choose another file, or replace it with --overwrite."
-        )
-    try:
-        str(file).encode()
-    except UnicodeEncodeError:  # the libraries that write tables take no such path
-        raise InputError(f"{option}: {file} is not UTF-8. Choose another file.") from None
-
-
-def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command for typer: groups become options, and examples in its help keep their
-    lines.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    flattened: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            inner = get_type_hints(groups[name], include_extras=True)
-            options = [
-                (option.name, option.default, inner[option.name]) for option in fields(groups[name])
-            ]
-        else:
-            options = [(name, parameter.default, hints[name])]
-        flattened += [
-            inspect.Parameter(
-                option,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is MISSING else default,
-                annotation=annotation,
-            )
-            for option, default, annotation in options
-        ]
-
-    @wraps(command)
-    def flat(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(
-                **{option.name: values.pop(option.name) for option in fields(group)}
-            )
-        command(**values)
-
-    flat.__signature__ = inspect.Signature(flattened)  # pyrefly: ignore[missing-attribute]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
-    flat.__doc__ = unwrap(command.__doc__ or "")
-    return flat

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.layout import Console, say_prose
 from flows.commands.ledger_text import cohorts, spent
 from flows.commands.terminal import command_line, escape_text, nearby, say
@@ -59,7 +59,7 @@ def plan(
     if renew:
         return _renew(plan, home, as_json=as_json)
     if html is not None:
-        options.require_writable("--html", html)
+        file_checks.require_writable("--html", html)
     page = load_page(plan, home)
     options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import count_of, say
@@ -58,9 +58,9 @@ def relabel(
     if start.codelist is None:
         raise InputError("--codelist: missing. Specify the list of the revision")
     start.require_alone(bundle=False)
-    options.require_readable("--data", data)
-    options.require_readable("--correspondence", correspondence)
-    options.require_writable("--out", out, overwrite=overwrite)
+    file_checks.require_readable("--data", data)
+    file_checks.require_readable("--correspondence", correspondence)
+    file_checks.require_writable("--out", out, overwrite=overwrite)
     reading = options.read_options(read)
     of_list = options.read_options(read_codelist, "--read-codelist")
     of_pairs = options.read_options(read_correspondence, "--read-correspondence")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import file_checks, options
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.durable import write_atomically
@@ -44,7 +44,7 @@ def successor(
           --unlabelled 2026q3.csv --text Narrative --html successor.html
     """
     if html is not None:
-        options.require_writable("--html", html, overwrite=overwrite)
+        file_checks.require_writable("--html", html, overwrite=overwrite)
     reading = options.read_options(read)
     with private_errors("successor"):
         from storage.bundle.archive import open_folder

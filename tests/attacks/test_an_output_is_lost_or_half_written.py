@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from refusals import of_kind
 
+from flows.commands import file_checks
 from flows.commands import ledger as ledger_command
-from flows.commands import options
 from storage.errors import InputError
 from storage.paths import Workspace
 from storage.tables.narratives import Narratives
@@ -92,7 +92,7 @@ def test_an_output_whose_name_is_no_text(tmp_path: Path) -> None:
     first piece.
     """
     with pytest.raises(InputError, match=r"--out: .* is not UTF-8"):
-        options.require_writable(
+        file_checks.require_writable(
             "--out", Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv"))
         )
 
@@ -103,7 +103,7 @@ def test_a_folder_that_is_closed_is_told_at_once(
     """Before a table and a model are read."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode & os.W_OK == 0)
     with pytest.raises(InputError, match=r"--out: the folder .* cannot be written to"):
-        options.require_writable("--out", tmp_path / "out.csv")
+        file_checks.require_writable("--out", tmp_path / "out.csv")
 
 
 def test_a_workspace_whose_path_ends_a_url(tmp_path: Path) -> None:
