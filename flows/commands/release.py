@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +78,8 @@ def release(
     import flows.release as job
     from tasks.releasing import approval as approvals
     from tasks.releasing import publish
+    from tasks.running import timings
+    from tasks.running.progress import listening
     from tasks.running.stage import Context
 
     context = Context(home=str(workspace))
@@ -86,7 +89,16 @@ def release(
             if decision not in case.decisions:  # the same command resumes
                 approvals.accept_decision(context, case, decision)
                 case = case.reread(context)
-    with output.progress():
+    with output.progress() as console, ExitStack() as stack:
+        if case.released is None:
+            measured = timings.read(context.workspace.private).get("release")
+            seconds = _ROUGH_SECONDS * (measured or 1.0)
+            console.expect("release", seconds, measured=measured is not None)
+            stack.enter_context(
+                listening(
+                    timings.WholeListener(context.workspace.private, {"release": _ROUGH_SECONDS})
+                )
+            )
         result = run_command(
             lambda context: job.release(case, context, settings=settings),
             context,
@@ -97,6 +109,10 @@ def release(
     output.warn(result.warnings)
     output.note_estimate(result.guarantee_kind)
     output.answer(result, "" if output.as_json else ending(result, str(workspace), case.ledger))
+
+
+_ROUGH_SECONDS = 15.0
+"""Of a release with the packaged encoder, before one was timed in this workspace."""
 
 
 def ending(result: Released, home: str, ledger: Ledger) -> str:

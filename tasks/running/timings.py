@@ -61,3 +61,10 @@ class TimingsListener(Listener):
         with suppress(OSError):
             multiples = read(self._private) | {kind: round(seconds / rough, 3)}
             write_atomically(self._private / _FILE, json.dumps(multiples, sort_keys=True).encode())
+
+
+class WholeListener(TimingsListener):
+    """Records the time of stages that the caller knows to begin at their beginning."""
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        pass
