@@ -17,6 +17,7 @@ from planted_faults import (
     records,
     watched,
 )
+from scipy import stats
 from small_heads import KEY
 
 from mechanisms.audit import curves
@@ -97,3 +98,32 @@ def test_the_power_of_every_fault_was_measured() -> None:
             f"{said} {sum(row['found by checks'] for row in own)} of "
             f"{sum(row['runs'] for row in own)}"
         ) in page
+
+
+def test_the_least_change_was_measured_as_its_chi_square_says() -> None:
+    """Of every mechanism the counts are between the binomial's ends of one in ten thousand, where
+    the two other tests of the check add at most their level; the page says the sums.
+    """
+    root = Path(__file__).parents[3]
+    rows = json.loads((root / "docs/studies/results/power-least.json").read_text(encoding="utf-8"))
+    assert {row["mechanism"] for row in rows} == set(MECHANISMS)
+    page = (root / "docs/studies/audits.md").read_text(encoding="utf-8")
+    for factor, said in (
+        (0.85, "15% less was found in"),
+        (0.9, "10% less in"),
+        (0.95, "5% less in"),
+    ):
+        own = [row for row in rows if row["noise"] == factor]
+        for row in own:
+            shape = row["coordinates"], row["steps"]
+            share = least_power(*shape, noise_factor=factor, level=EACH)
+            assert row["expected share"] == pytest.approx(share, abs=0.001)
+            found, runs = row["found by the noise check"], row["runs"]
+            assert stats.binom.cdf(found, runs, share) > 1e-4
+            assert stats.binom.sf(found - 1, runs, min(1.0, share + EACH)) > 1e-4
+        total = sum(row["found by the noise check"] for row in own)
+        fits = " fits" if factor == 0.85 else ""
+        assert f"{said} {total} of {sum(row['runs'] for row in own)}{fits}" in page
+    assert least_power(390, 10, noise_factor=(1 - 4 * (2 / 390) ** 0.5) ** 0.5, level=EACH) > 0.999
+    half = (1 - 2 * (2 / 390) ** 0.5) ** 0.5
+    assert 0.3 < least_power(390, 10, noise_factor=half, level=EACH) < 0.4
