@@ -2,8 +2,10 @@
 last digit.
 """
 
+import csv
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,23 @@ def _linked(page: str, part: Any) -> bool:
     return page == "README.md" and any(
         part.commit in (ROOT / "docs" / name).read_text(encoding="utf-8") for name in part.files
     )
+
+
+ROWS = [(part, name) for part in PARTS for name in part.files if name.endswith((".csv", ".svg"))]
+
+
+@pytest.mark.parametrize(("part", "name"), ROWS, ids=[name for _, name in ROWS])
+def test_rows_and_pictures_were_made_at_the_commit_of_their_part(part: Any, name: str) -> None:
+    """A study writes its commit into each row and picture; those that were made before it did have
+    none.
+    """
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    if name.endswith(".csv"):
+        rows = list(csv.DictReader(text.splitlines()))
+        made_at = {row["commit"] for row in rows if "commit" in row}
+    else:
+        made_at = set(re.findall(r"<dc:description>([0-9a-f+ ]*)</dc:description>", text))
+    assert made_at <= {part.commit}
 
 
 def test_an_unknown_part_is_refused() -> None:
