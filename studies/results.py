@@ -200,6 +200,9 @@ def panels(
         axes.tick_params(labelsize=7)
         if log:
             axes.set_xscale("log")
+            places = sorted({place for at, _ in lines.values() for place in at})
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.minorticks_off()
         handles, labels = axes.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
     if len(named) > 1:

@@ -151,7 +151,9 @@ def draw(rows: Sequence[results.Row], file: Path, *, title: str, metric: str) ->
             )
             for line in dict.fromkeys(row["line"] for row in own)
         }
-    results.panels(file, parts, title=title, x="records of the subsample", log=True)
+    made_at = results.commits(row.get("commit") for row in rows)
+    x = "records of the subsample"
+    results.panels(file, parts, title=title, x=x, log=True, made_at=made_at)
 
 
 def run(
