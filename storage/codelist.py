@@ -161,7 +161,7 @@ def read_list(
     parents = {code: parent for code, (_, _, parent) in words.items()}
     for code in codes:
         above = _chain(code, parents, titles_of)
-        if above and above != _above(code, titles_of):
+        if above and above != titles_above(code, titles_of):
             codes[code] = replace(codes[code], above=tuple(above))
     if headings:
         notes.append(f"{headings:,} headings without a code were left out")
@@ -445,94 +445,6 @@ def _chain(code: str, parents: Mapping[str, str], titles: Mapping[str, str]) -> 
     return [title for above in seen[1:] if (title := titles.get(above, ""))]
 
 
-def describe(codes: Sequence[Code]) -> list[str]:
-    """Returns each code's title and description in one text; empty where the list has neither."""
-    return [
-        ". ".join(dict.fromkeys(part for part in (code.title, code.description) if part))
-        for code in codes
-    ]
-
-
-def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
-    """Puts each code's title into a sentence in place of {}; empty where the list has no title.
-
-    The title starts in lower case, as a narrative would have it, unless its first word is all
-    capitals.
-    """
-    sentences: list[str] = []
-    for code in codes:
-        first, *_ = code.title.split() or [""]
-        title = (
-            code.title
-            if len(first) > 1 and first.isupper()
-            else code.title[:1].lower() + code.title[1:]
-        )
-        sentences.append(sentence.replace("{}", title) if title else "")
-    return sentences
-
-
-def describe_with_levels(codes: Sequence[Code]) -> list[str]:
-    """Returns what `describe` does with the titles of the levels above it, the nearest first.
-
-    The level above is the longest other code of the list that the code begins with (111 is under
-    11, under 1). A title that two levels share appears once. Empty where the list has no words on
-    the code itself.
-    """
-    in_order = zip(describe(codes), _levels(codes), strict=True)
-    return [
-        ". ".join(dict.fromkeys([words, *levels])) if words else "" for words, levels in in_order
-    ]
-
-
-def restrict(codes: Sequence[Code], names: Collection[str]) -> tuple[Code, ...]:
-    """Restricts a list to these codes, in its order; each carries the titles of the levels above
-    it.
-    """
-    levels = zip(codes, _levels(codes), strict=True)
-    return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in names)
-
-
-def _levels(codes: Sequence[Code]) -> list[list[str]]:
-    titles = {code.code: code.title for code in codes}
-    return [
-        [
-            title
-            for title in code.above or _above(code.code, titles)
-            if title and title != code.title
-        ]
-        for code in codes
-    ]
-
-
-def _above(code: str, titles: Mapping[str, str]) -> list[str]:
+def titles_above(code: str, titles: Mapping[str, str]) -> list[str]:
+    """Returns the titles of the codes that a code begins with, the nearest first."""
     return [titles[code[:end]] for end in range(len(code) - 1, 0, -1) if code[:end] in titles]
-
-
-MOST_GROUPS = 64
-
-
-def groups(codes: Sequence[Code]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the names of the groups that a list has, and the number of each code's group.
-
-    They are the coarsest level of the list with as many groups as the square root of its codes; one
-    group of all where no level has, or has more than `MOST_GROUPS`. A name is code and title.
-    """
-    titles = {code.code: code.title for code in codes}
-    chains = [[*_levels_above(code, titles), f"{code.code} {code.title}".strip()] for code in codes]
-    for depth in range(max(len(chain) for chain in chains)):
-        names = [chain[min(depth, len(chain) - 1)] for chain in chains]
-        distinct = tuple(dict.fromkeys(names))
-        if len(distinct) ** 2 >= len(codes) and len(distinct) <= min(MOST_GROUPS, len(codes) - 1):
-            places = {name: number for number, name in enumerate(distinct)}
-            return distinct, tuple(places[name] for name in names)
-    return ("all codes",), (0,) * len(codes)
-
-
-def _levels_above(code: Code, titles: Mapping[str, str]) -> list[str]:
-    """Returns the levels above a code, the coarsest first, as code and title where the list has
-    them.
-    """
-    if code.above:
-        return list(reversed(code.above))
-    begins = (code.code[:end] for end in range(1, len(code.code)))
-    return [f"{begin} {titles[begin]}".strip() for begin in begins if begin in titles]

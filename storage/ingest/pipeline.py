@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from storage.codelist import Code, CodeList, read_list, restrict
+from storage.code_levels import restrict
+from storage.codelist import Code, CodeList, read_list
 from storage.datasets import CELLS, CODES, SplitWriter, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, OutOfRange, StorageError

@@ -23,7 +23,8 @@ from mechanisms.privacy.stated_accuracy import (
     state,
 )
 from storage.bundle.stated import AccuracyFigures, AccuracyFile, GroupShares, HeldOutRecords
-from storage.codelist import Code, groups
+from storage.code_levels import groups
+from storage.codelist import Code
 from storage.egress.public_lists import is_published
 from storage.ingest import IngestConfig
 

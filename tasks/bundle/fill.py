@@ -28,7 +28,8 @@ from mechanisms.thresholds_file import Thresholds
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.stated import AccuracyFile, accuracy_lines, stated_accuracy
-from storage.codelist import Code, groups
+from storage.code_levels import groups
+from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress import gate
 from storage.egress.allow_list import encoder_place

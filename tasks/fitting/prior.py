@@ -15,12 +15,8 @@ from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import ModelConfig
 from storage import demo_data
 from storage.artifacts import digest, files_digest
-from storage.codelist import (
-    Code,
-    describe,
-    describe_in_sentence,
-    describe_with_levels,
-)
+from storage.code_levels import describe, describe_in_sentence, describe_with_levels
+from storage.codelist import Code
 from storage.coding_index import CodingIndex
 from storage.errors import Missing
 from storage.ingest import read_codes

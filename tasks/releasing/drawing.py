@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import rfc8785
 
 from mechanisms.privacy.events import ParallelEvent
-from storage.codelist import groups
+from storage.code_levels import groups
 from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.errors import StorageError

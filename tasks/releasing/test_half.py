@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mechanisms.privacy.events import Event, ParallelEvent
 from mechanisms.privacy.gaussian_cost import gaussian_rate
-from storage.codelist import Code, groups
+from storage.code_levels import groups
+from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.ingest import IngestConfig
 from tasks.bundle.untold import Untold, untold_by_kind

@@ -12,7 +12,8 @@ from sealed_bundle import Sealed
 
 from mechanisms.model.lexicon import vocabulary_of
 from storage.bundle.folder import CODELIST, UnsoundBundle
-from storage.codelist import Code, describe, read_codelist
+from storage.code_levels import describe
+from storage.codelist import Code, read_codelist
 from storage.demo_data import write_demo_data
 from storage.egress.gate import inspect
 from storage.egress.public_lists import advice, published_name

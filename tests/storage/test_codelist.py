@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import (
-    Code,
-    describe,
-    describe_in_sentence,
-    describe_shape,
-    describe_with_levels,
-    normalise_code,
-    read_codelist,
-)
+from storage.code_levels import describe, describe_in_sentence, describe_with_levels
+from storage.codelist import Code, describe_shape, normalise_code, read_codelist
 from storage.errors import InputError
 
 

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from storage.codelist import Code, describe_with_levels
+from storage.code_levels import describe_with_levels
+from storage.codelist import Code
 from storage.datasets import load_codes, load_split
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, IngestResult, check_source, ingest, preview

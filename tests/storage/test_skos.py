@@ -9,7 +9,8 @@ import rdflib
 from typer.testing import CliRunner
 
 from flows.cli import app
-from storage.codelist import Code, describe_with_levels, read_codelist
+from storage.code_levels import describe_with_levels
+from storage.codelist import Code, read_codelist
 from storage.errors import InputError
 from storage.skos import import_codes
 

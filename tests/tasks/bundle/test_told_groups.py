@@ -2,7 +2,8 @@
 
 import pytest
 
-from storage.codelist import Code, restrict
+from storage.code_levels import restrict
+from storage.codelist import Code
 from storage.egress import public_lists
 from tasks.bundle.accuracy import group_names
 

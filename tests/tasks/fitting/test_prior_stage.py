@@ -13,7 +13,8 @@ from torch import nn
 
 from mechanisms.model.config import ModelConfig
 from mechanisms.prior_descent import NOISE_AT_EXAMPLES, PriorDescent
-from storage.codelist import Code, describe_with_levels, read_codelist
+from storage.code_levels import describe_with_levels
+from storage.codelist import Code, read_codelist
 from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.branches.branch import mechanism_for, model_for
