@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from deployments import VERSION
-from flows.commands import interruption
+from flows.commands import interruption, options
 from flows.commands.help import Command, Commands
-from flows.commands.option_groups import expand_groups
 from flows.commands.terminal import first_sign, say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
@@ -140,7 +139,7 @@ def _app(chosen: str | None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, cls=Commands)
         else:
-            app.command(name, hidden=name == "retrain", cls=Command)(expand_groups(command))
+            app.command(name, hidden=name == "retrain", cls=Command)(options.expand_groups(command))
     app.callback()(_autocoder)
     return app
 

@@ -26,17 +26,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import rfc8785
 from pydantic import BaseModel, Field
 
 from storage.durable import copy_regular, sync, write_atomically
 from storage.errors import StorageError
-from storage.json_values import Figures
 from storage.locks import is_locked, locked
 
 if TYPE_CHECKING:
+    from storage.json_values import Config, Figures
     from storage.shared_store import SharedStore
 
 MANIFEST = "manifest.json"
@@ -84,6 +84,30 @@ def _files_digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest({path.name: file_digest(path) for path, _, _ in files})
 
 
+class Recipe(TypedDict):
+    """What the output of a stage depends on."""
+
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    """Digests of the artifacts that it read, by name."""
+    code: str
+
+
+class FileEntry(TypedDict):
+    sha256: str
+    bytes: int
+
+
+class Manifest(TypedDict):
+    """The content of a finished stage's manifest."""
+
+    kind: str
+    key: str
+    recipe: Recipe
+    figures: dict[str, Any]
+    files: dict[str, FileEntry]
+
+
 @dataclass
 class Stage:
     """Represents a stage at work, or one already finished (`ref` is set)."""
@@ -93,7 +117,7 @@ class Stage:
     work: Path
     final: Path
     ref: ArtifactRef | None
-    _recipe: dict[str, Any]
+    _recipe: Recipe
     _store: Store
 
     @property
@@ -117,7 +141,7 @@ class Stage:
             for path in sorted(self.out.rglob("*"))
             if path.is_file()
         }
-        manifest = {
+        manifest: dict[str, Any] = {
             "kind": self.name,
             "key": self.key,
             "recipe": self._recipe,
@@ -149,9 +173,7 @@ class Store:
         self.private = private.resolve()
         self.shared = shared
 
-    def key(
-        self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str
-    ) -> str:
+    def key(self, name: str, *, config: Config, inputs: Mapping[str, str], code: str) -> str:
         """Returns a stage's key, which changes with anything that could change its output."""
         return digest(
             {"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code}
@@ -256,7 +278,7 @@ class Store:
 
     @contextmanager
     def stage(
-        self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str
+        self, name: str, *, config: Config, inputs: Mapping[str, str], code: str
     ) -> Iterator[Stage]:
         """Holds the lock of one stage; the caller computes unless `ref` is set, then calls
         `finish`.
@@ -264,7 +286,7 @@ class Store:
         The working folder is the one a killed run left, if any, `out` included: what is there may
         be resumed or is overwritten under the same names.
         """
-        recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
+        recipe: Recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
         key = self.key(name, config=config, inputs=inputs, code=code)
         work = self.private / "work" / name / key
         with self.lock(f"{name}-{key}"):
@@ -355,11 +377,10 @@ class Store:
         """Returns the aggregate figures of a finished stage."""
         return self._manifest(ref)["figures"]
 
-    def recipe(self, ref: ArtifactRef) -> dict[str, Any]:
-        """Returns a stage's recipe: `config`, digests of `inputs` by name, and `code`."""
+    def recipe(self, ref: ArtifactRef) -> Recipe:
         return self._manifest(ref)["recipe"]
 
-    def recipe_of_digest(self, kind: str, sha256: str | None) -> dict[str, Any] | None:
+    def recipe_of_digest(self, kind: str, sha256: str | None) -> Recipe | None:
         """Returns the recipe of the stage whose manifest has this digest; None without one."""
         for file in (self.private / "stages" / kind).glob(f"*/{MANIFEST}"):
             content = file.read_bytes()
@@ -383,7 +404,7 @@ class Store:
             )
         return content
 
-    def _manifest(self, ref: ArtifactRef) -> dict[str, Any]:
+    def _manifest(self, ref: ArtifactRef) -> Manifest:
         return json.loads(self.manifest(ref))
 
 
@@ -415,7 +436,7 @@ class CopiedStore(Store):
     def local(self, ref: ArtifactRef) -> ArtifactRef:
         return self.source.local(ref)
 
-    def recipe_of_digest(self, kind: str, sha256: str | None) -> dict[str, Any] | None:
+    def recipe_of_digest(self, kind: str, sha256: str | None) -> Recipe | None:
         return self.source.recipe_of_digest(kind, sha256)
 
     def manifest(self, ref: ArtifactRef) -> bytes:

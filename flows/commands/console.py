@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from rich.progress import (
     BarColumn,
@@ -24,8 +25,10 @@ from rich.text import Text
 
 from flows.commands.layout import Console
 from flows.commands.terminal import escape_text, first_sign
-from storage.json_values import Figures
 from tasks.running.progress import Listener, line_of, listening, words_of
+
+if TYPE_CHECKING:
+    from storage.json_values import Figures
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,6 @@ import typer
 
 from flows.commands import options
 from flows.commands.help import Command
-from flows.commands.option_groups import expand_groups
 from flows.commands.terminal import say
 from storage.paths import Workspace
 
@@ -15,7 +14,7 @@ app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_i
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def new(
     out: Annotated[
         Path, typer.Option(help="Folder for the two files. Existing files are not overwritten.")
@@ -33,7 +32,7 @@ def new(
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def root(
     place: options.LedgerOptions,
     root_key: Annotated[
@@ -109,7 +108,7 @@ def root(
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def sign(
     roots: Annotated[Path, typer.Argument(help="File of roots.")],
     key: Annotated[Path, typer.Option(help="Private root key.")],

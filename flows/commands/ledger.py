@@ -23,7 +23,6 @@ from flows.commands.ledger_text import (
     release_columns,
     release_text,
 )
-from flows.commands.option_groups import expand_groups
 from flows.commands.terminal import count_of, say
 from storage.errors import InputError
 
@@ -40,7 +39,7 @@ def _print_json(data: Any) -> None:
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def show(
     place: options.LedgerOptions,
     release: Annotated[
@@ -123,7 +122,7 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def verify(
     place: options.LedgerOptions,
     head: Annotated[
@@ -191,7 +190,7 @@ def _say_report(report: Report) -> None:
 
 
 @app.command("change-policy", cls=Command)
-@expand_groups
+@options.expand_groups
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The new policy file.")],
     requester: Annotated[str, typer.Option(help="Who requests the change.")],
@@ -220,7 +219,7 @@ def change_policy(
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def export(
     place: options.LedgerOptions,
     what: Annotated[
@@ -355,7 +354,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @app.command(cls=Command)
-@expand_groups
+@options.expand_groups
 def recover(
     place: options.LedgerOptions,
     apply: Annotated[

@@ -6,20 +6,20 @@ typer.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from flows.commands import file_checks
-from flows.commands.help import MORE
+from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
 from storage.durable import read_regular
@@ -264,6 +264,8 @@ class RunOptions:
         return self.profile
 
     def _require_inputs(self) -> None:
+        from flows.commands import file_checks
+
         home_of(self.home)
         for option, files in (("--data", self.data), ("--codelist", self.codelist)):
             for file in files or ():
@@ -492,3 +494,42 @@ def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]
     reading = read_options(read, "--read-codelist")
     listed = read_codelist(codelist.expanduser(), option="--codelist", read=reading)
     return [code.code for code in listed]
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command for typer: groups become options, and examples in its help keep their
+    lines.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    flattened: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            inner = get_type_hints(groups[name], include_extras=True)
+            options = [
+                (option.name, option.default, inner[option.name]) for option in fields(groups[name])
+            ]
+        else:
+            options = [(name, parameter.default, hints[name])]
+        flattened += [
+            inspect.Parameter(
+                option,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=annotation,
+            )
+            for option, default, annotation in options
+        ]
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(
+                **{option.name: values.pop(option.name) for option in fields(group)}
+            )
+        command(**values)
+
+    flat.__signature__ = inspect.Signature(flattened)  # pyrefly: ignore[missing-attribute]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
+    flat.__doc__ = unwrap(command.__doc__ or "")
+    return flat

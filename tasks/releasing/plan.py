@@ -20,7 +20,7 @@ from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import is_exact
-from storage.artifacts import Store, digest
+from storage.artifacts import Recipe, Store, digest
 from storage.datasets import load_codes
 from storage.durable import copy_regular, read_regular, write_atomically
 from storage.errors import InputError, StorageError
@@ -402,9 +402,7 @@ def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     return candidate.model_copy(update={"model": model})
 
 
-def _as_recorded(
-    recipe: Mapping[str, Any], candidate: Candidate, settled: Mapping[str, Any]
-) -> Candidate:
+def _as_recorded(recipe: Recipe, candidate: Candidate, settled: Mapping[str, Any]) -> Candidate:
     config, inputs = recipe["config"], recipe["inputs"]
     recorded: dict[str, Any] = {
         name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]})

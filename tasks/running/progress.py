@@ -3,13 +3,17 @@
 Stages call `report` and `finished`; the flow sets the listeners (a terminal, Prefect's page, none).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from storage.figures import delta_text, epsilon_text
-from storage.json_values import Figures, Json
+
+if TYPE_CHECKING:
+    from storage.json_values import Figures, Json
 
 
 class Listener:

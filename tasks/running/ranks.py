@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel
 
 from mechanisms.model import classifier, ranks, threads
-from storage.artifacts import Stage
+from storage.artifacts import Recipe, Stage
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 from tasks.running.stage import Context, Work
@@ -123,7 +123,8 @@ def _follow(order: Following) -> None:
     follow = getattr(importlib.import_module(module), name)
     device = f"cuda:{order.rank}" if order.device == "cuda" else order.device
     context = Context(home=order.home, device=device, engine="")
-    nowhere = Stage("", "", order.scratch, order.scratch, None, {}, context.store)
+    recipe: Recipe = {"config": {}, "inputs": {}, "code": ""}
+    nowhere = Stage("", "", order.scratch, order.scratch, None, recipe, context.store)
     _say(_READY)
     with _joined(order):
         follow(Work(nowhere, context, order.inputs, {}, lambda done, total: None), order.settings)

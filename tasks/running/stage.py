@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from storage.artifacts import ArtifactRef, CopiedStore, Stage, Store
 from storage.code_version import code_version
 from storage.durable import own_folder
-from storage.json_values import Figures
+from storage.json_values import Config, Figures
 from storage.paths import Workspace
 from storage.shared_store import VARIABLE, SharedStore
 from tasks.running import engine, progress
@@ -119,7 +119,7 @@ class Step:
     modules: tuple[str, ...] = ()
     record_digests: Mapping[str, str] = field(default_factory=dict)
 
-    def full_config(self, store: Store) -> dict[str, Any]:
+    def full_config(self, store: Store) -> Config:
         """Returns the configuration with the digests of records, under the workspace's key."""
         return {
             **self.config,

@@ -254,7 +254,7 @@ def test_settings_tuned_under_another_name(
     tuned |= {"sampling_prob": 1.0, "clip": 1.0}
 
     def recipe(self: Any, of: ArtifactRef) -> dict[str, Any]:
-        found = dict(real(of))
+        found: Any = dict(real(of))
         if of == planned.candidate.fitted:
             found["config"] = dict(found["config"]) | {"mechanism": tuned}
         return found

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from flows import cli
 from flows.commands import options
 from flows.commands.console import ConsoleListener
-from flows.commands.option_groups import expand_groups
 from storage.errors import InputError
 from tasks.running import progress
 
@@ -32,7 +31,7 @@ def test_a_group_is_spread_into_options() -> None:
     app = typer.Typer()
 
     @app.command()
-    @expand_groups
+    @options.expand_groups
     def hello(group: Group, output: options.OutputOptions, times: int = 1) -> None:
         typer.echo(json.dumps([group.name, group.twice, output.as_json, times]))
 

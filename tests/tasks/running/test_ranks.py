@@ -19,7 +19,7 @@ from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
-from storage.artifacts import Stage
+from storage.artifacts import Recipe, Stage
 from tasks.running import ranks
 from tasks.running.failures import StageError
 from tasks.running.stage import Work
@@ -62,7 +62,8 @@ def work_in(
     checkpoint.save(labels, {"labels": torch.arange(RECORDS) % 4}, {})
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
-    stage = Stage("fit", "", scratch, scratch, None, {}, context.store)
+    recipe: Recipe = {"config": {}, "inputs": {}, "code": ""}
+    stage = Stage("fit", "", scratch, scratch, None, recipe, context.store)
     return Work(
         stage,
         context,
