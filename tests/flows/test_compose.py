@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,22 @@ GUIDE = "\n".join(
 PROFILES = [part for name in ("gpu", "storage", "serve", "cluster") for part in ("--profile", name)]
 
 
+@cache
+def _tool() -> list[str]:
+    """Docker's own, as words; empty where it isn't installed."""
+    tool = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+    if not shutil.which(tool[0]):
+        return []
+    done = subprocess.run([*tool, "version"], capture_output=True)
+    return [] if done.returncode else tool
+
+
 def config(*overrides: Path, **settings: str) -> dict[str, Any]:
     """The file after `config`, all profiles included: references followed, these settings in place
     of .env.
     """
-    tool = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    if (
-        not shutil.which(tool[0])
-        or subprocess.run([*tool, "version"], capture_output=True).returncode
-    ):
+    tool = _tool()
+    if not tool:
         pytest.skip("needs docker-compose (Debian: docker-compose); no engine has to run")
     files = [part for file in ("docker-compose.yml", *overrides) for part in ("-f", str(file))]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTOCODER_", "COMPOSE_"))}
