@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Measures a retrain, its formal release and coding of so many synthetic narratives: time and peak
-memory by stage.
+memory by stage, and what lies on the disk then.
 
     python benchmarks/scale.py --records 1000000 --folder scale-workspace --json scale.json
     # the table of docs/how-to/scale-out.md
     python benchmarks/scale.py --table scale-10000.json scale-100000.json
 
-Half of the records train, the others are scored. Peak memory is the kernel's high-water mark of the
+Half of the records train, the others are scored. `--set model.encoder=FOLDER` of a tiny encoder
+measures all but the encoder. Peak memory is the kernel's high-water mark of the
 process, set back after each stage; files that are memory-mapped count. Progress comes from the
 commands, with the time that is left. A run that was interrupted continues in its folder; stages
 that it finds finished are marked, with no seconds.
@@ -49,13 +50,19 @@ def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
     assert running.stderr is not None
     assert running.stdout is not None
     stages: list[dict[str, Any]] = []
+    spent = 0.0
     for line in running.stderr:
         print(line, end="", file=sys.stderr)
         ended = _ENDED.match(line)
         if ended:
-            seconds = None if ended[1] is None else float(ended[1].replace(",", ""))
+            before, spent = spent, processor_seconds(running.pid) or spent
             stages.append(
-                {"stage": ended[3], "seconds": seconds, "peak_mib": peak_since_last(running.pid)}
+                {
+                    "stage": ended[3],
+                    "seconds": None if ended[1] is None else float(ended[1].replace(",", "")),
+                    "processor_seconds": None if ended[1] is None else round(spent - before, 1),
+                    "peak_mib": peak_since_last(running.pid),
+                }
             )
     answer = running.stdout.read()
     _, status, usage = os.wait4(running.pid, 0)
@@ -72,6 +79,27 @@ def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
         "stages": stages,
         "answer": answer,
     }
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Returns what a process and its ended children computed so far; None once it has ended."""
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    return sum(map(int, fields.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def disk_mib(folder: Path) -> dict[str, float]:
+    """Returns the size of each kind of stage, of the ledger and of the bundle, in MiB."""
+    places = {f"stage {path.name}": path for path in (folder / "private" / "stages").iterdir()}
+    places |= {"bundle": folder / "bundles", "ledger": folder / "ledger.db"}
+    sizes = {
+        name: sum(file.lstat().st_size for file in (path, *path.rglob("*")) if not file.is_dir())
+        for name, path in places.items()
+        if path.exists()
+    }
+    return {name: round(size / (1 << 20), 2) for name, size in sorted(sizes.items())}
 
 
 def peak_since_last(pid: int) -> int | None:
@@ -118,7 +146,8 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
     runs += [retrain, command("code", "code", "--bundle", bundle, *source, home=home)]
     for run in runs:
         run.pop("answer")
-    return {"records": records, "machine": machine(), "runs": runs}
+    sizes = {"table": round(table.stat().st_size / (1 << 20), 2)} | disk_mib(home)
+    return {"records": records, "machine": machine(), "runs": runs, "disk_mib": sizes}
 
 
 def machine() -> dict[str, Any]:
@@ -132,12 +161,15 @@ def machine() -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any]) -> dict[str, tuple[float | None, int | None]]:
-    """Returns seconds and peak of each stage and of each command."""
+    """Returns processor seconds and peak of each stage and of each command."""
     out: dict[str, tuple[float | None, int | None]] = {}
     for run in result["runs"]:
         for stage in run["stages"]:
-            out[f"{run['command']}: {stage['stage']}"] = (stage["seconds"], stage["peak_mib"])
-        out[f"{run['command']}, whole"] = (run["seconds"], run["peak_mib"])
+            out[f"{run['command']}: {stage['stage']}"] = (
+                stage["processor_seconds"],
+                stage["peak_mib"],
+            )
+        out[f"{run['command']}, whole"] = (run["processor_seconds"], run["peak_mib"])
     return out
 
 
@@ -150,6 +182,10 @@ def table(files: Sequence[Path]) -> str:
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [_cell(*column.get(name, (None, None))) for column in columns]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for name in dict.fromkeys(name for result in results for name in result["disk_mib"]):
+        sizes = [result["disk_mib"].get(name) for result in results]
+        cells = ["–" if size is None else f"{size:,.1f} MiB" for size in sizes]
+        lines.append(f"| disk: {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
