@@ -210,15 +210,31 @@ ADAMW = OptimiserPhase(
 COLLECT = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=8, momentum=0.5)
 
 
+Tuned = tuple[Tensor, list[float]]
+"""Where the first phase ended: its parameters and losses."""
+
+
 def whole_fit(
-    fresh: Fresh, trainable: str, folder: Path, *, kill: tuple[str, int, str] | None = None
-) -> tuple[Tensor, swag.Posterior, list[list[float]]]:
+    fresh: Fresh,
+    trainable: str,
+    folder: Path,
+    *,
+    kill: tuple[str, int, str] | None = None,
+    tuned: Tuned | None = None,
+) -> tuple[Tensor, swag.Posterior, list[list[float]], Tuned]:
     """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do;
     optionally killed in one. A killed phase starts over in a new classifier on the same folder.
+
+    Args:
+        tuned: goes on from an unbroken first phase, which is not repeated.
     """
     losses = []
     theta: Tensor | None = None
-    for name, phase in (("adamw", ADAMW), ("sgd", COLLECT)):
+    state: EpochState | None = None
+    phases = [("adamw", ADAMW), ("sgd", COLLECT)]
+    if tuned is not None:
+        theta, losses, phases = tuned[0], [tuned[1]], phases[1:]
+    for name, phase in phases:
         scratch = folder / name
         scratch.mkdir(parents=True, exist_ok=True)
 
@@ -258,10 +274,13 @@ def whole_fit(
                 attempt(kill)
         theta, state, told = attempt(None)
         losses.append(told)
+        if name == "adamw":
+            tuned = (theta, told)
     assert isinstance(state, swag.State)
     assert theta is not None
+    assert tuned is not None
     swag.save(state)
-    return theta, swag.load(folder / "swag"), losses
+    return theta, swag.load(folder / "swag"), losses, tuned
 
 
 @pytest.mark.parametrize("trainable", PARTS)
@@ -269,14 +288,18 @@ def test_resumed_equals_unbroken(fresh: Fresh, tmp_path: Path, trainable: str) -
     """Killed after any epoch, before its checkpoint or after it: the same parameters, posterior and
     losses to the bit. With dropout, a linear rate, momentum, bucketing and weights.
     """
-    theta, post, losses = whole_fit(fresh, trainable, tmp_path / "unbroken")
+    theta, post, losses, tuned = whole_fit(fresh, trainable, tmp_path / "unbroken")
     assert post.rank == 3
     moments = [("adamw", e) for e in (1, 2)] + [("sgd", e) for e in (1, 2, 3, 4)]
     for phase, epoch in moments:
         for moment in ("before the checkpoint", "after the checkpoint"):
             folder = tmp_path / f"{phase}{epoch}{moment[:5]}"
-            again, post_again, losses_again = whole_fit(
-                fresh, trainable, folder, kill=(phase, epoch, moment)
+            again, post_again, losses_again, _ = whole_fit(
+                fresh,
+                trainable,
+                folder,
+                kill=(phase, epoch, moment),
+                tuned=None if phase == "adamw" else tuned,
             )
             assert torch.equal(again, theta), (phase, epoch, moment)
             assert torch.equal(post_again.mean, post.mean)
