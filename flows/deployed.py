@@ -11,7 +11,7 @@ from flows import audit as auditing
 from flows import compare as comparing
 from flows import handover as handing
 from flows import release as releasing
-from flows.commands.options import LedgerOptions
+from flows.commands.ledger_options import LedgerOptions
 from flows.compare import CompareResult
 from flows.handover import HandedOver, Revoked
 from flows.retrain import RetrainResult, retrain_form

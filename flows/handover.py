@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from flows.commands.options import LedgerOptions
+from flows.commands.ledger_options import LedgerOptions
 from storage.errors import InputError
 
 

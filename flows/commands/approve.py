@@ -13,6 +13,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.layout import say_prose
+from flows.commands.ledger_options import LedgerOptions, home_of_plan, select_ledger
 from flows.commands.terminal import command_line, say
 from flows.server.settings import workspace_of
 from mechanisms.privacy.numerics import upper_text
@@ -149,7 +150,7 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
     from storage.ledger.decisions import sign
     from storage.ledger.keys import load_private_key
 
-    context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
+    context, settings = select_ledger(home_of_plan(plan, to.home))
     from tasks.releasing import gate
     from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
@@ -185,7 +186,7 @@ def _approve_policy(
     from storage.ledger.keys import load_private_key
 
     loaded, private = Policy.load(policy), load_private_key(key)
-    in_force = options.LedgerOptions(home=to.home).open().state().policy_mark
+    in_force = LedgerOptions(home=to.home).open().state().policy_mark
     terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
     decision = sign(
         private, subject="policy", decision="approve", digest=loaded.digest, terms=terms
@@ -203,7 +204,7 @@ def _decide(
 ) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post are mutually exclusive")
-    context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
+    context, settings = select_ledger(home_of_plan(plan, to.home))
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.keys import load_private_key

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_options import home_of_plan
 from flows.commands.terminal import command_line
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
@@ -73,7 +74,7 @@ def audit(
 
       autocoder audit PLAN --trials 0 --gradient-canaries 0 --export auto
     """
-    workspace = options.home_of_plan(plan, home)
+    workspace = home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
     configure_prefect()
     from flows.commands.profiles import validate

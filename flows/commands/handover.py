@@ -9,11 +9,12 @@ import typer
 
 from flows import handover as handing
 from flows.commands import options
+from flows.commands.ledger_options import LedgerOptions
 from flows.commands.terminal import say
 
 
 def handover(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     release: Annotated[str, typer.Argument(help="Release to hand over.")],
     to: Annotated[str, typer.Option(help="Name of the partner.")],
     out: Annotated[Path, typer.Option(help="Folder to write the .tar.zst file to.")],
@@ -44,7 +45,7 @@ def revoke(
     reason: Annotated[
         str, typer.Option(help="Reason for the revocation, which partners can read.")
     ],
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path(
         "roots.json"
     ),

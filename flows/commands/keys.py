@@ -7,6 +7,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.help import Command
+from flows.commands.ledger_options import LedgerOptions
 from flows.commands.terminal import say
 from storage.paths import Workspace
 
@@ -34,7 +35,7 @@ def new(
 @app.command(cls=Command)
 @options.expand_groups
 def root(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     root_key: Annotated[
         list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")
     ] = None,

@@ -17,6 +17,7 @@ from flows.commands import options
 from flows.commands.console import ConsoleListener
 from flows.commands.help import Command
 from flows.commands.layout import Column, Console, print_table, say_prose
+from flows.commands.ledger_options import LedgerOptions
 from flows.commands.ledger_text import (
     budget_text,
     every_row_columns,
@@ -41,7 +42,7 @@ def _print_json(data: Any) -> None:
 @app.command(cls=Command)
 @options.expand_groups
 def show(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     release: Annotated[
         str | None, typer.Argument(help="The release's id.", metavar="[RELEASE]")
     ] = None,
@@ -124,7 +125,7 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
 @app.command(cls=Command)
 @options.expand_groups
 def verify(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     head: Annotated[
         list[Path] | None,
         typer.Option(help="Exported head that the ledger must contain; repeatable."),
@@ -195,7 +196,7 @@ def change_policy(
     policy: Annotated[Path, typer.Option(help="The new policy file.")],
     requester: Annotated[str, typer.Option(help="Who requests the change.")],
     reason: Annotated[str, typer.Option(help="Reason.")],
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     approval: Annotated[
         list[str] | None,
         typer.Option(
@@ -221,7 +222,7 @@ def change_policy(
 @app.command(cls=Command)
 @options.expand_groups
 def export(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     what: Annotated[
         Literal["rows", "head", "copy", "page", "record", "answers"],
         typer.Argument(help="What to write.", metavar="WHAT"),
@@ -356,7 +357,7 @@ def _write(path: Path, text: str) -> None:
 @app.command(cls=Command)
 @options.expand_groups
 def recover(
-    place: options.LedgerOptions,
+    place: LedgerOptions,
     apply: Annotated[
         bool, typer.Option("--apply", help="Record saved samples, commit bundles, burn lost ones.")
     ] = False,
@@ -407,7 +408,7 @@ def recover(
         raise typer.Exit(1)
 
 
-def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
+def _is_current(place: LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
     from storage.bundle.seal import release_key
     from storage.ledger import Policy
     from storage.ledger.recovery import detect, restore

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.commands import options
+from flows.commands.ledger_options import select_ledger
 from flows.commands.terminal import say
 from storage.errors import InputError, StorageError
 
@@ -87,7 +87,7 @@ class Figures:
 
     def families(self) -> Iterator[Metric]:
         """Yields all families. A part that does not answer has `autocoder_up` 0."""
-        context, settings = options.select_ledger(self._workspace)
+        context, settings = select_ledger(self._workspace)
         from tasks.running import worker_metrics
 
         private = context.workspace.private

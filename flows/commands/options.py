@@ -7,8 +7,6 @@ typer.
 from __future__ import annotations
 
 import inspect
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -21,20 +19,15 @@ import typer
 
 from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of, workspace_of
-from storage.durable import read_regular
+from flows.server.settings import configure_prefect, home_of
 from storage.errors import InputError
-from storage.paths import Workspace
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flows.commands.console import ConsoleListener
-    from storage.ledger import Ledger
-    from storage.ledger.checkpoints import Checkpoint
-    from storage.ledger.journal import Journal
     from storage.tables.options import ReadOptions
-    from tasks.parameters import DataParameters, LedgerParameters, RetrainParameters
+    from tasks.parameters import DataParameters, RetrainParameters
     from tasks.running.stage import Context
 
 data = partial(typer.Option, rich_help_panel="Data")
@@ -313,15 +306,12 @@ class RunOptions:
 
     def _read_values(self) -> dict[str, Any]:
         """Returns what --read and its like say, by the dotted names of parameters."""
-        from flows.commands.profiles import apply_settings
+        from flows.commands.profiles import READ_OPTIONS, apply_settings
         from storage.tables.options import ReadOptions
 
         values: dict[str, Any] = {}
-        for option, section, texts in (
-            ("--read", "data.ingest.read", self.read),
-            ("--read-codelist", "data.ingest.codelist_read", self.read_codelist),
-            ("--read-examples", "data.examples_read", self.read_examples),
-        ):
+        given = (self.read, self.read_codelist, self.read_examples)
+        for (option, section), texts in zip(READ_OPTIONS.items(), given, strict=True):
             _require_single(texts or (), option)
             read = apply_settings({}, texts or (), option=option, model=ReadOptions)
             values |= {f"{section}.{name}": value for name, value in read.items()}
@@ -360,76 +350,6 @@ class RunOptions:
         from tasks.running.stage import Context
 
         return Context(home=str(home), device=self.device, **fields)
-
-
-@dataclass(frozen=True)
-class LedgerOptions:
-    home: Home = None
-
-    @property
-    def workspace(self) -> Workspace:
-        return Workspace(home_of(self.home))
-
-    @property
-    def url(self) -> str:
-        return os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
-
-    def journals(self) -> Sequence[Journal]:
-        """Returns the anchors of the workspace and of the witness."""
-        from storage.ledger.journal import journals_of
-
-        has_journals = self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
-        return journals_of(self.workspace) if has_journals else ()
-
-    def journal_checkpoints(self) -> list[Checkpoint]:
-        """Returns their newest marks as checkpoints that the ledger must contain."""
-        from storage.ledger.checkpoints import state_checkpoint
-
-        marks = [mark for journal in self.journals() if (mark := journal.last()) is not None]
-        return [
-            state_checkpoint(n, h)
-            for mark in marks
-            for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))
-        ]
-
-    def open(self) -> Ledger:
-        """Open the ledger; never create one."""
-        from storage.ledger import Ledger
-
-        return Ledger.require_existing(self.url)
-
-    def open_to_sign(self) -> Ledger:
-        """Opens the ledger with the key of this machine, or of the workspace, to add rows that are
-        signed.
-        """
-        from storage.bundle.seal import release_key
-        from storage.ledger import Ledger
-
-        Ledger.require_existing(self.url)
-        return Ledger.open(self.url, journals=self.journals(), key=release_key(self.workspace))
-
-
-def select_ledger(workspace: Path) -> tuple[Context, LedgerParameters]:
-    """Returns the context of a workspace and the settings of its ledger, with
-    Prefect configured.
-    """
-    configure_prefect()
-    from tasks.parameters import LedgerParameters
-    from tasks.running.stage import Context
-
-    return Context(home=str(workspace)), LedgerParameters()
-
-
-def home_of_plan(plan: Path, home: Path | None) -> Path:
-    """Returns the workspace of a plan: the option, or the one that contains the plan.
-
-    Refuses a plan that cannot be read, before anything large is imported.
-    """
-    try:
-        json.loads(read_regular(plan.expanduser(), 64 << 20, option="plan"))
-    except (ValueError, RecursionError):
-        raise InputError(f"plan {plan} is not a release plan: file: Invalid JSON") from None
-    return home_of(home) if home else workspace_of(plan)
 
 
 def approval_text(given: str) -> str:

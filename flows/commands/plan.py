@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flows.commands import file_checks, options
 from flows.commands.layout import Console, say_prose
+from flows.commands.ledger_options import home_of_plan, select_ledger
 from flows.commands.ledger_text import cohorts, spent
 from flows.commands.terminal import command_line, escape_text, nearby, say
 from flows.server.settings import require_same_workspace
@@ -74,9 +75,9 @@ def plan(
 
 
 def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
-    workspace = options.home_of_plan(plan, home)
+    workspace = home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
-    context, settings = options.select_ledger(workspace)
+    context, settings = select_ledger(workspace)
     from tasks.releasing import publish
 
     with private_errors("plan --renew"):
@@ -129,7 +130,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
 
 
 def load_page(plan: Path, home: Path | None) -> PlanPage:
-    context, settings = options.select_ledger(options.home_of_plan(plan, home))
+    context, settings = select_ledger(home_of_plan(plan, home))
     from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
     from tasks.releasing.plan_page import load_plan_page

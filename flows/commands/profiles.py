@@ -35,6 +35,21 @@ OPTIONS = {
     "release.enabled": "--release",
 }
 """Parameters that have an option of their own."""
+READ_OPTIONS = {
+    "--read": "data.ingest.read",
+    "--read-codelist": "data.ingest.codelist_read",
+    "--read-examples": "data.examples_read",
+}
+"""Sections of parameters whose settings an option takes as `key=value`."""
+
+
+def option_of(parameter: str) -> str:
+    """Returns the option that sets a parameter, or the parameter's name."""
+    section, _, key = parameter.rpartition(".")
+    for option, read in READ_OPTIONS.items():
+        if section == read:
+            return f"{option} {key}"
+    return OPTIONS.get(parameter, parameter)
 
 
 def profile_names() -> list[str]:
@@ -174,7 +189,7 @@ def parameters(
         )
     for key, value in values.items():
         if key in keys:
-            raise InputError(f"{OPTIONS.get(key, key)}: --set {key} is given too. Leave one out.")
+            raise InputError(f"{option_of(key)}: --set {key} is given too. Leave one out.")
         put(content, key, value)
     keys |= set(values)
     _require_population(content, own, keys, profile)

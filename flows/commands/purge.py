@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_options import select_ledger
 from flows.commands.terminal import say
 from flows.server.settings import home_of
 from storage.errors import InputError
@@ -41,7 +42,7 @@ def purge(
 
       autocoder purge --older-than 180 --yes
     """
-    context, settings = options.select_ledger(home_of(home))
+    context, settings = select_ledger(home_of(home))
     from storage.ledger.models import Evaluation, Purge
     from storage.retention import expired, remove
     from tasks.releasing.ledger_access import existing_ledger, open_ledger

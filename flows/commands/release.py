@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_options import home_of_plan
 from flows.commands.ledger_text import KINDS, cohorts, delta, relation, spent
 from flows.commands.terminal import command_line, nearby
 from flows.server.run_flow import run_command
@@ -55,7 +56,7 @@ def release(
       autocoder release PLAN.json --approval approval.txt
     """
     output = options.OutputOptions(as_json)
-    workspace = options.home_of_plan(
+    workspace = home_of_plan(
         plan, home
     )  # a wrong file is reported before the imports, which take seconds
     require_same_workspace(plan, workspace)

@@ -17,6 +17,7 @@ from rich.table import Table
 from flows.commands import checks, ledger_text, metrics, options
 from flows.commands.console import duration
 from flows.commands.layout import Console
+from flows.commands.ledger_options import select_ledger
 from flows.commands.terminal import command_of, say
 from flows.server.settings import home_of
 from storage.figures import left_text
@@ -76,7 +77,7 @@ def status(
         raise typer.Exit(0 if checks.show_checks(workspace, as_json=as_json) else 1)
     if prometheus or serve:
         return metrics.show(workspace, serve)
-    context, settings = options.select_ledger(workspace)
+    context, settings = select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
 
     overview: Overview = {**ledger_overview(context, settings), "server": _server()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from releases import make_candidate, make_event, make_plan, release_key
 
-from flows.commands.options import home_of_plan
+from flows.commands.ledger_options import home_of_plan
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import claim_of
 from storage.artifacts import digest

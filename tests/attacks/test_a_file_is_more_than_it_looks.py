@@ -19,7 +19,7 @@ import pytest
 import yaml
 from refusals import of_kind
 
-from flows.commands import options
+from flows.commands.ledger_options import home_of_plan
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from storage import strict_yaml
@@ -588,7 +588,7 @@ def test_a_plan_of_brackets(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is not a release plan"):
-        options.home_of_plan(plan, None)
+        home_of_plan(plan, None)
 
 
 def test_a_sample_of_a_table_that_was_never_coded(tmp_path: Path) -> None:

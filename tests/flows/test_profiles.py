@@ -8,6 +8,7 @@ import pytest
 from parameter_tables import parameter_tables
 from run_options import parameters
 
+from flows.commands.options import RunOptions
 from flows.commands.profiles import (
     OPTIONS,
     apply_settings,
@@ -250,6 +251,11 @@ def test_errors_name_the_option() -> None:
     )
     with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):
         parameters("demo", ["data.ingest.label_column=x"], data=DATA, named={"label": "y"})
+    read = ["data.ingest.read.separator=;"]
+    with pytest.raises(InputError, match=r"--read separator: --set \S+ is given too"):
+        RunOptions(
+            profile="demo", data=[Path(__file__)], settings=read, read=["separator=,"]
+        ).parameters()
     assert parameters("demo", [], data=DATA, named={"date": ""}).data.ingest.date_column is None
 
 
