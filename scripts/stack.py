@@ -132,6 +132,8 @@ class Stack:
     data: str
     codelist: str
     components: list[Component] = field(default_factory=list)
+    tells: bool = True
+    """Whether it says on stderr what it does; a program reads one line of JSON instead."""
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -182,7 +184,8 @@ class Stack:
 
     def tell(self, step: str) -> None:
         """Says which step of the start begins, and how many seconds after the first."""
-        print(f"{time.monotonic() - self.began:6.1f}s  {step}", file=sys.stderr, flush=True)
+        if self.tells:
+            print(f"{time.monotonic() - self.began:6.1f}s  {step}", file=sys.stderr, flush=True)
 
     # -- components
     # ----------------------------------------------------------------------------------------
@@ -250,7 +253,8 @@ class Stack:
 
     def stop(self) -> None:
         """Stops everything, the last started first."""
-        print("stack: stopping all processes; this takes up to a minute", file=sys.stderr)
+        if self.tells:
+            print("stack: stopping all processes; this takes up to a minute", file=sys.stderr)
         for component in reversed(self.components):
             process = component.process
             if process is None or process.poll() is not None:
@@ -387,7 +391,8 @@ class Stack:
         """Starts all of it, in order."""
         known = (self.folder / "postgres" / "data" / "PG_VERSION").exists()
         usual = "about half a minute" if known else "about a minute, since its databases are new"
-        print(f"stack: starting in {self.folder}: {usual}", file=sys.stderr, flush=True)
+        if self.tells:
+            print(f"stack: starting in {self.folder}: {usual}", file=sys.stderr, flush=True)
         self.tell("PostgreSQL")
         host, port = self.postgres()
         self.postgres_address = f"{host}:{port}"
@@ -541,7 +546,7 @@ def main() -> None:
     data, codelist = (
         str(Path(value).resolve()) if value else "" for value in (options.data, options.codelist)
     )
-    stack = Stack(options.folder.resolve(), data, codelist)
+    stack = Stack(options.folder.resolve(), data, codelist, tells=not options.json)
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
