@@ -36,7 +36,7 @@ def candidate(tmp_path: Path) -> Any:
     return SimpleNamespace(
         prepared=folder,
         is_sampled=False,
-        take=lambda context: None,
+        draw=lambda context: None,
         classifier=lambda context, theta: model,
     )
 
