@@ -13,7 +13,7 @@ from deployments import VERSION
 from flows.commands import interruption, options
 from flows.commands.help import Command, Commands
 from flows.commands.terminal import first_sign, say
-from storage.errors import InputError
+from storage.errors import NotInstalled
 from tasks.running.failures import SAFE, StageError, private_errors
 
 _TRAINING = {
@@ -185,7 +185,7 @@ def _autocoder(
         from tasks.running import installation
 
         if absent := installation.missing():
-            raise InputError(installation.refusal(absent))
+            raise NotInstalled(installation.refusal(absent), kind="not-installed")
 
 
 def __getattr__(name: str) -> Any:

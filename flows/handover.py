@@ -60,7 +60,11 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         with open_folder(packed) as opened:
             sound = check(opened, Trust(trusted))
             if sound.digest != row.bundle_digest:
-                raise UnsoundBundle(PROOF, "is of another bundle than the committed one")
+                raise UnsoundBundle(
+                    PROOF,
+                    "is of another bundle than the committed one",
+                    kind="proof-of-another-bundle",
+                )
             golden.check_answers(opened, sound.contents)
 
     signing = place.open_to_sign()
@@ -118,7 +122,8 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
             except OSError as error:
                 why = f"{option}{written}: {error.strerror}"
                 raise InputError(
-                    f"{why}. The release is revoked; run the command again for the file."
+                    f"{why}. The release is revoked. Run the command again to write the file.",
+                    kind="roots-not-written",
                 ) from None
     return Revoked(
         release_id=release,

@@ -9,7 +9,7 @@ from flows.server.form import Workspace, with_title
 from flows.server.prefect_run import as_flow
 from flows.server.settings import home_of
 from storage.durable import write_atomically
-from storage.errors import StorageError
+from storage.errors import DamagedData
 from storage.ledger.checkpoints import read_checkpoint, state_checkpoint
 from tasks.parameters import LedgerParameters
 from tasks.releasing import ledger_access
@@ -50,8 +50,9 @@ def ledger_verify(
         report = opened.verify(checkpoints=checkpoints)
         if not report.ok:
             problems = "; ".join(bad.problem for bad in report.bad[:20])
-            raise StorageError(
-                f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`"
+            raise DamagedData(
+                f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`",
+                kind="bad-rows",
             )
         head = state_checkpoint(report.sequence, report.hash)
         write_atomically(head_file, json.dumps(head.model_dump(), indent=1).encode() + b"\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.server.settings import require_same_workspace
-from storage.errors import InputError
+from storage.errors import Missing, Unknown
 from tasks.parameters import BundleParameters
 from tasks.releasing import approval, prefect_page, preflight, publish
 from tasks.releasing.case import ReleaseCase
@@ -81,8 +81,10 @@ def request(
     it.
     """
     if not context.run.shows:
-        raise InputError(
-            "release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out."
+        raise Missing(
+            "release.deployment: a deployment needs a server. Set "
+            "PREFECT_API_URL, or leave it out.",
+            kind="deployment-needs-server",
         )
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
@@ -104,7 +106,8 @@ def request(
             idempotency_key=f"{planned.digest}-{context.run.id}",
         )
     except ObjectNotFound:
-        raise InputError(
-            f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`."
+        raise Unknown(
+            f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`.",
+            kind="no-deployment",
         ) from None
     return str(run.id)

@@ -99,7 +99,7 @@ def compare(
             for column, value in row.items():
                 rows.setdefault(column, []).append(value)
     if not rows:
-        raise MechanismError("no mechanism to compare. Name at least one", kind="no-mechanism")
+        raise MechanismError("no mechanism to compare. Specify at least one", kind="no-mechanism")
     return pd.DataFrame(rows).set_index("mechanism")
 
 

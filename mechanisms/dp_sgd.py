@@ -159,9 +159,8 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         """Raises MechanismError where the batch is larger than the data."""
         if self._batch(task) > task.records:
             raise MechanismError(
-                f"batch_size is {self._batch(task)}, larger than the data ({task.records} "
-                "training records); lower it "
-                "(--batch-size)",
+                f"batch_size is {self._batch(task)}, larger than the data "
+                f"({task.records} training records). Lower it (--batch-size)",
                 kind="batch-too-large",
             )
 

@@ -267,9 +267,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def _checked(self, unsupported: Mapping[str, Any]) -> Mechanism:
         if "sample_weight" in unsupported:
             raise MechanismError(
-                "sample_weight is not supported: a weight changes how much one record can move "
-                "the model, and so "
-                "epsilon. Leave it out; DpSgd(class_weights=…) weighs classes."
+                "sample_weight is not supported: a weight changes how much one "
+                "record can move the model, and so epsilon. Leave it out. "
+                "DpSgd(class_weights=…) weighs classes.",
+                kind="sample-weight",
             )
         if unsupported:
             raise TypeError(f"fit() has no argument {', '.join(unsupported)}")
@@ -290,7 +291,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
             raise MechanismError(
-                "y has one class. Give records of two classes at least, or pass classes=."
+                "y has only one class. Provide records of at least two classes, or pass classes=.",
+                kind="single-class",
             )
         return torch.from_numpy(np.searchsorted(self.classes_, y).astype(np.int64))
 
@@ -304,7 +306,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if texts is not None:
             X = self._embed(texts).numpy()
         elif len(getattr(X, "shape", (0, 0))) == 1:
-            raise MechanismError("X has one dimension. Reshape your data to [records, features].")
+            raise MechanismError(
+                "X has one dimension. Reshape your data to [records, features].",
+                kind="one-dimension",
+            )
         if fitting:
             X, y = validate_data(self, X, y, accept_sparse="csr")
             check_classification_targets(y)
@@ -364,9 +369,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             vectors = torch.as_tensor(np.asarray(self.titles), dtype=torch.float32)
         if vectors.shape != (len(self.classes_), width):
             raise MechanismError(
-                f"titles have the shape {list(vectors.shape)}, the head [{len(self.classes_)}, "
-                f"{width}]. Give one "
-                "vector per class in the width of X. Texts of titles go with texts in X."
+                f"titles have the shape {list(vectors.shape)}, but the head has "
+                f"[{len(self.classes_)}, {width}]. Pass one vector per class in "
+                "the width of X. Texts of titles go with texts in X.",
+                kind="titles-shape",
             )
         return vectors
 

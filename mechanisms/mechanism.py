@@ -123,20 +123,22 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
         if len(records) != self.records and not run.resampled:
             raise MechanismError(
-                f"the plan is for {self.records} records, there are {len(records)}: plan again",
+                f"the plan is for {self.records} records, but there are {len(records)}. Plan again",
                 kind="other-records",
             )
         event = self.event
         # guard: test_an_event_edited_by_hand
         if self._event_for(self._task(records, run)) != event:
-            raise MechanismError("the plan is for other classes or features: plan again")
+            raise MechanismError(
+                "the plan is for other classes or features. Plan again", kind="other-shape"
+            )
         if run.folder is not None and not ranks.rank():
             run = _with_identity(run.folder, self, records, run)
         fitted = self.mechanism.fit(self, records, run)
         # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
             raise MechanismError(
-                f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it",
+                f"`{self.mechanism.kind}` did not run as planned, so nothing is claimed for it",
                 kind="another-event",
             )
         return fitted
@@ -519,7 +521,8 @@ class CalibratedMechanism(Mechanism, frozen=True):
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
             raise MechanismError(
-                f"mechanism `{self.kind}` needs a target epsilon: give --epsilon a number"
+                f"mechanism `{self.kind}` requires a target epsilon. Set --epsilon to a number",
+                kind="no-target-epsilon",
             )
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 

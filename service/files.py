@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.batching import Batcher, Overloaded
 from service.metrics import Metrics
-from storage.errors import InputError
+from storage.errors import InputError, OutOfRange, Unreadable
 from storage.narrative_look import look_at
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -73,19 +73,23 @@ def read(
 ) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does."""
     if content.startswith(_OTHER_KINDS):
-        raise InputError(
-            "This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`."
+        raise Unreadable(
+            "This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`.",
+            kind="another-format",
         )
     with _in_memory(content) as path:
         try:
             records = Narratives((column,))
             table = survey(path, text_columns=records.columns, option="file", read=read)
             if table.kind != "csv":
-                raise InputError("This takes a CSV. Code JSON with `autocoder code`.")
+                raise Unreadable(
+                    "This takes a CSV. Code JSON with `autocoder code`.", kind="json-upload"
+                )
             if table.rows > MOST_ROWS:
-                raise InputError(
+                raise OutOfRange(
                     f"The file has {table.rows:,} rows, more than {MOST_ROWS:,}. Split it, or use "
-                    "`autocoder code`, which takes any size."
+                    "`autocoder code`, which takes any size.",
+                    kind="too-many-uploaded-rows",
                 )
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)
             schema = output_schema(table, (answers,), coder.origin)
@@ -96,7 +100,12 @@ def read(
         except InputError as error:
             problem = str(error).removeprefix("--data: ").removeprefix("file: ")
             problem = problem.replace(str(path), "the file")
-            raise InputError(problem[0].upper() + problem[1:]) from None
+            raise InputError(
+                problem[0].upper() + problem[1:],
+                kind=error.kind,
+                column=error.column,
+                row=error.row,
+            ) from None
 
 
 async def lines(

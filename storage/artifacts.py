@@ -32,7 +32,7 @@ import rfc8785
 from pydantic import BaseModel, Field
 
 from storage.durable import copy_regular, sync, write_atomically
-from storage.errors import StorageError
+from storage.errors import Changed, DamagedData, StorageError
 from storage.locks import is_locked, locked
 
 if TYPE_CHECKING:
@@ -158,8 +158,9 @@ class Stage:
         shutil.rmtree(self.work, ignore_errors=True)
         self.ref = self._store.reconcile(self.name, self.key)
         if self.ref is None:
-            raise StorageError(
-                f"stage {self.name}: {self.final} was removed during writing. Run again"
+            raise Changed(
+                f"stage {self.name}: {self.final} was removed during writing. Run again",
+                kind="stage-removed",
             )
         return self.ref
 
@@ -260,10 +261,10 @@ class Store:
                 else f"{self.private}, and no AUTOCODER_STORAGE is set"
             )
             what = "is not" if artifact is None else "differs from the one requested"
-            raise StorageError(
-                f"artifact {ref.kind}/{key} {what} in {place}. Give all workers the same "
-                "AUTOCODER_STORAGE "
-                "or a common workspace"
+            raise DamagedData(
+                f"artifact {ref.kind}/{key} {what} in {place}. Set the same "
+                "AUTOCODER_STORAGE on all workers, or use a common workspace",
+                kind="artifact-not-shared",
             )
         return artifact
 
@@ -396,11 +397,14 @@ class Store:
         elif self.shared is not None:
             content = self.shared.manifest(ref.kind, ref.path.name)
         if content is None:
-            raise StorageError(f"artifact {ref.path} is missing. Run again to compute it")
+            raise DamagedData(
+                f"artifact {ref.path} is missing. Run again to compute it", kind="no-artifact"
+            )
         # guard: test_a_manifest_with_other_figures
         if hashlib.sha256(content).hexdigest() != ref.sha256:
-            raise StorageError(
-                f"artifact {ref.path}: {MANIFEST} was changed. Remove the folder and run again"
+            raise DamagedData(
+                f"artifact {ref.path}: {MANIFEST} was changed. Remove the folder and run again",
+                kind="changed-manifest",
             )
         return content
 
@@ -459,7 +463,10 @@ class CopiedStore(Store):
         if not final.is_dir():
             self._copy(ref, final)
         if file_digest(final / MANIFEST) != ref.sha256:
-            raise StorageError(f"artifact {ref.kind}/{ref.path.name} is named by two digests")
+            raise StorageError(
+                f"artifact {ref.kind}/{ref.path.name} is named by two digests",
+                kind="artifact-of-two-digests",
+            )
         # guard: test_weights_that_carry_a_narrative (copy)
         return final
 
@@ -480,8 +487,9 @@ class CopiedStore(Store):
 
 
 def _damaged(folder: Path, name: str) -> StorageError:
-    return StorageError(
-        f"artifact {folder}: file {name} is missing or damaged. Remove the folder and run again"
+    return DamagedData(
+        f"artifact {folder}: file {name} is missing or damaged. Remove the folder and run again",
+        kind="damaged-artifact",
     )
 
 

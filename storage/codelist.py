@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.errors import Contradiction, InputError
+from storage.errors import Contradiction, InputError, OutOfRange
 from storage.list_formats import refuse_published_forms
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
@@ -139,20 +139,29 @@ def read_list(
             others += 1
             continue
         if len(entry.code) > MAX_CODE:
-            raise InputError(
-                f"{place}: row {number} has a code of over {MAX_CODE} characters. Correct it"
+            raise OutOfRange(
+                f"{place}: row {number} has a code of over {MAX_CODE} characters. Correct it",
+                kind="code-too-long",
+                row=number,
             )
         titles, descriptions, above = words.setdefault(entry.code, ([], [], entry.parent))
         titles.append(entry.title)
         descriptions.append(entry.description)
         if above != entry.parent:
-            raise InputError(f"{place}: row {number} gives a code another parent. Correct it")
+            raise Contradiction(
+                f"{place}: row {number} lists another parent for a code. Correct it",
+                kind="two-parents",
+                row=number,
+            )
     for word in _words_among_codes(words):
         others += 1
         del words[word]
     left_out = f"; {headings:,} rows have no code" if headings else ""
     if len(words) < 2:
-        raise InputError(f"{place}: it contains {len(words)} codes{left_out}. Give two or more")
+        raise OutOfRange(
+            f"{place}: it contains {len(words)} codes{left_out}. A code list needs at least two",
+            kind="too-few-codes",
+        )
     codes = {
         code: Code(code, _joined("; ", titles), _joined(" ", descriptions))
         for code, (titles, descriptions, _) in words.items()
@@ -234,9 +243,9 @@ def _entries(
         return entries, [f"its sheet {name!r} is the only one with codes and titles"]
     fitting = [name for name, _ in found] or list(sheets)
     raise Contradiction(
-        f"{option}: {path}: {'several' if found else 'none'} of its {len(sheets)} sheets has "
-        f"codes and titles. Name one of {', '.join(map(repr, fitting[:20]))} with --read-codelist "
-        "sheet=…",
+        f"{option}: {path}: {'several' if found else 'none'} of its {len(sheets)} "
+        "sheets has codes and titles. Choose one of "
+        f"{', '.join(map(repr, fitting[:20]))} with --read-codelist sheet=…",
         kind="several-sheets",
     )
 
@@ -409,11 +418,12 @@ def _missing_column(header: Sequence[str], wanted: str, place: str) -> _NoColumn
             "--read-codelist 'widths=[5,60]' and its names=[code,title]. "
         )
     return _NoColumns(
-        f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. "
-        f"{widths}"
-        "Name those of codes and titles with --set "
-        "data.ingest.codelist_columns=[CODE,TITLE], or give a list without a header the "
-        "names of all its columns: --read-codelist 'names=[code,title]'"
+        f"{place}: column {wanted!r} is missing or repeated. Its columns are "
+        f"{shown}. {widths}Set those of codes and titles with --set "
+        "data.ingest.codelist_columns=[CODE,TITLE], or name all columns of a "
+        "list without a header: --read-codelist 'names=[code,title]'",
+        kind="no-code-columns",
+        column=wanted,
     )
 
 

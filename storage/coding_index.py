@@ -11,7 +11,7 @@ from pathlib import Path
 from storage.artifacts import digest
 from storage.codelist import Code, normalise_code
 from storage.durable import write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import Changed, Missing, OutOfRange, Unknown
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
 
@@ -43,10 +43,12 @@ class CodingIndex:
         found = [places.get(normalise_code(code, places), -1) for _, code in self.entries]
         if unknown := [number for number, place in enumerate(found, 1) if place < 0]:
             first = self.entries[unknown[0] - 1][1]
-            raise InputError(
-                f"{_OPTION}: {len(unknown):,} of {len(found):,} entries have a code that is not on "
-                f"the code list, {first[:40]!r} first (entry {unknown[0]:,}). Give an index of "
-                "this classification and level"
+            raise Unknown(
+                f"{_OPTION}: {len(unknown):,} of {len(found):,} entries have a code "
+                f"that is not on the code list, {first[:40]!r} first (entry "
+                f"{unknown[0]:,}). Use an index of this classification and level",
+                kind="unlisted-index-codes",
+                row=unknown[0],
             )
         return tuple(found)
 
@@ -62,7 +64,7 @@ def read_index(path: Path, read: ReadOptions = AS_IT_LOOKS) -> CodingIndex:
         InputError: there is no such file, or too few entries.
     """
     if not path.is_file():
-        raise InputError(f"{_OPTION}: file {path} does not exist. Check the path")
+        raise Missing(f"{_OPTION}: file {path} does not exist. Check the path", kind="no-index")
     status = path.stat()
     return _read(path, read.model_dump_json(), status.st_ctime_ns, status.st_size)
 
@@ -77,9 +79,10 @@ def _read(path: Path, read: str, changed: int, size: int) -> CodingIndex:
     entries = ((row[text].strip(), row[code].strip()) for row in rows)
     index = CodingIndex(tuple(dict.fromkeys(entry for entry in entries if all(entry))))
     if len(index.entries) < _FEWEST:
-        raise InputError(
+        raise OutOfRange(
             f"{_OPTION}: {path} has {len(index.entries)} entries with text and code. An index has "
-            f"{_FEWEST} or more"
+            f"{_FEWEST} or more",
+            kind="index-too-small",
         )
     return index
 
@@ -93,8 +96,9 @@ def load_index(dataset: Path, sha256: str) -> CodingIndex:
         index = None
     # guard: test_an_index_that_changed_between_two_readings
     if index is None or index.digest != sha256:
-        raise StorageError(
+        raise Changed(
             "--examples: the index that ingest read is not the one that the fit names. Keep the "
-            "file as it is while a command runs, and run again"
+            "file as it is while a command runs, and run again",
+            kind="index-changed",
         )
     return index

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from storage.artifacts import file_digest
 from storage.codelist import Code
-from storage.errors import StorageError
+from storage.errors import DamagedData
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -99,8 +99,9 @@ def load_table(folder: Path, split: str) -> pa.Table:
     """
     path = split_file(folder, split)
     if not path.is_file():
-        raise StorageError(
-            f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)"
+        raise DamagedData(
+            f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)",
+            kind="no-table",
         )
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
@@ -109,7 +110,9 @@ def load_table(folder: Path, split: str) -> pa.Table:
     except (pa.ArrowException, OSError):
         table = None
     if table is None:
-        raise StorageError(f"{path} is damaged. Remove its folder and run ingest again")
+        raise DamagedData(
+            f"{path} is damaged. Remove its folder and run ingest again", kind="damaged-table"
+        )
     return table
 
 
@@ -128,5 +131,5 @@ def load_codes(folder: Path) -> list[Code]:
     """Returns the label space: label i is code i."""
     path = folder / CODES
     if not path.is_file():
-        raise StorageError(f"{path} is missing. Run ingest again")
+        raise DamagedData(f"{path} is missing. Run ingest again", kind="no-codes")
     return [Code(**entry) for entry in json.loads(path.read_bytes())]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, Unreadable
 
 
 def _flags(*names: str) -> int:
@@ -115,7 +115,7 @@ def open_regular(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
         _refuse_link(path)
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise InputError(f"{path}: is not a regular file")
+            raise Unreadable(f"{path}: is not a regular file", kind="not-a-regular-file")
         yield file
 
 
@@ -135,7 +135,10 @@ def open_lock(path: Path) -> Iterator[int]:
         InputError: it is no regular file.
     """
     flags = os.O_RDWR | os.O_CREAT | _flags("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
-    refused = InputError(f"{path}: is not a regular file, so it is no lock. Remove it")
+    refused = Unreadable(
+        f"{path}: cannot be used as a lock, because it is not a regular file. Remove it",
+        kind="not-a-lock",
+    )
     try:
         # guard: test_a_lock_that_is_a_link
         descriptor = os.open(path, flags, 0o666)
@@ -156,7 +159,9 @@ def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
     before it is read.
     """
     named = f"{option} {path}".strip()
-    refused = InputError(f"{named}: is not a regular file of at most {most:,} bytes")
+    refused = Unreadable(
+        f"{named}: is not a regular file of at most {most:,} bytes", kind="not-a-small-file"
+    )
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > most:
@@ -165,7 +170,7 @@ def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
     except InputError:
         raise refused from None
     except OSError as error:
-        raise InputError(f"{named}: {error.strerror}") from None
+        raise Unreadable(f"{named}: {error.strerror}", kind="unreadable-file") from None
 
 
 def copy_regular(path: Path, to: Path, size: int) -> str | None:
@@ -210,8 +215,9 @@ def own_folder(purpose: str) -> Iterator[Path]:
         return
     if mode & 0o022 and not mode & stat.S_ISVTX:
         raise StorageError(
-            f"{base}: other users may replace folders in it, and this command needs one of its "
-            "own. Set TMPDIR to a folder that only this user may write in"
+            f"{base}: other users may replace folders in it, and this command needs "
+            "a private one. Set TMPDIR to a folder that only this user may write to",
+            kind="shared-temporary-folder",
         )
     for left in base.glob(f"{prefix}*"):
         _remove_abandoned(left)

@@ -16,15 +16,37 @@ content.
 
 The type says what a caller may do about it. `kind` names the fault itself, so that one can be told
 from another while its sentence is free to change; tests/golden/sentences.json has them all.
+`option`, `column` and `row` say where the fault is, if it is in one that is not always the same.
 """
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong at one place: a part of a refusal's sentence, with the refusal's kind."""
+
+    text: str
+    kind: str
 
 
 class StorageError(Exception):
     """Reports stored data that is missing, damaged, locked or full; the text says what to do."""
 
-    def __init__(self, text: str = "", *, kind: str = "") -> None:
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        kind: str = "",
+        option: str | None = None,
+        column: str | None = None,
+        row: int | None = None,
+    ) -> None:
         super().__init__(text)
         self.kind = kind
+        self.option = option
+        self.column = column
+        self.row = row
 
 
 class Unavailable(StorageError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from xml.etree import ElementTree
 
-from storage.errors import InputError, Unreadable
+from storage.errors import Unreadable
 
 Form = Literal["RDF", "ClaML", "SDMX", "FHIR"]
 RDF_ENDINGS: Final = {".ttl": "turtle", ".nt": "nt", ".rdf": "xml", ".xml": "xml", ".owl": "xml"}
@@ -54,8 +54,8 @@ def refuse_published_forms(path: Path, option: str) -> None:
     """Refuses a list that is no table, and names the command that makes one of it."""
     if form := published_form(path):
         raise Unreadable(
-            f"{option}: {path} is {form}, not a table. Make one of it: autocoder codelist "
-            f"{path.name} --out codes.csv",
+            f"{option}: {path} is {form}, not a table. Convert it: autocoder "
+            f"codelist {path.name} --out codes.csv",
             kind="not-a-table",
         )
 
@@ -69,10 +69,17 @@ def concepts_of(path: Path, form: Form, option: str = "codelist") -> list[Concep
         if not _has_entities(text):
             root = ElementTree.fromstring(text)
             return list(_claml(root) if form == "ClaML" else _sdmx(root))
-        fault = "it has entities, which are never opened. Remove them"
     except Exception:
-        fault = f"it is no {form} in UTF-8. Correct it, or fetch it again"
-    raise InputError(f"{option}: {path}: {fault}")
+        raise Unreadable(
+            f"{option}: {path}: it is not {form} in UTF-8. Correct it, or fetch it again",
+            kind="unreadable-list",
+            option=option,
+        ) from None
+    raise Unreadable(
+        f"{option}: {path}: it has entities, which are never opened. Remove them",
+        kind="entities",
+        option=option,
+    )
 
 
 def _has_entities(text: str) -> bool:

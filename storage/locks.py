@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.durable import open_lock, open_regular
-from storage.errors import InputError
+from storage.errors import InputError, Unreadable
 
 FLOCK: Any = import_module("fcntl") if find_spec("fcntl") else None
 """The system's locks, which end with the process; None where it has none."""
@@ -40,7 +40,10 @@ def _by_a_library(path: Path, *, wait: bool) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise InputError(f"{path}: is not a regular file, so it is no lock. Remove it")
+        raise Unreadable(
+            f"{path}: cannot be used as a lock, because it is not a regular file. Remove it",
+            kind="not-a-lock",
+        )
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         lock.acquire()

@@ -47,8 +47,8 @@ class Workspace:
         file = self.ledger.resolve()
         if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
             raise OutOfRange(
-                f"--home {self.home}: a workspace's path cannot have a question mark. Name "
-                "another folder",
+                f"--home {self.home}: the path of a workspace cannot contain a "
+                "question mark. Choose another folder",
                 kind="question-mark",
             )
         return f"sqlite:///{file}"

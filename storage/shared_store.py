@@ -28,7 +28,14 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from storage.durable import replace_atomically, sync
-from storage.errors import InputError, StorageError, Unavailable
+from storage.errors import (
+    DamagedData,
+    InputError,
+    NotInstalled,
+    OutOfRange,
+    StorageError,
+    Unavailable,
+)
 
 VARIABLE = "AUTOCODER_STORAGE"
 _MANIFEST = "manifest.json"
@@ -50,8 +57,8 @@ class SharedStore:
                 scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS)
             )
         except ImportError:
-            raise InputError(
-                f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'"
+            raise NotInstalled(
+                f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'", kind="no-s3"
             ) from None
         self._root = place
         self.url = place if self._folder else f"s3://{place}"
@@ -75,7 +82,10 @@ class SharedStore:
         except (ValueError, KeyError, TypeError):
             whole = False
         if not whole:
-            raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged")
+            raise DamagedData(
+                f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged",
+                kind="damaged-shared-manifest",
+            )
         return content
 
     def publish(self, name: str, key: str, folder: Path) -> bytes:
@@ -90,7 +100,9 @@ class SharedStore:
         counts = self.manifest(name, key)
         if counts is None:
             raise StorageError(
-                f"{VARIABLE}: {self.url} accepts files and does not return them. Check its settings"
+                f"{VARIABLE}: {self.url} accepts files but does not return them. "
+                "Check its settings",
+                kind="store-returns-nothing",
             )
         return counts
 
@@ -110,8 +122,9 @@ class SharedStore:
         if any(
             PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files
         ):
-            raise StorageError(
-                f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder"
+            raise DamagedData(
+                f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder",
+                kind="file-outside-folder",
             )
         for file, entry in files.items():
             to = into / file
@@ -122,8 +135,9 @@ class SharedStore:
                 except FileNotFoundError:
                     to.unlink(missing_ok=True)
             if not to.is_file() or _sha256(to) != entry["sha256"]:
-                raise StorageError(
-                    f"{VARIABLE}: {self._remedy(name, key)}: file {file} is missing or damaged"
+                raise DamagedData(
+                    f"{VARIABLE}: {self._remedy(name, key)}: file {file} is missing or damaged",
+                    kind="damaged-shared-file",
                 )
         (into / _MANIFEST).write_bytes(manifest)
 
@@ -178,10 +192,17 @@ class SharedStore:
             answered = isinstance(error, OSError) and not isinstance(
                 error, ConnectionError | TimeoutError
             )
-            raise (StorageError if answered else Unavailable)(
-                f"{VARIABLE}: {self.url}: {reason}. Check that it answers and that the "
-                "credentials in the environment "
-                "allow reading and writing, then run again"
+            place = f"{VARIABLE}: {self.url}: {reason}"
+            if answered:
+                raise StorageError(
+                    f"{place}. Check that the folder or bucket exists and that the credentials in "
+                    "the environment allow reading and writing, then run again",
+                    kind="store-refused",
+                ) from None
+            raise Unavailable(
+                f"{place}. Check that it answers and that the credentials in the environment "
+                "allow reading and writing, then run again",
+                kind="store-unavailable",
             ) from None
 
 
@@ -196,14 +217,18 @@ def _parsed(url: str) -> tuple[str, str]:
         return "file", str(Path(url).expanduser().resolve())
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise InputError(
-            f"{VARIABLE}: the URL contains credentials. Give them in AWS_ACCESS_KEY_ID and so on"
+        raise OutOfRange(
+            f"{VARIABLE}: the URL contains credentials. Use AWS_ACCESS_KEY_ID and so on instead",
+            kind="credentials-in-url",
         )
     if parts.scheme == "file" and not parts.netloc:
         return "file", str(Path(parts.path).resolve())
     if parts.scheme == "s3" and parts.netloc:
         return "s3", f"{parts.netloc}{parts.path}".rstrip("/")
-    raise InputError(f"{VARIABLE}: give a folder or s3://bucket/prefix, not {parts.scheme}://")
+    raise OutOfRange(
+        f"{VARIABLE}: expected a folder or s3://bucket/prefix, not {parts.scheme}://",
+        kind="store-scheme",
+    )
 
 
 def _require_closed(folder: Path) -> None:
@@ -214,12 +239,14 @@ def _require_closed(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = folder.stat().st_mode
     except OSError as error:
-        raise StorageError(f"{VARIABLE}: {folder}: {error.strerror}") from None
+        raise StorageError(
+            f"{VARIABLE}: {folder}: {error.strerror}", kind="unusable-store"
+        ) from None
     if mode & 0o007:
         raise InputError(
-            f"{VARIABLE}: {folder}: every user of this machine may enter it, and it holds "
-            "records. Run chmod o-rwx "
-            "on it (workers of several users share it by their group)",
+            f"{VARIABLE}: {folder}: every user of this machine may enter it, and it "
+            "contains records. Run chmod o-rwx on it (workers of several users "
+            "share it through their group)",
             kind="open-to-every-user",
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.codelist import MAX_CODE
-from storage.errors import Contradiction, InputError, Unknown
+from storage.errors import Contradiction, NotInstalled, OutOfRange, Unknown, Unreadable
 from storage.list_formats import RDF_ENDINGS, Concept, concepts_of, published_form
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ def import_codes(
             codes[concept] = code
     if twice := [code for code, number in Counter(codes.values()).items() if number > 1]:
         raise Contradiction(
-            f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name "
-            "a --scheme",
+            f"codelist: {path}: {len(twice)} codes have several concepts, "
+            f"{twice[0]} first. Choose a --scheme",
             kind="several-concepts",
         )
     if len(codes) < 2 or max(map(len, codes.values())) > MAX_CODE:
-        raise InputError(
-            f"codelist: {path} has {len(codes)} concepts with a skos:notation. Give two or more, "
-            f"of at most {MAX_CODE} "
-            "characters each"
+        raise OutOfRange(
+            f"codelist: {path} has {len(codes)} concepts with a skos:notation. It "
+            f"needs at least two, of at most {MAX_CODE} characters each",
+            kind="too-few-concepts",
         )
     rows = []
     for concept, code in codes.items():
@@ -116,17 +116,20 @@ def _import_tree(
     fitting = [name for name in schemes if scheme in (None, name, _end(name))]
     if len(fitting) != 1:
         shown = ", ".join(f"{name} ({count:,} codes)" for name, count in sorted(schemes.items()))
-        raise InputError(
-            f"--scheme: {path} has {len(schemes)} code lists: {shown or 'none'}. Name one of them"
+        raise Contradiction(
+            f"--scheme: {path} has {len(schemes)} code lists: {shown or 'none'}. "
+            "Choose one of them",
+            kind="several-lists",
         )
     own = [concept for concept in concepts if concept.scheme == fitting[0]]
     titles = [_lower(concept.titles) for concept in own]
     tag = _language(_tags(titles), language, path)
     coded = {concept.code: concept for concept in own if concept.code}
     if len(coded) < 2 or max(map(len, coded)) > MAX_CODE:
-        raise InputError(
-            f"codelist: {path} has {len(coded)} codes. Give two or more, of at most {MAX_CODE} "
-            "characters each"
+        raise OutOfRange(
+            f"codelist: {path} has {len(coded)} codes. It needs at least two, of at "
+            f"most {MAX_CODE} characters each",
+            kind="too-few-imported-codes",
         )
     rows = []
     for code, concept in coded.items():
@@ -172,26 +175,32 @@ def _parse(path: Path) -> Graph:
     try:
         import rdflib
     except ImportError:
-        raise InputError(
-            "codelist import needs rdflib. Install the extra: pip install '.[skos]'"
+        raise NotInstalled(
+            "codelist import needs rdflib. Install the extra: pip install '.[skos]'",
+            kind="no-rdflib",
         ) from None
     form = RDF_ENDINGS.get(path.suffix.lower())
     if form is None or not path.is_file() or path.stat().st_size > _LARGEST:
         endings = ", ".join(RDF_ENDINGS)
-        raise InputError(
-            f"codelist: {path} is no file of up to {_LARGEST >> 20} MB that ends in {endings}"
+        raise Unreadable(
+            f"codelist: {path} is not a file of at most {_LARGEST >> 20} MB that ends in {endings}",
+            kind="not-a-list-file",
         )
     rdflib.NORMALIZE_LITERALS = False  # pyrefly: ignore[bad-assignment]
-    fault = f"it is no {form} in UTF-8. Correct it, or fetch it again"
     try:
         text = path.read_bytes().decode("utf-8-sig")
         # guard: test_entities_neither_unfold_nor_read_files
         if form != "xml" or not ("<!DOCTYPE" in text or "<!ENTITY" in text):
             return rdflib.Graph().parse(data=text, format=form, publicID="urn:list")
-        fault = "it has entities, which are never opened. Give it as Turtle"
     except Exception:
-        pass
-    raise InputError(f"codelist: {path}: {fault}")
+        raise Unreadable(
+            f"codelist: {path}: it is not {form} in UTF-8. Correct it, or fetch it again",
+            kind="unreadable-graph",
+        ) from None
+    raise Unreadable(
+        f"codelist: {path}: it has entities, which are never opened. Save it as Turtle",
+        kind="entities-in-graph",
+    )
 
 
 def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
@@ -206,8 +215,9 @@ def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
         shown = ", ".join(
             f"{name} ({len(members):,} concepts)" for name, members in sorted(schemes.items())
         )
-        raise InputError(
-            f"--scheme: {path} has {len(schemes)} concept schemes: {shown}. Name one of them"
+        raise Contradiction(
+            f"--scheme: {path} has {len(schemes)} concept schemes: {shown}. Choose one of them",
+            kind="several-schemes",
         )
     return [concept for concept in concepts if wanted is None or concept in schemes[fitting[0]]]
 
@@ -219,7 +229,7 @@ def _language(tags: Counter[str], wanted: str | None, path: Path) -> str:
     if tagged and len(fitting) != 1:
         shown = ", ".join(f"{tag} ({tags[tag]:,})" for tag in tagged)
         raise Unknown(
-            f"--language: {path} has titles in {shown}. Name one of them", kind="unknown-language"
+            f"--language: {path} has titles in {shown}. Choose one of them", kind="unknown-language"
         )
     return fitting[0] if fitting else ""
 
@@ -265,7 +275,10 @@ def _notation(kinds: dict[str, str], wanted: str | None, path: Path) -> str:
         different = set(kinds.values())
     if len(different) > 1:
         shown = ", ".join(f"{kind!r} ({text})" for kind, text in kinds.items())
-        raise InputError(f"--notation: {path}: a concept has {shown}. Name one of these kinds")
+        raise Contradiction(
+            f"--notation: {path}: a concept has {shown}. Choose one of these kinds",
+            kind="several-notations",
+        )
     return next(iter(different), "")
 
 

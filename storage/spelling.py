@@ -344,10 +344,10 @@ def human_codes(
     if unlisted and not allowed and (complete or unlisted == given >= _TOO_MANY):
         hint = spellings.described(odd_ones)
         raise Unknown(
-            f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
-            f"{'; ' + hint if hint else ''}). Correct them, give the list that has them, or "
-            "leave their cells blank: blank ones are counted. --allow-unlisted takes them as "
-            "they are",
+            f"{place}: {unlisted:,} of {given:,} codes are not {where} "
+            f"({describe_shape(odd_ones)}{'; ' + hint if hint else ''}). Correct "
+            "them, use the list that contains them, or leave their cells blank, "
+            "which are counted. --allow-unlisted accepts them unchanged",
             kind="unlisted-codes",
         )
     other_spelling = f" ({respelt:,} in another spelling)" if respelt else ""

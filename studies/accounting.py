@@ -81,7 +81,8 @@ def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float
         high += 1
         if high > 20:
             raise MechanismError(
-                f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon"
+                f"no noise costs epsilon {epsilon:g} for one record replaced. Raise epsilon",
+                kind="no-noise",
             )
     while excess(low) < 0:
         low -= 1

@@ -180,11 +180,12 @@ def read_ham10000(file: Path | None) -> Images:
     """
     if file is None or not file.is_file():
         raise MechanismError(
-            "give --images FILE, an .npz of HAM10000 with images, labels, lesion_id"
+            "pass --images FILE, an .npz of HAM10000 with images, labels, lesion_id",
+            kind="no-images",
         )
     with np.load(file, allow_pickle=False) as given:
         if lacking := {"images", "labels", "lesion_id"} - set(given.files):
-            raise MechanismError(f"{file.name} has no array `{min(lacking)}`")
+            raise MechanismError(f"{file.name} has no array `{min(lacking)}`", kind="no-array")
         return by_lesion(given["images"], given["labels"], given["lesion_id"])
 
 

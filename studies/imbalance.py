@@ -141,8 +141,9 @@ def split(
         rare = train[table.labels[train] == 1]
         if len(rare) < minority:
             raise MechanismError(
-                f"{minority} training records of label 1 are asked for, and the split has "
-                f"{len(rare)}"
+                f"{minority} training records of label 1 were requested, but the "
+                f"split has {len(rare)}",
+                kind="too-few-minority-records",
             )
         train = train[~torch.isin(train, rare[minority:])]
     return table.take(train), table.take(test)

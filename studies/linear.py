@@ -76,7 +76,8 @@ def minimise(
             size /= 2
         beta = beta - size * step
     raise MechanismError(
-        f"the minimiser was not reached after {NEWTON_STEPS} steps; raise the regularisation"
+        f"the minimiser was not reached after {NEWTON_STEPS} steps. Raise the regularisation",
+        kind="not-minimised",
     )
 
 

@@ -29,7 +29,11 @@ def names(given: str, choices: Iterable[str], option: str) -> list[str]:
     known = list(choices)
     chosen = known if given == "all" else list(dict.fromkeys(given.split(",")))
     if unknown := [name for name in chosen if name not in known]:
-        raise MechanismError(f"{option}: `{unknown[0]}` is unknown. Choose from {', '.join(known)}")
+        raise MechanismError(
+            f"{option}: `{unknown[0]}` is unknown. Choose from {', '.join(known)}",
+            kind="unknown-name",
+            option=option,
+        )
     return chosen
 
 

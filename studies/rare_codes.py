@@ -91,11 +91,12 @@ def sampled(
     features of its title.
     """
     if records is None or codelist is None:
-        raise MechanismError("give --records and --codelist")
+        raise MechanismError("pass --records and --codelist", kind="no-records")
     for path in (records, codelist):
         if not path.is_file():
             raise MechanismError(
-                f"{path} is not there. Give --records CSV and --codelist CSV (code, title)"
+                f"{path} does not exist. Pass --records CSV and --codelist CSV (code, title)",
+                kind="no-file",
             )
     frame = pd.read_csv(records, dtype=str).dropna(subset=[text, label])
     frame = frame.sample(frac=1, random_state=0).groupby(label).head(200)

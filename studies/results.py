@@ -79,7 +79,8 @@ def fill(
     """
     if not wanted:
         raise MechanismError(
-            "no fit is asked for: what was named never runs together. Name other systems or sets"
+            "no fit was requested: the named ones never run together. Choose other systems or sets",
+            kind="nothing-to-fit",
         )
     asked = [tuple(cell.values()) for cell in wanted]
     done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}

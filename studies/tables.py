@@ -110,7 +110,9 @@ noise has no seed: it comes from the operating system's entropy.
 def frame_of(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise MechanismError(
-            f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last"
+            f"{file} does not exist. --data is a folder with one CSV per set, the "
+            "label (0 or 1) last",
+            kind="no-set",
         )
     return pd.read_csv(file, dtype=float)
 
@@ -128,7 +130,7 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
         for base in described.get("one_hot", ())
     }
     if lacking := [base for base, own in hot.items() if len(own) < 2]:
-        raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`")
+        raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`", kind="no-columns")
     expected: set[str] = {
         *numeric,
         *values,
@@ -138,7 +140,8 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
     if strange := sorted(expected.symmetric_difference(map(str, frame))):
         raise MechanismError(
             f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented "
-            "file"
+            "file",
+            kind="another-column",
         )
     counts = (len(frame), int((frame["label"] == 1).sum()))
     if (
@@ -147,7 +150,8 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
     ):
         raise MechanismError(
             f"{file.name} has {counts[0]:,} records, {counts[1]:,} of label 1; the suite expects "
-            f"{described['records']:,} and {described['minority']:,}. Check the version of the set"
+            f"{described['records']:,} and {described['minority']:,}. Check the version of the set",
+            kind="another-version",
         )
     features = []
     for name, (low, high) in numeric.items():
@@ -155,18 +159,20 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
     for name, allowed in values.items():
         if not frame[name].isin(allowed).all():
             raise MechanismError(
-                f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}"
+                f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}",
+                kind="unknown-value",
             )
         features.append(frame[[name]].to_numpy() == np.array(allowed))
     for base, own in hot.items():
         if not (frame[own].isin([0, 1]).all(axis=None) and (frame[own].sum(axis=1) == 1).all()):
             raise MechanismError(
-                f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row"
+                f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row",
+                kind="not-one-hot",
             )
         features.append(frame[own].to_numpy())
     matrix = torch.from_numpy(np.concatenate(features, axis=1, dtype=float))
     if not torch.isfinite(matrix).all():
-        raise MechanismError(f"{file.name} has cells that are not numbers")
+        raise MechanismError(f"{file.name} has cells that are not numbers", kind="not-numbers")
     widths = tuple(part.shape[1] for part in features)
     return Table(matrix, torch.tensor(frame["label"].to_numpy(dtype=int)), Columns(widths))
 

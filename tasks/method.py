@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from mechanisms.model.config import ModelConfig, Prior
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from tasks.catalogue import BRANCHES, branch_bodies
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def parse_method(body: Any, source: str) -> Method:
     except ValidationError as error:
         name = body.get("name") if isinstance(body, Mapping) else None
         place = source if name is None else f"{source}: {name}"
-        raise InputError(first_fault(error, place)) from None
+        raise OutOfRange(first_fault(error, place), kind="invalid-setting") from None
 
 
 def first_fault(error: ValidationError, place: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
 from storage.coding_index import CodingIndex, read_index
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing
 from storage.ingest import IngestConfig, Name, read_codes
 from storage.tables.inputs import files_in
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -398,15 +398,20 @@ def require_index(parameters: RetrainParameters) -> None:
     if index is None:
         return
     if model.prior != "titles" or model.trainable != "head":
-        raise InputError(
+        raise Contradiction(
             "--examples: the head starts at an index only with model.prior=titles and "
-            "model.trainable=head. Choose the profile formal, or leave it out"
+            "model.trainable=head. Choose the profile formal, or leave it out",
+            kind="index-needs-titles",
         )
     if data.labels:
-        raise InputError("--examples: with several --label, run a command for each")
+        raise Contradiction(
+            "--examples: with several --label, run a command for each",
+            kind="index-of-several-labels",
+        )
     if data.complete_codelist is None:
-        raise InputError(
-            "--examples: the codes of an index need --codelist, and all its codes as classes "
-            "(data.ingest.label_space=codelist)"
+        raise Missing(
+            "--examples: the codes of an index require --codelist, with all its "
+            "codes as classes (data.ingest.label_space=codelist)",
+            kind="index-needs-codelist",
         )
     index.labels(read_codes(data.complete_codelist, data.ingest).codes)

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from refusals import of_kind
 from sealed_bundle import Sealed
 
 import autocoder
@@ -110,7 +111,7 @@ def test_a_bundle_codes_texts_in_two_lines(sealed: Sealed) -> None:
 
 
 def test_a_wrong_folder_or_key_is_refused(sealed: Sealed, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a bundle"):
+    with pytest.raises(InputError, check=of_kind("not-a-bundle")):
         autocoder.open_bundle(tmp_path)
     with pytest.raises((UnsoundBundle, InputError)):
         autocoder.open_bundle(sealed.folder, key=tmp_path / "absent.pem")

@@ -9,7 +9,7 @@ import typer
 from flows.commands import bundle_options, file_checks, options
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing
 from tasks.running.failures import private_errors
 
 
@@ -70,12 +70,16 @@ def adopt(
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
     if data is None and (label or accuracy or sets):
-        raise InputError(
-            "--label, --accuracy and --sets: require --data, records that you coded manually"
+        raise Missing(
+            "--label, --accuracy and --sets: require --data, records that were coded manually",
+            kind="options-need-data",
         )
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
-        raise InputError(f"--out: {out} exists. Choose another folder: each bundle has its own.")
+        raise Contradiction(
+            f"--out: {out} exists. Choose another folder: each bundle has its own.",
+            kind="folder-exists",
+        )
     file_checks.require_writable("--out", out)
     with private_errors("adopt"):
         from storage.bundle.adoption import REPORT

@@ -17,7 +17,7 @@ from flows.commands.ledger_options import LedgerOptions, home_of_plan, select_le
 from flows.commands.terminal import command_line, say
 from flows.server.settings import workspace_of
 from mechanisms.privacy.numerics import upper_text
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,13 +131,21 @@ def approve(
           --key officer/signing-key.pem > approval.txt
     """
     if (plan is None) == (policy is None):
-        raise InputError("nothing to sign. Pass a plan, or a policy with --policy.")
+        raise Missing(
+            "nothing to sign. Pass a plan, or a policy with --policy.", kind="nothing-to-sign"
+        )
     reason = reason.strip()
     if (refuse or despite_audit or policy) and not reason:
-        raise InputError("--reason: it is empty. State a reason, which the signature covers.")
+        raise Missing(
+            "--reason: it is empty. Enter a reason, which the signature covers.",
+            kind="empty-reason",
+        )
     if policy is not None:
         if not requester:
-            raise InputError("--requester: missing. The signature covers who requests the policy.")
+            raise Missing(
+                "--requester: missing. The signature covers who requests the policy.",
+                kind="no-requester",
+            )
         _approve_policy(policy, key, to, requester=requester, reason=reason)
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
@@ -159,8 +167,9 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
     case = ReleaseCase.open(context, planned, settings, file=plan)
     audit = case.measurement
     if audit is None:
-        raise InputError(
-            "--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first."
+        raise Missing(
+            "--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first.",
+            kind="never-audited",
         )
     decision = sign(
         load_private_key(key),
@@ -203,7 +212,7 @@ def _decide(
     plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, ask: Callable[..., None]
 ) -> None:
     if to.only_print and to.post:
-        raise InputError("--print and --post are mutually exclusive")
+        raise Contradiction("--print and --post are mutually exclusive", kind="print-and-post")
     context, settings = select_ledger(home_of_plan(plan, to.home))
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
@@ -243,7 +252,8 @@ def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
         raise InputError(
             f"approve: this plan is not of the workspace {context.home}, so no release would find "
             "a signature that is saved there. Use --print and send the agency what it prints (for "
-            "`autocoder release PLAN --approval FILE`), or use --post"
+            "`autocoder release PLAN --approval FILE`), or use --post",
+            kind="another-workspace",
         )
 
 
@@ -287,7 +297,9 @@ def _ask(
         return
     if not sys.stdin.isatty():
         raise InputError(
-            "approve: cannot prompt, because stdin is not a terminal. Read the plan, then use --yes"
+            "approve: cannot prompt, because stdin is not a terminal. "
+            "Read the plan, then use --yes",
+            kind="no-terminal",
         )
     typer.confirm("Sign this promise?", abort=True, err=True)
 
@@ -338,8 +350,9 @@ def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> s
 
     if case is None:
         raise InputError(
-            f"{context.home} has no ledger whose policy lists your key. Give the plan's workspace "
-            "(--home), or sign with --print or --post"
+            f"{context.home} has no ledger whose policy lists your key. Set "
+            "--home to the plan's workspace, or sign with --print or --post",
+            kind="not-an-approvers-ledger",
         )
     name = approval.accept_decision(context, case, decision)
     case = case.reread(context)
@@ -354,8 +367,9 @@ def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> s
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError(
-            "--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING)."
+        raise Missing(
+            "--post: no server is configured. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).",
+            kind="no-server-to-post",
         )
     from flows.server.waiting_runs import answer, waiting_releases
 
@@ -364,8 +378,9 @@ def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
     names = {plan.name, f"{planned.plan.idempotency_key[:16]}.json"}
     runs = [run for run in waiting_releases() if Path(run.plan).name in names]
     if not runs:
-        raise InputError(
-            f"--post: no release run waits for {plan.name}. Start one on Prefect's page."
+        raise Missing(
+            f"--post: no release run waits for {plan.name}. Start one on Prefect's page.",
+            kind="no-waiting-run",
         )
     answer(runs[0].id, decision.token)
     return runs[0].id

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from flows.commands import options
 from flows.server.settings import home_of
-from storage.errors import InputError
+from storage.errors import Missing, OutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,15 +106,16 @@ class SeveralBundleOptions:
             if not sign or Path(given).expanduser().exists():
                 name, path = "", given
             elif not _NAME.fullmatch(name):
-                raise InputError(
+                raise OutOfRange(
                     f"--bundle: {name!r} is not a valid column prefix. Use letters, digits and _, "
-                    "such as nature=BUNDLE."
+                    "such as nature=BUNDLE.",
+                    kind="bundle-name",
                 )
             prefix = f"{name}_" if name else ""
             if prefix in chosen or (not prefix and len(self.bundle or ()) > 1):
-                raise InputError(
-                    "--bundle: several bundles need a name each, such as nature=BUNDLE and "
-                    "part=OTHER."
+                raise Missing(
+                    "--bundle: several bundles need names, such as nature=BUNDLE and part=OTHER.",
+                    kind="unnamed-bundles",
                 )
             chosen[prefix] = BundleOptions(Path(path), self.home)
         return chosen or {"": BundleOptions(None, self.home)}
@@ -125,5 +126,8 @@ def trust(key: Path | None, roots: Path | None) -> Trust | None:
     from storage.bundle.trust import Trust
 
     if key is None and roots is not None:
-        raise InputError("--roots: requires --key, the agency's first key from a safe source")
+        raise Missing(
+            "--roots: requires --key, the agency's first key from a safe source",
+            kind="roots-without-key",
+        )
     return None if key is None else Trust(key.expanduser(), roots and roots.expanduser())

@@ -18,7 +18,7 @@ from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import count_of, say
 from flows.server.settings import home_of
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -117,12 +117,16 @@ class ReviewOptions:
         """
         if self.groups in ("auto", "digits", "none"):
             if self.read_codelist and not of_list:
-                raise InputError("--read-codelist requires a list as --groups")
+                raise Missing(
+                    "--read-codelist requires a list as --groups", kind="reading-without-list"
+                )
             return cast("Levels", self.groups)
         if self.read_codelist and of_list:
-            raise InputError(
-                "--read-codelist: it would be for --codelist and for the list of --groups. Save "
-                "one of them as a plain CSV and leave --groups or this out"
+            raise Contradiction(
+                "--read-codelist would apply both to --codelist and to the list "
+                "of --groups. Save one of them as a plain CSV, or leave --groups "
+                "or this out",
+                kind="two-lists-to-read",
             )
         from storage.codelist import read_parents
 
@@ -186,7 +190,10 @@ def code(
     _require_consistent(narratives, files, review)
     start.require_alone(bundle=bool(released.bundle))
     if start.codelist is not None and engine:
-        raise InputError("--engine: workers open a bundle, and a code list is none. Leave it out")
+        raise Contradiction(
+            "--engine: workers open a bundle, not a code list. Leave it out",
+            kind="engine-for-codelist",
+        )
     paths: dict[str, Any] = {
         name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)
     }
@@ -341,17 +348,26 @@ def _require_consistent(
     narratives: list[str] | None, files: FileOptions, review: ReviewOptions
 ) -> None:
     if bool(narratives) == (files.data is not None):
-        raise InputError(
-            "no narratives, or two sources. Give narratives as arguments, or a file with --data."
+        raise Contradiction(
+            "no narratives, or two sources. Pass narratives as arguments, or a file with --data.",
+            kind="one-source",
         )
     if files.data is not None and files.out is None:
-        raise InputError("--out: missing. Specify the file to write: .csv, .parquet or .jsonl.")
+        raise Missing(
+            "--out: missing. Specify the file to write: .csv, .parquet or .jsonl.", kind="no-output"
+        )
     if review.threshold is not None and review.accuracy is not None:
-        raise InputError("--threshold and --accuracy are mutually exclusive")
+        raise Contradiction(
+            "--threshold and --accuracy are mutually exclusive", kind="threshold-and-accuracy"
+        )
     if files.append and files.overwrite:
-        raise InputError("--append and --overwrite are mutually exclusive")
+        raise Contradiction(
+            "--append and --overwrite are mutually exclusive", kind="append-and-overwrite"
+        )
     if files.data is None and any(vars(files).values()):
-        raise InputError("--out, --text and other file options require --data")
+        raise Missing(
+            "--out, --text and other file options require --data", kind="file-options-without-data"
+        )
 
 
 def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Sequence[str]) -> Table:
@@ -384,8 +400,9 @@ def _kept(data: Path, out: Path, engine: str) -> Iterator[Path]:
 
     if is_stream(data):
         if engine:
-            raise InputError(
-                "--engine: workers cannot read standard input. Save it to a file first."
+            raise Contradiction(
+                "--engine: workers cannot read standard input. Save it to a file first.",
+                kind="engine-and-stream",
             )
         say("reading standard input", err=True)
     file_checks.require_writable("--out", out)

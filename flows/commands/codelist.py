@@ -7,7 +7,7 @@ import typer
 
 from flows.commands import file_checks
 from flows.commands.terminal import say
-from storage.errors import InputError
+from storage.errors import OutOfRange
 
 
 def codelist(
@@ -54,7 +54,7 @@ def codelist(
     from storage.tables.writer import csv_lines
 
     if out.suffix.lower() != ".csv":
-        raise InputError(f"--out: {out.name} must end in .csv")
+        raise OutOfRange(f"--out: {out.name} must end in .csv", kind="not-a-csv-name")
     file_checks.require_writable("--out", out)
     imported = import_codes(file.expanduser(), language=language, scheme=scheme, notation=notation)
     with replace_atomically(out) as fresh:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from flows.commands import file_checks, options
 from flows.commands.terminal import say
 from mechanisms.errors import MechanismError
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, Missing
 
 if TYPE_CHECKING:
     from mechanisms.model.config import ModelConfig
@@ -42,9 +42,11 @@ class CodelistOptions:
     def require_alone(self, *, bundle: bool) -> None:
         """Refuses a bundle besides, or a sentence without a list."""
         if self.codelist is None and self.sentence:
-            raise InputError("--sentence: requires --codelist")
+            raise Missing("--sentence: requires --codelist", kind="sentence-without-list")
         if self.codelist is not None and bundle:
-            raise InputError("--bundle and --codelist are mutually exclusive")
+            raise Contradiction(
+                "--bundle and --codelist are mutually exclusive", kind="bundle-and-codelist"
+            )
         if self.codelist is not None:
             file_checks.require_readable("--codelist", self.codelist.expanduser())
 
@@ -57,7 +59,7 @@ class CodelistOptions:
         try:
             coder = open_codelist(path, model, home=home, read=read, levels=levels)
         except MechanismError as error:
-            raise InputError(f"--codelist: {error}") from None
+            raise InputError(f"--codelist: {error}", kind=error.kind) from None
         for note in coder.notes:
             say(f"read {note}", err=True)
         say(coder.description, err=True)
@@ -73,4 +75,4 @@ def starting_model(sentence: str = "") -> ModelConfig:
     try:
         return validate(ModelConfig, section, where="--sentence: ")
     except MechanismError as error:
-        raise InputError(f"--codelist: {error}") from None
+        raise InputError(f"--codelist: {error}", kind=error.kind) from None

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
-from storage.errors import InputError
+from storage.errors import Contradiction
 
 
 def demo_data(
@@ -28,7 +28,7 @@ def demo_data(
     from storage.demo_data import write_demo_data
 
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out: {out} is a file. Choose a folder.")
+        raise Contradiction(f"--out: {out} is a file. Choose a folder.", kind="output-is-file")
     with ConsoleListener() as console:
         written = write_demo_data(
             out, records=records, seed=7, progress=console.bar("writing narratives")

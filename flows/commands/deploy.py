@@ -12,7 +12,7 @@ import yaml
 
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect
-from storage.errors import InputError, StorageError
+from storage.errors import Missing, StorageError
 from tasks.catalogue import CATALOGUE
 
 POOLS = ("cpu", "gpu")
@@ -30,9 +30,10 @@ def deploy() -> None:
           AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
     """
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError(
+        raise Missing(
             "PREFECT_API_URL is not set. Set it to the server's address, such as "
-            "http://127.0.0.1:4200/api."
+            "http://127.0.0.1:4200/api.",
+            kind="no-server",
         )
     file, rules = CATALOGUE / "prefect.yaml", CATALOGUE / "automations.yaml"
     content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
@@ -62,7 +63,9 @@ def deploy() -> None:
             check=False,
         )
     if done.returncode:
-        raise StorageError(f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise StorageError(
+            f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}", kind="deploy-failed"
+        )
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
     told = ", ".join(applied) or "none (AUTOCODER_NOTIFY_WEBHOOK is not set)"
     say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; notifications: {told}")

@@ -11,7 +11,7 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import home_of
-from storage.errors import InputError
+from storage.errors import OutOfRange
 
 
 def engine(
@@ -71,7 +71,10 @@ def engine(
             *_tls(f"tls://localhost:{port}"),
         )
     elif "://" not in join:
-        raise InputError("--join: not a valid address. Expected something like tls://host:8786.")
+        raise OutOfRange(
+            "--join: not a valid address. Expected something like tls://host:8786.",
+            kind="join-address",
+        )
     else:
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
         for name, value in worker_variables(processes).items():

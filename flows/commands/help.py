@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand, TyperOption
 
 from flows.commands.terminal import Group, say
-from storage.errors import InputError
+from storage.errors import Contradiction
 
 MORE = "More"
 """Panel only of the options that `--help-all` shows."""
@@ -29,7 +29,11 @@ class Command(TyperCommand):
             for option in order:
                 times = order.count(option)
                 if times > 1 and isinstance(option, TyperOption) and not option.multiple:
-                    raise InputError(f"{option.opts[0]}: given {times} times. Use it once.")
+                    raise Contradiction(
+                        f"{option.opts[0]}: used {times} times. Use it once.",
+                        kind="option-repeated",
+                        option=option.opts[0],
+                    )
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

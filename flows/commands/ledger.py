@@ -25,7 +25,7 @@ from flows.commands.ledger_text import (
     release_text,
 )
 from flows.commands.terminal import count_of, say
-from storage.errors import InputError
+from storage.errors import InputError, Missing
 
 if TYPE_CHECKING:
     from storage.ledger import Ledger
@@ -255,7 +255,7 @@ def export(
     if what == "copy":
         return _copy(ledger, out)
     if what in ("page", "record", "answers") and release is None:
-        raise InputError("--release: missing. Specify the release.")
+        raise Missing("--release: missing. Specify the release.", kind="no-release")
     if what == "head":
         from storage.ledger.checkpoints import state_checkpoint
         from storage.ledger.keys import load_private_key
@@ -294,7 +294,7 @@ def export(
 
 def _copy(ledger: Ledger, out: Path | None) -> None:
     if out is None:
-        raise InputError("--out: missing. A copy is a file, such as desk/ledger.db.")
+        raise Missing("--out: missing. A copy is a file, such as desk/ledger.db.", kind="no-copy")
     ledger.database.copy_to(out)
     say(f"copy: {out}", err=True)
 
@@ -351,7 +351,7 @@ def _write(path: Path, text: str) -> None:
         else:
             write_atomically(path, text.encode())
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        raise InputError(f"{path}: {error.strerror}", kind="unwritable-export") from error
 
 
 @app.command(cls=Command)
@@ -384,12 +384,13 @@ def recover(
 
     workspace = place.workspace
     if not workspace.home.is_dir():
-        raise InputError(
-            f"--home {workspace.home}: the folder does not exist, and every sample would look "
-            "lost. Name the workspace."
+        raise Missing(
+            f"--home {workspace.home}: the folder does not exist, and every "
+            "sample would look lost. Specify the workspace.",
+            kind="no-workspace",
         )
     if burn and not apply:
-        raise InputError("--burn: requires --apply")
+        raise Missing("--burn: requires --apply", kind="burn-without-apply")
     if not _is_current(place, apply=apply, policy=policy):
         raise typer.Exit(1)
     ledger = place.open_to_sign() if apply else place.open()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flows.commands.options import Home
 from flows.server.settings import configure_prefect, home_of, workspace_of
 from storage.durable import read_regular
-from storage.errors import InputError
+from storage.errors import Unreadable
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
@@ -90,5 +90,7 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
     try:
         json.loads(read_regular(plan.expanduser(), 64 << 20, option="plan"))
     except (ValueError, RecursionError):
-        raise InputError(f"plan {plan} is not a release plan: file: Invalid JSON") from None
+        raise Unreadable(
+            f"plan {plan} is not a release plan: it is not JSON", kind="invalid-plan"
+        ) from None
     return home_of(home) if home else workspace_of(plan)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.commands.ledger_options import select_ledger
 from flows.commands.terminal import say
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, OutOfRange, StorageError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -58,8 +58,9 @@ def show(workspace: Path, serve: str | None) -> None:
     if serve is not None and not (
         address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536
     ):
-        raise InputError(
-            f"--serve: {serve} is not ADDRESS:PORT. Expected something like 127.0.0.1:9464."
+        raise OutOfRange(
+            f"--serve: {serve} is not ADDRESS:PORT. Expected something like 127.0.0.1:9464.",
+            kind="serving-address",
         )
     registry = CollectorRegistry()
     registry.register(Everything())
@@ -69,7 +70,9 @@ def show(workspace: Path, serve: str | None) -> None:
     try:
         start_http_server(int(port), addr=address.strip("[]"), registry=registry)
     except OSError as error:
-        raise InputError(f"--serve {serve}: {error.strerror or error}") from None
+        raise InputError(
+            f"--serve {serve}: {error.strerror or error}", kind="cannot-serve-metrics"
+        ) from None
     say(f"http://{serve}/metrics", err=True)
     threading.Event().wait()
 

@@ -20,7 +20,7 @@ import typer
 from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, Unreadable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -151,9 +151,11 @@ def read_options(given: Sequence[str] | None, option: str = "--read") -> ReadOpt
 def _require_single(given: Sequence[str], option: str) -> None:
     counts = Counter(setting.partition("=")[0] for setting in given)
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise InputError(
-            f"{option}: {twice} is given twice. Give it once: a later value does not replace an "
-            "earlier one."
+        raise Contradiction(
+            f"{option}: {twice} is set twice. Set it once, because a later value "
+            "does not replace an earlier one.",
+            kind="key-repeated",
+            option=option,
         )
 
 
@@ -248,11 +250,12 @@ class RunOptions:
         default.
         """
         if self.profile is None:
-            raise InputError(
-                "--profile: missing. Choose formal (a proven epsilon; start here), osha-head "
-                "(SWAG-PPM, whose "
-                "epsilon is an estimate that audits contradicted), demo-formal (synthetic "
-                "reports), or others."
+            raise Missing(
+                "--profile: missing. Choose formal (a proven epsilon, the one to "
+                "start with), osha-head (SWAG-PPM, whose epsilon is an estimate "
+                "that audits contradicted), demo-formal (synthetic reports), or "
+                "another one.",
+                kind="no-profile",
             )
         return self.profile
 
@@ -273,8 +276,9 @@ class RunOptions:
         """
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
-            raise InputError(
-                "--label and --codelist: this takes one column of codes. Use each option once."
+            raise Contradiction(
+                "--label and --codelist: this takes one column of codes. Use each option once.",
+                kind="several-columns",
             )
 
         from flows.commands.profiles import parameters
@@ -316,7 +320,7 @@ class RunOptions:
             read = apply_settings({}, texts or (), option=option, model=ReadOptions)
             values |= {f"{section}.{name}": value for name, value in read.items()}
         if self.read_examples and self.examples is None:
-            raise InputError("--read-examples: requires --examples")
+            raise Missing("--read-examples: requires --examples", kind="examples-missing")
         return values
 
     def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
@@ -327,11 +331,14 @@ class RunOptions:
         if len(columns) < 2:
             return [(self, {})]
         if len(set(columns)) < len(columns):
-            raise InputError("--label: a column is listed twice. List each once.")
+            raise Contradiction(
+                "--label: a column is listed twice. List each once.", kind="repeated-label"
+            )
         if lists and len(lists) != len(columns):
-            raise InputError(
+            raise Contradiction(
                 f"--codelist: {len(lists)} lists for {len(columns)} --label. Pass one for each, "
-                "in order."
+                "in order.",
+                kind="lists-and-labels",
             )
         together = dict(
             zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True)
@@ -359,8 +366,9 @@ def approval_text(given: str) -> str:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise InputError(
-            f"--approval {given}: it cannot be read as text. Pass a file from `autocoder approve`."
+        raise Unreadable(
+            f"--approval {given}: it cannot be read as text. Pass a file from `autocoder approve`.",
+            kind="unreadable-approval",
         ) from None
 
 
@@ -407,7 +415,7 @@ def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]
     """Returns the codes of a published list; none without one, which `read` must not describe."""
     if codelist is None:
         if read:
-            raise InputError("--read-codelist requires --codelist")
+            raise Missing("--read-codelist requires --codelist", kind="codelist-missing")
         return []
     from storage.codelist import read_codelist
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from storage import strict_yaml
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, OutOfRange, Unknown, Unreadable
 from tasks.catalogue import PROFILES
 from tasks.method import STANDARD
 from tasks.parameters import DataParameters, RetrainParameters, moved
@@ -62,22 +62,28 @@ def load_profile(name: str) -> dict[str, Any]:
         Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     )
     if not path.is_file():
-        raise InputError(
+        raise Unknown(
             f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or pass a "
-            ".yaml file."
+            ".yaml file.",
+            kind="unknown-profile",
         )
     try:
         content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise InputError(
-            f"--profile: {path} is not YAML{where}{f': {problem}' if problem else ''}"
+        raise Unreadable(
+            f"--profile: {path} is not YAML{where}{f': {problem}' if problem else ''}",
+            kind="profile-not-yaml",
         ) from None
     except OSError as error:
-        raise InputError(f"--profile: {path}: {error.strerror}") from None
+        raise Unreadable(
+            f"--profile: {path}: {error.strerror}", kind="unreadable-profile"
+        ) from None
     if not isinstance(content, dict):
-        raise InputError(f"--profile: {path} must hold a mapping of parameters")
+        raise Unreadable(
+            f"--profile: {path} must hold a mapping of parameters", kind="profile-not-a-mapping"
+        )
     return content
 
 
@@ -96,7 +102,9 @@ def apply_settings(
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"{option}: `{setting}` is not key=value")
+            raise OutOfRange(
+                f"{option}: `{setting}` is not key=value", kind="setting-form", option=option
+            )
         put(content, key, _read(key, value, model))
     return content
 
@@ -107,7 +115,9 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
     for part in path:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise InputError(f"--set: {key}: {part} is not a section")
+            raise Contradiction(
+                f"--set: {key}: {part} is not a section", kind="not-a-section", option=key
+            )
     content[last] = value
 
 
@@ -118,7 +128,11 @@ def _read(key: str, value: str, model: type[BaseModel]) -> Any:
         read = strict_yaml.load(value)
     except yaml.YAMLError:
         if not text and tuple not in types_of:
-            raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
+            raise Unreadable(
+                f"--set: the value of {key} is not YAML. Quote it.",
+                kind="value-not-yaml",
+                option=key,
+            ) from None
         read = value  # a path or the name of a column
     plain = types_of <= {
         str,
@@ -178,18 +192,24 @@ def parameters(
     own = copy.deepcopy(content)
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
-        raise InputError(
-            f"--profile: {profile}: data must be a section, with source, codelist and so on"
+        raise Contradiction(
+            f"--profile: {profile}: data must be a section, with source, codelist and so on",
+            kind="data-not-a-section",
         )
     keys = {setting.partition("=")[0] for setting in settings}
     content = apply_settings(content, settings)
     if not isinstance(content["data"], dict):
-        raise InputError(
-            "--set: data is a section. Set a parameter of it, such as data.source=FILE."
+        raise Contradiction(
+            "--set: data is a section. Set a parameter of it, such as data.source=FILE.",
+            kind="section-set",
         )
     for key, value in values.items():
         if key in keys:
-            raise InputError(f"{option_of(key)}: --set {key} is given too. Leave one out.")
+            raise Contradiction(
+                f"{option_of(key)}: --set {key} is used too. Leave one out.",
+                kind="set-twice",
+                option=key,
+            )
         put(content, key, value)
     keys |= set(values)
     _require_population(content, own, keys, profile)
@@ -200,9 +220,10 @@ def parameters(
             content, [setting for setting in unlisted if setting.partition("=")[0] not in keys]
         )
     if not content["data"].get("source"):
-        raise InputError(
+        raise Missing(
             "--data: missing. Specify the file of records (CSV, ZIP holding one CSV, Parquet or "
-            "JSON Lines)."
+            "JSON Lines).",
+            kind="no-data",
         )
     if look is not None and not moved(content):
         look(validate(_Records, content, where="parameters: ").data)
@@ -265,9 +286,11 @@ def _require_population(
     ]
     if lacking:
         option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
-        raise InputError(
-            f"{option}: the columns differ from those of profile {name}. Give "
-            f"{' and '.join(lacking)}."
+        raise Contradiction(
+            f"{option}: the columns differ from those of profile {name}. Specify "
+            f"{' and '.join(lacking)}.",
+            kind="columns-of-another-profile",
+            option=option,
         )
     if "data.classification_version" not in given:
         now.pop("classification_version", None)
@@ -284,7 +307,7 @@ def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Mo
         if any(entry["loc"][:1] == ("method",) for entry in entries):
             names += _settings_of_method(values)
         faults = "; ".join(_explain(entry, names) for entry in entries)
-        raise InputError(where + faults) from None
+        raise OutOfRange(where + faults, kind="invalid-settings") from None
 
 
 def profile_branches(profile: str) -> Any:

@@ -52,7 +52,8 @@ def purge(
         raise InputError(
             f"release {release.release_id} is open, and needs its stages. Finish it with "
             "`autocoder release`, or see "
-            "`autocoder ledger recover`."
+            "`autocoder ledger recover`.",
+            kind="open-release",
         )
     entries = expired(context.workspace.private, older_than_days=older_than)
     if not entries:

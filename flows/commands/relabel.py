@@ -12,7 +12,7 @@ from flows.commands.codelist_options import CodelistOptions
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import count_of, say
 from flows.server.settings import home_of
-from storage.errors import InputError
+from storage.errors import Missing
 from tasks.running.failures import private_errors
 
 
@@ -56,7 +56,7 @@ def relabel(
           --correspondence soc2010-2020.csv --codelist soc2020.csv --out moved.csv
     """
     if start.codelist is None:
-        raise InputError("--codelist: missing. Specify the list of the revision")
+        raise Missing("--codelist: missing. Specify the list of the revision", kind="no-revision")
     start.require_alone(bundle=False)
     file_checks.require_readable("--data", data)
     file_checks.require_readable("--correspondence", correspondence)

@@ -17,7 +17,7 @@ from flows.commands import bundle_options, options
 from flows.commands.codelist_options import CodelistOptions
 from flows.commands.terminal import say
 from flows.server.settings import home_of
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, InputError, Missing, OutOfRange, StorageError, Unreadable
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -103,17 +103,22 @@ def serve(
     """
     start.require_alone(bundle=released.bundle is not None)
     if start.codelist is not None and (key or roots or allow_unsigned):
-        raise InputError("--key, --roots and --allow-unsigned: for a bundle, not for --codelist")
+        raise Contradiction(
+            "--key, --roots and --allow-unsigned: for a bundle, not for --codelist",
+            kind="bundle-options",
+        )
     if proxy is None and not _loopback(host):
-        raise InputError(
+        raise Contradiction(
             f"--host {host} can be reached from elsewhere. Put a proxy in front of it and pass its "
-            "address with --proxy."
+            "address with --proxy.",
+            kind="open-host",
         )
     if wrong := [
         name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)
     ]:
-        raise InputError(
-            f"--allowed-host {wrong[0]!r} is not a host name. Expected one without port or `*`."
+        raise OutOfRange(
+            f"--allowed-host {wrong[0]!r} is not a host name. Expected one without port or `*`.",
+            kind="host-name",
         )
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
@@ -122,8 +127,9 @@ def serve(
     if trust is None and adopted is not None and not allow_unsigned:
         trust = adopted.trust
     if trust is None and not allow_unsigned and start.codelist is None:
-        raise InputError(
-            "no trusted key. Pass the agency's public key with --key, or use --allow-unsigned."
+        raise Missing(
+            "no trusted key. Pass the agency's public key with --key, or use --allow-unsigned.",
+            kind="no-trusted-key",
         )
     thresholds = None if adopted is None else adopted.thresholds
     with private_errors("serve"):
@@ -205,7 +211,8 @@ def _require_free(host: str, port: int) -> None:
         # some addresses of a name may not exist here, such as ::1 without IPv6
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise InputError(
-                f"--host {host}, --port {port}: {error.strerror}. Choose another."
+                f"--host {host}, --port {port}: {error.strerror}. Choose another.",
+                kind="port-in-use",
             ) from None
 
 
@@ -214,24 +221,29 @@ def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
 
     if no_key:
         if not _loopback(host):
-            raise InputError(
+            raise Contradiction(
                 f"--no-key: {host} can be reached from elsewhere. Set an API key, or use --host "
-                "127.0.0.1."
+                "127.0.0.1.",
+                kind="open-without-key",
             )
         return None
     if file is None and not os.environ.get(KEY, "").strip():
-        raise InputError(
+        raise Missing(
             f"no API key. Set one with --api-key-file or ${KEY}, or use --no-key for this machine "
-            "only."
+            "only.",
+            kind="no-api-key",
         )
     try:
         text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]
     except (OSError, UnicodeDecodeError):
-        raise InputError(f"--api-key-file: {file} cannot be read") from None
+        raise Unreadable(
+            f"--api-key-file: {file} cannot be read", kind="unreadable-key-file"
+        ) from None
     try:
         return Clients.read(text)
     except ValueError as error:
-        raise InputError(f"{f'--api-key-file: {file}' if file else f'${KEY}'}: {error}") from None
+        place = f"--api-key-file: {file}" if file else f"${KEY}"
+        raise InputError(f"{place}: {error}", kind="api-key-form") from None
 
 
 def _loopback(host: str) -> bool:

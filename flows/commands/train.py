@@ -15,7 +15,7 @@ from flows.commands.plan import summary_of
 from flows.commands.release import ending
 from flows.commands.terminal import command_line, nearby, say
 from flows.server.run_flow import run_command
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ def train(
     runs = run.each_label()
     if deploy is not None or cron is not None:
         if len(runs) > 1:
-            raise InputError("--deploy: a deployment plans one release. Use --label once.")
+            raise Contradiction(
+                "--deploy: a deployment plans one release. Use --label once.", kind="deploys-one"
+            )
         _require_server(deploy)
         from flows.server import schedules
 
@@ -192,14 +194,16 @@ def _show(
 
 def _require_server(deploy: str | None) -> None:
     if deploy is None:
-        raise InputError(
-            "--cron: nothing is registered. Specify the deployment, such as --deploy own."
+        raise Missing(
+            "--cron: nothing is registered. Specify the deployment, such as --deploy own.",
+            kind="schedule-without-deployment",
         )
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError(
-            "--deploy: no server is named. Set PREFECT_API_URL, such as "
-            "http://127.0.0.1:4200/api; `make stack` and "
-            "`prefect server start` start one."
+        raise Missing(
+            "--deploy: no server is configured. Set PREFECT_API_URL, such as "
+            "http://127.0.0.1:4200/api. `make stack` and `prefect server start` "
+            "start one.",
+            kind="no-deployment-server",
         )
 
 

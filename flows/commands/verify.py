@@ -10,7 +10,7 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
-from storage.errors import InputError
+from storage.errors import Missing
 
 
 def verify(
@@ -53,7 +53,9 @@ def verify(
     trust = bundle_options.trust(key, roots) if adopted is None else adopted.trust
     roots = roots or (None if adopted is None else adopted.roots)
     if trust is None and not allow_unsigned:
-        raise InputError("no trusted key. Pass the agency's public key with --key.")
+        raise Missing(
+            "no trusted key. Pass the agency's public key with --key.", kind="no-key-to-verify"
+        )
     try:
         with open_folder(bundle) as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)

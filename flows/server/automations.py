@@ -16,7 +16,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.server.client import server
 from storage import strict_yaml
-from storage.errors import InputError
+from storage.errors import OutOfRange
 
 _BLOCK = "autocoder-notifications"
 _EARLIER = ("zombies", "resume")
@@ -51,9 +51,10 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
             try:
                 automation = AutomationCore.model_validate(rule)
             except ValueError:
-                raise InputError(
+                raise OutOfRange(
                     f"{file}: rule {rule.get('name')} is not a valid automation. Compare it with "
-                    "Prefect's schema."
+                    "Prefect's schema.",
+                    kind="invalid-automation",
                 ) from None
             # The new one first, so that no crash leaves a rule missing.
             earlier = client.read_automations_by_name(automation.name)

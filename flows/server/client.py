@@ -31,5 +31,6 @@ def answering() -> Iterator[None]:
         ) from None
     except httpx.HTTPError as error:
         raise Unavailable(
-            f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL."
+            f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL.",
+            kind="server-silent",
         ) from None

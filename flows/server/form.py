@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from flows.commands import profiles
 from flows.server.settings import home_of
 from storage import strict_yaml
-from storage.errors import InputError
+from storage.errors import Contradiction, InputError, OutOfRange, Unknown, Unreadable
 from storage.ingest import Name
 from tasks.parameters import RetrainParameters
 from tasks.running.engine import of_environment
@@ -130,12 +130,14 @@ class RecordsForm(BaseModel):
         try:
             content = strict_yaml.load(self.advanced) or {}
         except yaml.YAMLError:
-            raise InputError(
-                "Advanced (YAML): it is not YAML. Write `section: {name: value}`"
+            raise Unreadable(
+                "Advanced (YAML): it is not YAML. Write `section: {name: value}`",
+                kind="advanced-not-yaml",
             ) from None
         if not isinstance(content, dict):
-            raise InputError(
-                "Advanced (YAML): it must be a mapping of sections. Write `section: {name: value}`"
+            raise Unreadable(
+                "Advanced (YAML): it must be a mapping of sections. Write `section: {name: value}`",
+                kind="advanced-not-a-mapping",
             )
         return content
 
@@ -164,7 +166,11 @@ class RecordsForm(BaseModel):
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
         if twice:
-            raise InputError(f"Advanced (YAML): {twice[0]} has its own field. Leave it out here")
+            raise Contradiction(
+                f"Advanced (YAML): {twice[0]} has its own field. Leave it out here",
+                kind="own-field",
+                option=twice[0],
+            )
         if self.codelist == NO_LIST:
             del own["data.codelist"]
         if profile is None:
@@ -172,9 +178,10 @@ class RecordsForm(BaseModel):
                 profiles.put(content, key, value)
             return profiles.validate(RetrainParameters, content, where="Advanced (YAML): ")
         if profile not in profiles.profile_names():
-            raise InputError(
-                f"Advanced (YAML): profile {profile!r} is unknown. Choose "
-                f"{', '.join(profiles.profile_names())}"
+            raise Unknown(
+                f"Advanced (YAML): unknown profile {profile!r}. Choose from "
+                f"{', '.join(profiles.profile_names())}",
+                kind="unknown-form-profile",
             )
         data = profiles.load_profile(profile).get("data", {})
         if own["data.population"] == data.get("population"):
@@ -198,9 +205,9 @@ class RecordsForm(BaseModel):
         content = parameters.model_dump(mode="json")
         fields = {name: _take(content, key) for name, key in cls.fields().items()}
         if len(fields["source"]) > 1:
-            raise InputError(
-                "--data: a form has one file of records. Join the files, and name the one that "
-                "results."
+            raise OutOfRange(
+                "--data: a form takes one file of records. Join the files, and specify the result.",
+                kind="one-file",
             )
         (fields["source"],) = fields["source"]
         fields["codelist"] = fields["codelist"] or NO_LIST
@@ -221,9 +228,10 @@ class FormalForm(RecordsForm):
         chosen = super().parameters()
         # guard: test_a_formal_form_makes_a_formal_claim
         if chosen.method.guarantee_kind != "formal":
-            raise InputError(
+            raise Contradiction(
                 f"Advanced (YAML): the claim of {chosen.method.name} is an estimate, and this form "
-                "is for formal ones. Use retrain/osha-head, or choose another method"
+                "is for formal ones. Use retrain/osha-head, or choose another method",
+                kind="estimated-claim",
             )
         return chosen
 
@@ -274,15 +282,19 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     ]
     titles = {name: str(type(form).model_fields[name].title) for name in names}
     if changed and changed[-1] != "population" and "population" in theirs:
-        raise InputError(
+        raise Contradiction(
             f"Population: the form has other columns ({titles[changed[0]]}) than this deployment, "
-            "whose population belongs to its own records. Specify the population of your records."
+            "whose population belongs to its own records. Specify the population of your records.",
+            kind="other-columns",
+            column=changed[0],
         )
     if changed and form.profile() is None:
-        raise InputError(
-            f"{titles[changed[0]]}: the form differs from this deployment, whose settings are "
-            "fixed for its records. For other records use retrain/formal, or register them "
-            "by `autocoder train --deploy`."
+        raise Contradiction(
+            f"{titles[changed[0]]}: the form differs from this deployment, whose settings "
+            "are fixed for its records. For other records use retrain/formal, or "
+            "register them with `autocoder train --deploy`.",
+            kind="fixed-setting",
+            option=changed[0],
         )
     return form.parameters()
 

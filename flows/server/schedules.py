@@ -21,7 +21,7 @@ from flows import deployed
 from flows.server import heartbeats
 from flows.server.client import server
 from flows.server.form import WorkerSettings, form_of
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, OutOfRange, Unknown
 from tasks.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
@@ -43,14 +43,16 @@ def check_name(name: str) -> None:
         for deployment in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]
     ]
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"--deploy: {name!r} is no name. Give letters A to Z, digits, `.`, `_` and `-`, 64 "
-            "at most."
+        raise OutOfRange(
+            f"--deploy: {name!r} is not a valid name. Use letters A to Z, digits, "
+            "`.`, `_` and `-`, at most 64 of them.",
+            kind="deployment-name",
         )
     if name in delivered:
-        raise InputError(
-            f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give "
-            "another."
+        raise Contradiction(
+            f"--deploy: {name} is a delivered deployment, which `autocoder "
+            "deploy` resets. Choose another name.",
+            kind="delivered-deployment",
         )
 
 
@@ -67,8 +69,9 @@ def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None
     if cron is None:
         return None
     if time_zone not in available_timezones():
-        raise InputError(
-            f"--time-zone: {time_zone!r} is not known. Give one such as UTC or Europe/Paris."
+        raise Unknown(
+            f"--time-zone: unknown time zone {time_zone!r}. Use one such as UTC or Europe/Paris.",
+            kind="unknown-time-zone",
         )
     try:
         schedule = (
@@ -77,17 +80,20 @@ def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None
     except ValueError:
         schedule = None
     if schedule is None:
-        raise InputError(
-            f"--cron: {cron!r} is not a cron line of five fields. Give minute, hour, day, month "
-            "and weekday: "
-            '"0 6 1 */3 *".'
+        raise OutOfRange(
+            f"--cron: {cron!r} is not a cron line of five fields. Specify minute, "
+            'hour, day, month and weekday: "0 6 1 */3 *".',
+            kind="cron-form",
         )
     try:
         comes = next_runs(schedule, 1)
     except ValueError:  # the library looks some years ahead
         comes = []
     if not comes:
-        raise InputError(f"--cron: {cron!r} names a day that never comes. Give one that does.")
+        raise OutOfRange(
+            f"--cron: {cron!r} specifies a day that never comes. Use another one.",
+            kind="cron-never",
+        )
     return schedule
 
 
@@ -138,8 +144,9 @@ def register_retrain(
         try:
             client.read_work_pool(pool)
         except ObjectNotFound:
-            raise InputError(
-                f"--deploy: the server has no work pool {pool}. Run `autocoder deploy` first."
+            raise Missing(
+                f"--deploy: the server has no work pool {pool}. Run `autocoder deploy` first.",
+                kind="no-work-pool",
             ) from None
         client.create_deployment(
             client.create_flow(flow),

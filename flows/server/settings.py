@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from storage.errors import InputError
+from storage.errors import Contradiction
 
 DEFAULT_HOME = "workspace"
 
@@ -16,8 +16,9 @@ def home_of(folder: Path | str | None) -> Path:
     """
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
-        raise InputError(
-            f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME."
+        raise Contradiction(
+            f"--home {home}: it is a file. Specify a folder, with the option or AUTOCODER_HOME.",
+            kind="home-is-file",
         )
     return home
 
@@ -38,9 +39,10 @@ def require_same_workspace(plan: Path, home: Path) -> None:
     """Refuse to charge the ledger of one workspace for the records of another."""
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
-        raise InputError(
-            f"--home: the plan belongs to the workspace {workspace}, whose ledger must be "
-            "charged. Name that one."
+        raise Contradiction(
+            f"--home: the plan belongs to the workspace {workspace}, whose ledger "
+            "must be charged. Specify that one.",
+            kind="plan-of-another-workspace",
         )
 
 

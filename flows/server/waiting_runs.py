@@ -110,7 +110,10 @@ def answer(run: str, decision: str) -> None:
     with server() as client:
         response = client.resume_flow_run(UUID(run), run_input={"decision": decision})
     if response.status is not SetStateStatus.ACCEPT:
-        raise InputError(f"run {run}: {getattr(response.details, 'reason', 'not accepted')}")
+        raise InputError(
+            f"run {run}: {getattr(response.details, 'reason', 'not accepted')}",
+            kind="run-not-resumed",
+        )
 
 
 class StoppedRun(TypedDict):

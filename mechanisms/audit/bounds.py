@@ -62,11 +62,12 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
     v, r = guesses.correct, guesses.guessed
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(
-            f"{v} right of {r} guesses at {guesses.coins} coins: inconsistent counts"
+            f"{v} right of {r} guesses at {guesses.coins} coins: inconsistent counts",
+            kind="inconsistent-counts",
         )
     if not 0 <= delta < 1 or not 0 < confidence < 1:
         raise MechanismError(
-            f"delta is {delta} and confidence {confidence}; both must be probabilities below 1",
+            f"delta is {delta} and confidence {confidence}, but both must be probabilities below 1",
             kind="not-a-probability",
         )
     top = max(0.0, float(logit(beta.ppf(1 - confidence, v, r - v + 1)))) if v else 0.0
@@ -158,7 +159,9 @@ def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
     mean.
     """
     if len(seen) < 2:
-        raise MechanismError(f"{len(seen)} reference run(s); a reference needs at least 2")
+        raise MechanismError(
+            f"{len(seen)} reference run(s); a reference needs at least 2", kind="too-few-references"
+        )
     parts = [
         _gaussian(seen, bits if bits.any() else ~bits),
         _gaussian(seen, bits if bits.all() else ~bits),

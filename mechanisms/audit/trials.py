@@ -103,9 +103,8 @@ def fit(
     moving = phase.schedule != "constant"
     if phase.max_grad_norm is not None or (moving and sizes.unique().numel() > 1):
         raise MechanismError(
-            "reruns side by side know a constant learning rate (schedule=constant) without "
-            "max_grad_norm; give "
-            "--trials 0",
+            "parallel reruns support only a constant learning rate "
+            "(schedule=constant) without max_grad_norm. Use --trials 0",
             kind="unsupported-phase",
         )
     order = sizes.argsort(descending=True, stable=True)
@@ -139,7 +138,10 @@ def fit(
             if progress is not None and step % 64 == 0:
                 progress(done, total)
         if not math.isfinite(parameters.sum()):
-            raise MechanismError(f"an audit trial diverged in epoch {epoch} of phase {purpose}")
+            raise MechanismError(
+                f"an audit trial diverged in epoch {epoch} of phase {purpose}",
+                kind="diverged-trial",
+            )
         theta[order] = parameters
         yield theta
 

@@ -233,7 +233,8 @@ def _require_exact_products(weights: Tensor) -> None:
     if not largest < 2.0**53:
         raise MechanismError(
             "the weights of the head grew beyond what exact sums can hold. Lower the learning rate "
-            "(`weight_noise`)."
+            "(`weight_noise`).",
+            kind="inexact-products",
         )
 
 

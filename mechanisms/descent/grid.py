@@ -18,7 +18,7 @@ def require_room(records: int, norm: float, *, bits: int = 51) -> None:
     """
     if records * norm * 2.0**SUM_BITS >= 2.0**bits:
         raise MechanismError(
-            f"{records} records are more than exact sums hold: lower clip or batch, or split the "
-            "records",
+            f"{records} records are more than exact sums hold. Lower clip or batch, "
+            "or split the records",
             kind="too-many-records",
         )

@@ -223,7 +223,7 @@ class NoisyDescent:
             numbers["clipped"].append(beyond / max(records, 1))
             if not bool(torch.isfinite(update.theta).all()):
                 raise MechanismError(
-                    f"the descent diverged by step {step}: {self._remedy}", kind="diverged"
+                    f"the descent diverged by step {step}: {self._remedy}", kind="descent-diverged"
                 )
             self._state.tensors = update.tensors()
             self._state.save()

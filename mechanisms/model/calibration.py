@@ -68,16 +68,21 @@ def thresholds_for(
     logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise MechanismError(
-            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not belong together"
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not belong together",
+            kind="shapes-differ",
         )
     if not np.isfinite(logits).all():
-        raise MechanismError("calibration: a score is not a number. Check that the model is whole")
+        raise MechanismError(
+            "calibration: a score is not a number. Check that the model is whole",
+            kind="score-not-a-number",
+        )
     if len(labels) < FEWEST_RECORDS:
         raise MechanismError(
-            f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}"
+            f"calibration needs at least {FEWEST_RECORDS} records, but there are {len(labels)}",
+            kind="too-few-calibration-records",
         )
     if not all(0 < target < 1 for target in targets):
-        raise MechanismError("a target accuracy must be between 0 and 1")
+        raise MechanismError("a target accuracy must be between 0 and 1", kind="target-accuracy")
     shapes = fits_temperature(len(labels))
     temperature = fit_temperature(logits[shapes], labels[shapes])
     scores = softmax(logits[~shapes] / temperature)
@@ -104,7 +109,10 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
     """
     coded = labels >= 0
     if not coded.any():
-        raise MechanismError("calibration: none of the records has a code that the model knows")
+        raise MechanismError(
+            "calibration: none of the records has a code that the model knows",
+            kind="no-known-codes",
+        )
     logits, labels = logits[coded], labels[coded]
     right = np.take_along_axis(logits, labels[:, None], 1).mean()
     low, high = _LOG_TEMPERATURE

@@ -266,7 +266,9 @@ def build(
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:
-                raise MechanismError("model.pooling=none is for features: give their width")
+                raise MechanismError(
+                    "model.pooling=none is for features. Set their width", kind="no-feature-width"
+                )
             head = nn.Linear(width, num_labels)
             return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
@@ -322,7 +324,8 @@ def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
     longest = encoder_files.longest(config.encoder)
     if config.max_length > longest:
         raise MechanismError(
-            f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens",
+            f"model.max_length is {config.max_length}, but this encoder reads at "
+            f"most {longest} tokens",
             kind="max-length",
         )
     return partial(

@@ -96,7 +96,8 @@ class RecordClipping:
             own = {id(p) for p in layer.parameters(recurse=False)} & spans.keys()
             if used & own:
                 raise MechanismError(
-                    "DP-SGD: a layer runs twice, or layers share a weight. Train another part"
+                    "DP-SGD: a layer runs twice, or layers share a weight. Train another part",
+                    kind="shared-weights",
                 )
             used |= own
             way: Any = _sampled
@@ -222,13 +223,15 @@ def _layers(classifier: Classifier) -> list[nn.Module]:
         label = f"{name or 'head'} ({type(module).__name__})"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise MechanismError(
-                f"DP-SGD: layer `{label}` mixes records. Replace batch by group normalisation"
+                f"DP-SGD: layer `{label}` mixes records. Replace batch by group normalisation",
+                kind="batch-normalisation",
             )
         if not any(id(p) in classifier.spans for p in module.parameters(recurse=False)):
             continue
         if not isinstance(module, nn.Linear | nn.Embedding) and type(module) not in _samplers():
             raise MechanismError(
-                f"DP-SGD: Opacus has no sampler for layer `{label}`. Train another part"
+                f"DP-SGD: Opacus has no sampler for layer `{label}`. Train another part",
+                kind="no-sampler",
             )
         layers.append(module)
     return layers

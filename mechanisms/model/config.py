@@ -46,7 +46,7 @@ def stemmer(language: str) -> Any:
         message = (
             f"model.lexical_language: the stemmer does not know `{language}`. It knows {names}."
         )
-        raise MechanismError(message) from None
+        raise MechanismError(message, kind="unknown-stemmer") from None
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):

@@ -116,14 +116,16 @@ def records_of(dataset: Dataset) -> tuple[Tensor, Tensor]:
             raise ValueError("no records, or other targets")
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):
         raise MechanismError(
-            "dataset: give tensors (inputs, targets) with records in their first dimension, or a "
-            "list or data set of "
-            "pairs (input, target) of one shape"
+            "dataset: expected tensors (inputs, targets) with records in their "
+            "first dimension, or a list or data set of pairs (input, target) of "
+            "one shape",
+            kind="records-form",
         ) from None
     inputs = inputs.float() if inputs.dtype in (torch.float64, torch.float16) else inputs
     if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
         raise MechanismError(
-            "dataset: some inputs are not finite; fill them or leave their records out"
+            "dataset: some inputs are not finite. Fill them in, or leave their records out",
+            kind="inputs-not-finite",
         )
     return inputs, targets
 
@@ -145,17 +147,23 @@ def copy_of(
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype != torch.float32:
             raise MechanismError(
-                f"parameter `{name}` is {p.dtype}; train in torch.float32 (model.float())"
+                f"parameter `{name}` is {p.dtype}. Train in torch.float32 (model.float())",
+                kind="parameter-type",
             )
     if not any(p.requires_grad for p in model.parameters()):
-        raise MechanismError("model: no parameter has requires_grad, so nothing would be trained")
+        raise MechanismError(
+            "model: no parameter has requires_grad, so nothing would be trained",
+            kind="nothing-to-train",
+        )
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
         raise MechanismError(
-            "loss: it has parameters, which would not be trained; make them part of the model"
+            "loss: it has parameters, which would not be trained. Make them part of the model",
+            kind="loss-with-parameters",
         )
     if getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
         raise MechanismError(
-            "loss: in the mean over one record its weight cancels out; give it reduction='sum'"
+            "loss: in the mean over one record its weight cancels out. Use reduction='sum'",
+            kind="weight-cancels",
         )
     own = CustomModule(copy.deepcopy(model), loss, device=device)
     _try(own, inputs, targets)
@@ -185,20 +193,25 @@ def _try(model: CustomModule, inputs: Tensor, targets: Tensor) -> None:
         )
         if not torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-4):
             raise MechanismError(
-                "the model mixes records: its answer for a record changes with the others of a "
-                "batch. Compute "
-                "nothing across the first dimension, and replace batch by group or layer "
-                "normalisation"
+                "the model mixes records: its answer for a record changes with "
+                "the others of a batch. Compute nothing across the first "
+                "dimension, and replace batch normalisation with group or layer "
+                "normalisation",
+                kind="mixed-records",
             )
         if model.loss(together[:1], y[:1]).numel() != 1:
-            raise MechanismError("the loss of one record has to be one number: use its mean or sum")
+            raise MechanismError(
+                "the loss of one record must be one number. Use its mean or sum",
+                kind="loss-not-one-number",
+            )
     of_classes = (
         is_cross_entropy(model.loss) and targets.dtype == torch.int64 and together.ndim == 2
     )
     if of_classes and not 0 <= int(targets.min()) <= int(targets.max()) < together.shape[1]:
         raise MechanismError(
             f"dataset: a target is outside 0 to {together.shape[1] - 1}, the classes of the "
-            "model. Correct it"
+            "model. Correct it",
+            kind="target-outside-classes",
         )
     model.part.train()
     with (
@@ -249,5 +262,6 @@ def _error_context(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise MechanismError(
-            f"{what} on synthetic records ({type(error).__name__}: {error})"
+            f"{what} on synthetic records ({type(error).__name__}: {error})",
+            kind="fails-on-synthetic-records",
         ) from error

@@ -26,7 +26,8 @@ def resolve(name: str) -> str:
     """
     if name == NO_ENCODER:
         raise MechanismError(
-            "encoder: a model on features has none, and no bundle: its owner saves it"
+            "encoder: a model on features has no encoder and makes no bundle. Its owner saves it",
+            kind="features-without-encoder",
         )
     if name in packaged.PUBLISHED:
         return str(packaged.folder(name))
@@ -39,10 +40,11 @@ def resolve(name: str) -> str:
             if (folder / "config.json").is_file():
                 return str(folder)
         raise MechanismError(
-            f"encoder: folder {name} has no config.json. Name a saved transformers model"
+            f"encoder: folder {name} has no config.json. Specify a saved transformers model",
+            kind="no-encoder-config",
         )
     if looks_like_a_path:
-        raise MechanismError(f"encoder: no folder {name}")
+        raise MechanismError(f"encoder: no folder {name}", kind="no-encoder-folder")
     return name
 
 
@@ -67,9 +69,8 @@ def load(loader: Any, name: str, **options: Any) -> Any:
         # transformers' text names caches and hosts and runs over a page; these are the causes.
         raise MechanismError(
             f"encoder: cannot load `{name}`: no whole model here (config.json, "
-            "model.safetensors, tokenizer.json), "
-            "none at the hub, or one whose head has other labels; give a local folder, or "
-            f"`{PACKAGED}`",
+            "model.safetensors, tokenizer.json), none at the hub, or one whose "
+            f"head has other labels. Specify a local folder, or `{PACKAGED}`",
             kind="no-model",
         ) from None
 
@@ -99,14 +100,17 @@ def _check_config(folder: Path) -> None:
             size = config.get(key, 1)
             if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= most:
                 raise MechanismError(
-                    f"encoder: {folder}: config.json: {key} is not from 1 to {most:,}. Correct it"
+                    f"encoder: {folder}: config.json: {key} is not from 1 to {most:,}. Correct it",
+                    kind="encoder-setting",
+                    option=key,
                 )
         if any(
             config.get(key) not in _ATTENTION
             for key in ("_attn_implementation", "attn_implementation")
         ):
             raise MechanismError(
-                f"encoder: {folder}: config.json: attention is neither eager nor sdpa. Correct it"
+                f"encoder: {folder}: config.json: attention is neither eager nor sdpa. Correct it",
+                kind="encoder-attention",
             )
 
 

@@ -96,7 +96,8 @@ def layers(model: nn.Module) -> nn.ModuleList:
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if not isinstance(stack, nn.ModuleList):
         raise MechanismError(
-            "model.lora_layers: this encoder is not of BERT's layout. Leave it empty"
+            "model.lora_layers: this encoder is not of BERT's layout. Leave it empty",
+            kind="unknown-layout",
         )
     return stack
 
@@ -108,8 +109,8 @@ def last_layers(model: nn.Module, count: int) -> nn.Module:
     all_layers = layers(model)
     if count >= len(all_layers):
         raise MechanismError(
-            f"model.lora_layers is {count}; this encoder has {len(all_layers)} layers. Set "
-            "fewer, or leave it empty",
+            f"model.lora_layers is {count}, but this encoder has {len(all_layers)} "
+            "layers. Set fewer, or leave it empty",
             kind="too-many-layers",
         )
     upper = _with_layers(model, [*all_layers][len(all_layers) - count :])
@@ -171,8 +172,8 @@ def standard_head(model: nn.Module) -> nn.Module:
     family = cast(Any, model).config.model_type
     if family not in _STANDARD_HEADS:
         raise MechanismError(
-            f"encoder: the head of family `{family}` is not known; set pooling to `mean`, "
-            f"or use one of {', '.join(sorted(_STANDARD_HEADS))}",
+            f"encoder: unknown head of family `{family}`. Set pooling to `mean`, or "
+            f"use one of {', '.join(sorted(_STANDARD_HEADS))}",
             kind="unknown-head",
         )
     return _STANDARD_HEADS[family](model)

@@ -109,7 +109,9 @@ def divide_scores(folder: Path, temperature: float, *, codes: int) -> None:
         if all(name in tensors and len(tensors[name]) == codes for name in names):
             break
     else:
-        raise MechanismError("this encoder's head does not end in a linear layer with a bias")
+        raise MechanismError(
+            "this encoder's head does not end in a linear layer with a bias", kind="no-linear-end"
+        )
     if temperature != 1:
         for name in names:
             divided = tensors[name].double() / temperature
@@ -253,7 +255,8 @@ def load(folder: Path, device: torch.device = CPU) -> Released:
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
             f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no "
-            "codes"
+            "codes",
+            kind="not-a-released-model",
         ) from None
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
     if labels.is_file():

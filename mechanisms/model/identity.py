@@ -61,7 +61,7 @@ class Identity:
             path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")
         ):
             raise MechanismError(
-                f"folder {folder} does not say whose fit it holds; remove it to start over",
+                f"folder {folder} does not record which fit it contains. Remove it to start over",
                 kind="unknown-fit",
             )
         identity = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
@@ -95,7 +95,7 @@ class Identity:
         # guard: test_a_loud_fit_under_a_quiet_claim
         if others:
             raise MechanismError(
-                f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over",
+                f"folder {self._folder} belongs to {' and '.join(others)}. Remove it to start over",
                 kind="another-fit",
             )
         if not digests.keys() <= self._digests.keys():

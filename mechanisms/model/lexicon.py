@@ -139,7 +139,9 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         try:
             return Lexicon.model_validate_json(path.read_bytes()) if path.is_file() else None
         except ValidationError:
-            raise MechanismError(f"{path} is damaged. Get the bundle again") from None
+            raise MechanismError(
+                f"{path} is damaged. Get the bundle again", kind="damaged-lexicon"
+            ) from None
 
 
 def injury_titles() -> list[str]:
@@ -313,7 +315,8 @@ def build(
     if not words > 0:
         raise MechanismError(
             "model.lexical: no public text has a word of the vocabulary. Set it to `hashed` or "
-            "`none`."
+            "`none`.",
+            kind="empty-lexicon",
         )
     share = math.sqrt(1 / 2) / unit
     return plain.model_copy(

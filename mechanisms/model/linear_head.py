@@ -20,7 +20,8 @@ def feature_blocks(inputs: Inputs, size: int) -> Iterator[Tensor]:
     """
     if not isinstance(inputs, FeatureInputs):
         raise MechanismError(
-            "this mechanism reads cached features: set trainable `head` and pooling `mean`"
+            "this mechanism reads cached features: set trainable `head` and pooling `mean`",
+            kind="not-cached-features",
         )
     return map(_finite, inputs.blocks(size))
 
@@ -33,7 +34,8 @@ def _finite(features: Tensor) -> Tensor:
 def linear_head(classifier: Classifier) -> nn.Linear:
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError(
-            "this mechanism is a linear layer's: set trainable `head` and pooling `mean`"
+            "this mechanism is a linear layer's: set trainable `head` and pooling `mean`",
+            kind="not-a-linear-layer",
         )
     return classifier.part
 

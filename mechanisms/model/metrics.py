@@ -81,10 +81,13 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
     labels, predicted = np.asarray(labels), np.asarray(predicted)
     if labels.ndim != 1 or labels.shape != predicted.shape:
         raise MechanismError(
-            f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike"
+            f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike",
+            kind="labels-and-predictions",
         )
     if not len(labels):
-        raise MechanismError("no test records to measure on. Hold some out")
+        raise MechanismError(
+            "there are no test records to measure on. Hold some out", kind="no-test-records"
+        )
     code = np.unique(labels)
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -171,7 +174,9 @@ def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> 
     """
     classes = probabilities.shape[1]
     if not 1 <= k <= classes:
-        raise MechanismError(f"k is {k}; it must lie between 1 and the {classes} classes")
+        raise MechanismError(
+            f"k is {k}, but it must lie between 1 and the {classes} classes", kind="k-out-of-range"
+        )
     # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants
     # more classes than k and than two, so there is one more, which nothing is.
     scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
@@ -203,8 +208,11 @@ def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.
     labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise MechanismError(
-            f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together"
+            f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together",
+            kind="labels-and-probabilities",
         )
     if not len(labels):
-        raise MechanismError("no test records to measure on. Hold some out")
+        raise MechanismError(
+            "there are no test records to measure on. Hold some out", kind="no-test-records"
+        )
     return probabilities.max(axis=1), (probabilities.argmax(axis=1) == labels).astype(np.float64)

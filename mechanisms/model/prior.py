@@ -161,6 +161,7 @@ def head_of(classifier: Classifier) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise MechanismError(
             "model.prior: a prior from titles needs one linear layer on the features: pooling "
-            "`mean`"
+            "`mean`",
+            kind="prior-needs-linear-layer",
         )
     return head

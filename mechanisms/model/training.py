@@ -224,9 +224,9 @@ def _resume(
     tensors, meta = checkpoint.load(file)
     if meta.get("run") != run or tensors["theta"].shape != classifier.flat.shape:
         raise MechanismError(
-            f"checkpoint {file} belongs to another phase, seed, data or model; remove it to "
-            "start over",
-            kind="another-fit",
+            f"checkpoint {file} belongs to another phase, seed, data or model. "
+            "Remove it to start over",
+            kind="another-checkpoint",
         )
     classifier.flat.copy_(tensors["theta"])
     slots: dict[int, dict[str, Any]] = {}

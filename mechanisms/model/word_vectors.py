@@ -73,6 +73,8 @@ def shipped() -> WordVectors:
         MechanismError: the file is not the one that this version was released with.
     """
     if hashlib.sha256(FILE.read_bytes()).hexdigest() != DIGEST:
-        raise MechanismError(f"{FILE} is damaged. Install the program again")
+        raise MechanismError(
+            f"{FILE} is damaged. Install the program again", kind="damaged-vectors"
+        )
     tensors, described = checkpoint.load(FILE)
     return WordVectors(tuple(described["words"]), tensors["vectors"].float().mul(_UNIT))

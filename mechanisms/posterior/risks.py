@@ -108,7 +108,8 @@ def risk_pass(
                 if not math.isfinite(maxima[position]):
                     raise MechanismError(
                         f"a log-likelihood at sample {draw} is not finite: "
-                        "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
+                        "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)",
+                        kind="posterior-too-wide",
                     )
                 if progress is not None:
                     progress(position + 1, len(draws))

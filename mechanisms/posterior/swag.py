@@ -73,7 +73,7 @@ def init(num_parameters: int, *, rank: int, folder: Path) -> State:
     covariance.
     """
     if rank < 2:
-        raise MechanismError(f"swag.rank is {rank}; it must be at least 2", kind="rank")
+        raise MechanismError(f"swag.rank is {rank}, but it must be at least 2", kind="rank")
     folder.mkdir(parents=True, exist_ok=True)
     return State(
         rank=rank, folder=folder, mean=torch.zeros(num_parameters), m2=torch.zeros(num_parameters)
@@ -104,8 +104,8 @@ def save(state: State) -> None:
     """Write the moments beside the deviations; `load` opens the folder as a posterior."""
     if state.count < 2:
         raise MechanismError(
-            f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of "
-            "phase sgd",
+            f"SWAG took {state.count} snapshot(s), but it needs at least 2. Raise "
+            "the epochs of phase sgd",
             kind="too-few-snapshots",
         )
     checkpoint.save(

@@ -52,8 +52,8 @@ def search(goal: float, *, risk: Tensor, fit: Callable[[float], float]) -> float
     met = {c: delta for c, delta in seen.items() if delta <= goal}
     if not met:
         raise MechanismError(
-            f"no c gives a Delta of at most {goal:.3g} nats; the smallest of {len(seen)} fits was "
-            f"{min(seen.values()):.3g}: raise target_epsilon",
-            kind="unreachable-target",
+            f"no c gives a Delta of at most {goal:.3g} nats. The smallest of "
+            f"{len(seen)} fits was {min(seen.values()):.3g}. Raise target_epsilon",
+            kind="unreachable-sensitivity",
         )
     return max(met, key=lambda c: met[c])

@@ -81,7 +81,10 @@ def epsilon_of_one_replaced(
     """
     of_noise = isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent | ParallelEvent)
     if delta is None and of_noise:
-        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+        raise MechanismError(
+            f"event `{event.mechanism}` makes a formal claim, which requires a delta",
+            kind="delta-missing",
+        )
     if (
         delta is not None
         and of_noise
@@ -152,11 +155,13 @@ def claim_of(
         )
     if max_records_per_unit < 1:
         raise MechanismError(
-            f"max_records_per_unit is {max_records_per_unit}; it must be at least 1",
+            f"max_records_per_unit is {max_records_per_unit}, but it must be at least 1",
             kind="records-per-unit",
         )
     if delta is not None and not 0 <= delta < 1:
-        raise MechanismError(f"delta is {delta}; it must be at least 0 and below 1")
+        raise MechanismError(
+            f"delta is {delta}, but it must be at least 0 and below 1", kind="delta-out-of-range"
+        )
     claim = accountant(
         event,
         delta=delta,
@@ -306,12 +311,17 @@ def gaussian(
         MechanismError: delta is missing, or no finite epsilon comes out.
     """
     if delta is None:
-        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+        raise MechanismError(
+            f"event `{event.mechanism}` makes a formal claim, which requires a delta",
+            kind="delta-missing",
+        )
     m = int(unit["max_records_per_unit"])
     figures = gaussian_cost.cost(event, delta=delta, records_per_unit=m)
     if not math.isfinite(figures.epsilon):
         raise MechanismError(
-            f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: raise the noise"
+            f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}. "
+            "Increase the noise",
+            kind="no-finite-epsilon",
         )
     replaced = (
         f"replacing one {'record' if m == 1 else 'unit'} costs epsilon "

@@ -132,7 +132,8 @@ def require_parallel(event: ParallelEvent, records_per_unit: int) -> None:
     if event.split == "coupled":
         raise MechanismError(
             "event `parallel`: one record decides about the halves of others, so the parts cannot "
-            "be composed in parallel. Sample per record, or leave the table out"
+            "be composed in parallel. Sample per record, or leave the table out",
+            kind="dependent-halves",
         )
     # guard: test_units_in_both_halves_of_sampled_training_have_no_claim
     if records_per_unit > 1 and event.split != "unit" and gaussian_rate(event.training) is None:
@@ -311,9 +312,14 @@ def calibrate(
     """
     _check_delta(delta)
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise MechanismError(f"target_epsilon is {target_epsilon}; it must be positive and finite")
+        raise MechanismError(
+            f"target_epsilon is {target_epsilon}, but it must be positive and finite",
+            kind="target-out-of-range",
+        )
     if by == "rdp-mironov" and records_per_unit > 1:
-        raise MechanismError("rdp-mironov does not support units of several records. Use pld")
+        raise MechanismError(
+            "rdp-mironov does not support units of several records. Use pld", kind="units-in-rdp"
+        )
 
     def excess(interval: float, log_noise: float) -> float:
         event = make_event(math.exp(log_noise))
@@ -370,9 +376,10 @@ def _bracket(
         high, low = min(low, high), min(low, high) - math.log(2)
         if low < math.log(0.01):
             raise MechanismError(
-                f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at "
-                f"delta {delta:g}: "
-                "lower target_epsilon or delta"
+                "even a noise multiplier of 0.01 costs less than epsilon "
+                f"{target_epsilon:g} at delta {delta:g}. Lower target_epsilon or "
+                "delta",
+                kind="target-too-large",
             )
     return high, low
 
@@ -420,7 +427,8 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
         case _:
             raise MechanismError(
                 f"event `{event.mechanism}` has no Gaussian noise, so this accountant cannot "
-                "price it"
+                "price it",
+                kind="no-gaussian-noise",
             )
 
 
@@ -478,4 +486,6 @@ def _mironov(accountant: RdpAccountant, delta: float) -> float:
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise MechanismError(f"delta is {delta}; it must lie strictly between 0 and 1")
+        raise MechanismError(
+            f"delta is {delta}, but it must lie strictly between 0 and 1", kind="delta-not-inside"
+        )

@@ -25,5 +25,6 @@ def noise_scaled(event: Event, factor: float) -> Event:
             return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
         case _:
             raise MechanismError(
-                f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier"
+                f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier",
+                kind="no-noise-multiplier",
             )

@@ -45,7 +45,7 @@ function readTable(text) {
     if (cells.length === 1 && cells[0] === "" && !records.length) throw new Error("The first line is empty. It must name the columns.");
     if (records.length && cells.length === 1 && cells[0] === "" && records[0].length > 1) { cells = []; return; }
     if (records.length && cells.length !== records[0].length) {
-      throw new Error(`Row ${records.length}: ${cells.length} fields where the header has ${records[0].length}. Correct the file.`);
+      throw new Error(`Row ${records.length}: ${cells.length} fields, but the header has ${records[0].length}. Correct the file.`);
     }
     if (records.push(cells) > MOST.rows + 1) throw new Error(`The file has over ${MOST.rows.toLocaleString("en")} rows. Split it.`);
     cells = [];

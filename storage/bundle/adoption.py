@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.bundle.folder import STATEMENT, THRESHOLDS, UnsoundBundle
 from storage.durable import write_atomically
-from storage.errors import InputError
+from storage.errors import Unreadable
 
 if TYPE_CHECKING:
     from storage.bundle.check import VerifiedBundle
@@ -62,8 +62,9 @@ class AdoptedBundle:
         try:
             return cls(folder, Adoption.model_validate_json((folder / FILE).read_bytes()))
         except (OSError, ValidationError):
-            raise InputError(
-                f"--bundle: {folder / FILE} cannot be read. Adopt the bundle again."
+            raise Unreadable(
+                f"--bundle: {folder / FILE} cannot be read. Adopt the bundle again.",
+                kind="unreadable-adoption",
             ) from None
 
     @property
@@ -101,7 +102,7 @@ class AdoptedBundle:
                 f"is of release {sound.release_id}, and {self.adoption.release_id} was "
                 "adopted. Adopt it again"
             )
-            raise UnsoundBundle(STATEMENT, problem)
+            raise UnsoundBundle(STATEMENT, problem, kind="another-release")
         return sound
 
     def save(self) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from storage.bundle.adoption import AdoptedBundle
 from storage.bundle.folder import UnsoundBundle
-from storage.errors import InputError
+from storage.errors import Missing, Unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ def unpack(archive: Path, into: Path) -> Path:
                         kind="archive-too-large",
                     )
                 if len(tops) > 1:
-                    raise UnsoundBundle(archive.name, "contains two folders")
+                    raise UnsoundBundle(archive.name, "contains two folders", kind="two-folders")
                 _extract(unpacked, entry, into.joinpath(*place.parts))
             unpacked.read(
                 2 * tarfile.RECORDSIZE
@@ -93,14 +93,14 @@ def unpack(archive: Path, into: Path) -> Path:
         ):  # not of the decompressor, which states none
             if error.filename is None or Path(error.filename) != archive:
                 raise
-            raise InputError(f"{archive}: {error.strerror}") from None
+            raise Unreadable(f"{archive}: {error.strerror}", kind="unreadable-archive") from None
         raise UnsoundBundle(
             archive.name,
             "is cut off, damaged or no archive of a bundle. Fetch it again",
             kind="damaged-archive",
         ) from None
     if not tops:
-        raise UnsoundBundle(archive.name, "is empty")
+        raise UnsoundBundle(archive.name, "is empty", kind="empty-archive")
     return into / tops.pop()
 
 
@@ -116,14 +116,18 @@ def open_folder(path: Path) -> Iterator[Path]:
         yield path if adopted is None else adopted.bundle
         return
     if not path.is_file():
-        raise InputError(f"{path} does not exist. Give a folder or a {SUFFIX} file.")
+        raise Missing(
+            f"{path} does not exist. Specify a folder or a {SUFFIX} file.", kind="no-bundle"
+        )
     with TemporaryDirectory(prefix="autocoder-bundle-") as scratch:
         folder = unpack(path, Path(scratch))
         from storage.bundle.seal import claimed_release
 
         # guard: test_a_folder_with_a_name_that_says_something
         if claimed_release(folder) != folder.name:
-            raise UnsoundBundle(path.name, "its folder is not named after its release")
+            raise UnsoundBundle(
+                path.name, "its folder is not named after its release", kind="misnamed-folder"
+            )
         yield folder
 
 
@@ -158,7 +162,9 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     )
     if not plain or len(parts) < 2 or not _RELEASE.fullmatch(parts[0]) or "\\" in entry.name:
         raise UnsoundBundle(
-            shown, "would be written outside a folder that is named after a release"
+            shown,
+            "would be written outside a folder that is named after a release",
+            kind="outside-folder",
         )
     name = "/".join(parts[1:])
     from storage.egress.allow_list import FILES
@@ -166,10 +172,14 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     kind = FILES.get(name)
     if kind is None:
         raise UnsoundBundle(
-            name if len(name) <= 80 else shown, "is not on the list of files that may be released"
+            name if len(name) <= 80 else shown,
+            "is not on the list of files that may be released",
+            kind="unlisted-file",
         )
     if not 0 <= entry.size <= kind.max_bytes:
-        raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
+        raise UnsoundBundle(
+            name, f"is larger than {kind.max_bytes >> 20} MB", kind="file-too-large"
+        )
     return place
 
 
@@ -183,7 +193,7 @@ def _skip(unpacked: pa.NativeFile, left: int) -> None:
 def _extract(unpacked: pa.NativeFile, entry: tarfile.TarInfo, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
-        raise UnsoundBundle(entry.name[:80], "occurs twice")
+        raise UnsoundBundle(entry.name[:80], "occurs twice", kind="repeated-entry")
     with target.open("xb") as file:
         left = entry.size
         while left:

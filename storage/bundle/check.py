@@ -54,7 +54,9 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     public, digests = (None, content_files(folder)) if root is None else _signing_key(folder, root)
     contents = read_files(folder, allowed=allowed)
     if PROOF not in contents:
-        raise UnsoundBundle(PROOF, "is missing, so the bundle is incomplete. Run its release again")
+        raise UnsoundBundle(
+            PROOF, "is missing, so the bundle is incomplete. Run its release again", kind="no-proof"
+        )
     check_codes(contents)
     check_layers(contents)
     proof, statement = contents[PROOF], contents[STATEMENT]
@@ -81,7 +83,7 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
 
 def _signing_key(folder: Path, root: Root) -> tuple[EllipticCurvePublicKey, dict[str, str]]:
     if not (folder / SIGNATURE).is_file():
-        raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
+        raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed", kind="unsigned")
     keys, claimed = root.sealing_keys(claimed_release(folder) or ""), sealed_by(folder)
     first, *others = sorted(keys, key=lambda key: key_id(key) != claimed)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from storage.artifacts import digest, file_digest
 from storage.durable import sync as _sync
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError
 
 STATEMENT = "privacy_statement.json"
 PAGE = "PRIVACY.md"
@@ -94,9 +94,10 @@ def publish(
         check_allowed(staging, allowed)
         actual = bundle_digest(staging)
         if expected is not None and actual != expected:
-            raise StorageError(
+            raise DamagedData(
                 f"bundle {release_id}: the rebuilt files differ from the committed ones. Restore "
-                "it from a backup."
+                "it from a backup.",
+                kind="rebuilt-differently",
             )
         folders = [*(p for p in staging.rglob("*") if p.is_dir()), staging]
         for path in [*_files(staging), *folders]:
@@ -114,14 +115,11 @@ def require_same_files(stated: Mapping[str, str], actual: Mapping[str, str], *, 
     """Refuses files that were added, removed or changed since their digests were stated."""
     for name in sorted(stated.keys() | actual.keys()):
         if stated.get(name) != actual.get(name):
-            what = (
-                "was added"
-                if name not in stated
-                else "is missing"
-                if name not in actual
-                else "was changed"
-            )
-            raise UnsoundBundle(name, f"{what} since {since}")
+            if name not in stated:
+                raise UnsoundBundle(name, f"was added since {since}", kind="added-file")
+            if name not in actual:
+                raise UnsoundBundle(name, f"is missing since {since}", kind="missing-file")
+            raise UnsoundBundle(name, f"was changed since {since}", kind="changed-file")
 
 
 _OF_SYSTEMS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
@@ -133,16 +131,22 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            raise UnsoundBundle(name, "is a link. Only regular files may be released")
+            raise UnsoundBundle(name, "is a link. Only regular files may be released", kind="link")
         if path.is_dir():
             if name not in within:
-                raise UnsoundBundle(name, "is a folder without an allowed file")
+                raise UnsoundBundle(
+                    name, "is a folder without an allowed file", kind="unlisted-folder"
+                )
         elif path.name in _OF_SYSTEMS or path.name.startswith("._"):
             raise UnsoundBundle(
-                name, "was added by the operating system, and is none of its files. Remove it"
+                name,
+                "was added by the operating system and does not belong to the bundle. Remove it",
+                kind="system-file",
             )
         elif not path.is_file() or name not in allowed:
-            raise UnsoundBundle(name, "is not on the list of files that may be released")
+            raise UnsoundBundle(
+                name, "is not on the list of files that may be released", kind="unlisted-file"
+            )
 
 
 def json_text(content: Mapping[str, Any]) -> str:

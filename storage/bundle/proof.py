@@ -93,17 +93,25 @@ def check_proof(
     row, files = proof["row"], proof["files"]
     require_same_files(files, actual, since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
-        raise UnsoundBundle(PROOF, "its row belongs to another bundle")
+        raise UnsoundBundle(
+            PROOF, "its row belongs to another bundle", kind="proof-of-another-bundle"
+        )
     different = [name for name in SHARED if row[name] != statement[name]]
     if different:
-        raise UnsoundBundle(STATEMENT, f"field {different[0]} differs from the ledger's row")
+        raise UnsoundBundle(
+            STATEMENT,
+            f"field {different[0]} differs from the ledger's row",
+            kind="differs-from-row",
+        )
     if missing := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
         raise UnsoundBundle(
-            STATEMENT, f"field unprotected_inputs misses {len(missing)} entries of the ledger's row"
+            STATEMENT,
+            f"field unprotected_inputs lacks {len(missing)} entries of the ledger's row",
+            kind="inputs-missing",
         )
     head = Checkpoint.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
-        raise UnsoundBundle(PROOF, "its head belongs to another row")
+        raise UnsoundBundle(PROOF, "its head belongs to another row", kind="head-of-another-row")
     if key is not None:
         try:
             check_signature(head, key)
@@ -111,5 +119,5 @@ def check_proof(
             raise UnsoundBundle(
                 PROOF,
                 "its head is not signed by the key that signed the bundle",
-                kind="head-by-another-key",
+                kind="proof-by-another-key",
             ) from None

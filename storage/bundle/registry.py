@@ -14,7 +14,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
 from storage.bundle.seal import sealed_by
 from storage.bundle.trust import EarlierBundle, RevokedRelease
-from storage.errors import InputError, StorageError, WrongState
+from storage.errors import DamagedData, InputError, OutOfRange, WrongState
 from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.entries import HandedOver, Revoked, Row
 from storage.ledger.keys import key_id, parse_public_key
@@ -28,14 +28,18 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> ReleaseR
     """
     row = ledger.release(release_id)
     if row.state != "committed":
-        raise StorageError(
-            f"release {release_id} is {row.state}. Only a committed release can be shared."
+        raise WrongState(
+            f"release {release_id} is {row.state}. Only a committed release can be shared.",
+            kind="uncommitted-release",
         )
     if ledger.revocation(release_id) is not None:
-        raise StorageError(f"release {release_id} was revoked and cannot be shared.")
+        raise WrongState(
+            f"release {release_id} was revoked and cannot be shared.", kind="revoked-release"
+        )
     if not folder.is_dir() or bundle.bundle_digest(folder) != row.bundle_digest:
-        raise StorageError(
-            f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy."
+        raise DamagedData(
+            f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.",
+            kind="bundle-differs-from-row",
         )
     return row
 
@@ -77,7 +81,7 @@ def hand_over(
             row = ledger.note(entry)
             packed.replace(archive)
     except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}") from None
+        raise InputError(f"--out {out}: {error.strerror}", kind="unwritable-output") from None
     return archive, cast("Row[HandedOver]", row)
 
 
@@ -88,7 +92,9 @@ def record_revocation(
     changes nothing.
     """
     if not reason.strip() or len(reason) > 1000:
-        raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
+        raise OutOfRange(
+            "--reason: must have 1 to 1,000 characters. Partners read it.", kind="reason-length"
+        )
     release = ledger.release(release_id)
     if release.state != "committed":
         raise WrongState(
@@ -152,8 +158,9 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
         if row.state != "committed" or sealed not in by_id:
             continue
         if bundle.bundle_digest(folder) != row.bundle_digest:
-            raise StorageError(
-                f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy."
+            raise DamagedData(
+                f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.",
+                kind="bundle-differs-from-row",
             )
         named.append(
             EarlierBundle(
@@ -166,8 +173,10 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
 def _name(option: str, text: str) -> str:
     text = text.strip()
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
-        raise InputError(
-            f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line "
-            "breaks."
+        raise OutOfRange(
+            f"{option}: must be a name of 1 to {_LONGEST_NAME} characters without "
+            "tabs and line breaks.",
+            kind="name-length",
+            option=option,
         )
     return text

@@ -13,7 +13,7 @@ from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle
 from storage.bundle.proof import proof_of
 from storage.bundle.signing import sign, verify_signature
 from storage.durable import read_regular, sync, write_atomically
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError
 from storage.ledger import keys
 from storage.paths import Workspace
 
@@ -122,9 +122,10 @@ def workspace_key(private: Path, home: Path) -> EllipticCurvePrivateKey:
     secret, public = folder / keys.PRIVATE_NAME, folder / keys.PUBLIC_NAME
     if not secret.exists():
         if public.exists():  # a new pair would replace it silently
-            raise StorageError(
+            raise DamagedData(
                 f"{secret} is missing. Restore it, or remove {public} and send partners the new "
-                "key."
+                "key.",
+                kind="no-secret-key",
             )
         keys.new_keys(folder)
     key = keys.load_private_key(secret)

@@ -55,7 +55,7 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
     that `sign` writes.
     """
     if not (folder / SIGNATURE).is_file():
-        raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
+        raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed", kind="unsigned")
     try:
         whole = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
         material, envelope = whole["verificationMaterial"], whole["dsseEnvelope"]
@@ -73,16 +73,20 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
             _BUNDLE,
             _PAYLOAD,
         ) or not keys.verify_bytes(_envelope(payload), signature["sig"], key):
-            raise UnsoundBundle(SIGNATURE, "invalid signature, or its key is not trusted")
+            raise UnsoundBundle(
+                SIGNATURE, "invalid signature, or its key is not trusted", kind="invalid-signature"
+            )
         stated = strict_json(SIGNATURE, payload)
         name, resources = stated["subject"][0]["name"], stated["predicate"]["resources"]
         signed = {str(entry["name"]): str(entry["digest"]) for entry in resources}
         if stated != _statement(name, signed):
             raise UnsoundBundle(
-                SIGNATURE, "states another thing than the digests of a bundle's files"
+                SIGNATURE,
+                "signs something other than the digests of a bundle's files",
+                kind="signature-of-another-list",
             )
     except (OSError, KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError):
-        raise UnsoundBundle(SIGNATURE, "is damaged") from None
+        raise UnsoundBundle(SIGNATURE, "is damaged", kind="damaged-signature") from None
     actual = _digests(folder)
     require_same_files(signed, actual, since="it was signed")
     return actual
@@ -93,7 +97,7 @@ def _digests(folder: Path) -> dict[str, str]:
         path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()
     }
     if links := [name for name, path in names.items() if path.is_symlink()]:
-        raise UnsoundBundle(links[0], "is a link. Only regular files may leave")
+        raise UnsoundBundle(links[0], "is a link. Only regular files may be released", kind="link")
     return {name: file_digest(names[name]) for name in sorted(names) if name != SIGNATURE}
 
 

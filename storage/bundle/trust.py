@@ -139,7 +139,7 @@ class Root(BaseModel):
             # guard: test_a_revoked_bundle (what was revoked is believed by no one)
             if entry.release_id == release_id or entry.bundle_digest == bundle_digest:
                 problem = f"release {release_id} was revoked on {entry.revoked_on}: {entry.reason}"
-                raise UnsoundBundle(STATEMENT, problem)
+                raise UnsoundBundle(STATEMENT, problem, kind="revoked-bundle")
         if key is None or (pem := public_pem(key).decode()) in self.release_keys:
             return
         # guard: test_a_stolen_key_that_was_replaced
@@ -208,7 +208,8 @@ class Trust:
         roots = read_roots(self.pinned)
         if incomplete(roots):
             raise InputError(
-                f"--key {self.pinned}: its newest root is not fully signed. Pin a signed one."
+                f"--key {self.pinned}: its newest root is not fully signed. Pin a signed one.",
+                kind="pinned-root-unsigned",
             )
         return roots[-1]
 
@@ -224,10 +225,13 @@ class Trust:
                 last.get("digest", pinned.digest),
             )
         except OSError as error:
-            raise InputError(f"--state {folder}: {error.strerror}") from None
+            raise InputError(
+                f"--state {folder}: {error.strerror}", kind="unreadable-state"
+            ) from None
         except (ValueError, TypeError, AttributeError):
             raise InputError(
-                f"--state {file}: is damaged. Remove it to forget which roots were accepted."
+                f"--state {file}: is damaged. Remove it to forget which roots were accepted.",
+                kind="damaged-state",
             ) from None
         # guard: test_a_revoked_bundle (no older roots after newer ones)
         if version > len(roots) or roots[version - 1].digest != accepted:
@@ -241,7 +245,9 @@ class Trust:
                 content = {"version": len(roots), "digest": roots[-1].digest}
                 write_atomically(file, json.dumps(content).encode())
             except OSError as error:
-                raise InputError(f"--state {folder}: {error.strerror}") from None
+                raise InputError(
+                    f"--state {folder}: {error.strerror}", kind="unwritable-state"
+                ) from None
 
 
 _ROOTS = TypeAdapter(tuple[Root, ...])
@@ -263,7 +269,9 @@ def read_roots(path: Path) -> tuple[Root, ...]:
         raise Unreadable(f"--roots {path} is not a file of roots.", kind="not-roots") from None
     if not linked:
         raise UnsoundBundle(
-            NAME, "its roots do not continue each other. Ask the agency for its newest roots"
+            NAME,
+            "its roots do not continue each other. Ask the agency for its newest roots",
+            kind="roots-in-disorder",
         )
     return roots
 

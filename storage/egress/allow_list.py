@@ -50,18 +50,24 @@ def _text(name: str, path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise UnsoundBundle(name, "is not UTF-8 text") from None
+        raise UnsoundBundle(name, "is not UTF-8 text", kind="not-utf-8") from None
     if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
-        raise UnsoundBundle(name, "contains control characters, so it is not text")
+        raise UnsoundBundle(
+            name, "contains control characters, so it is not text", kind="control-characters"
+        )
     return text
 
 
 def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
     rows = [tuple(row) for row in csv.reader(io.StringIO(_text(name, path), newline=""))]
     if not rows or rows[0] != CODELIST_COLUMNS:
-        raise UnsoundBundle(name, f"has other columns than {', '.join(CODELIST_COLUMNS)}")
+        raise UnsoundBundle(
+            name, f"has other columns than {', '.join(CODELIST_COLUMNS)}", kind="other-code-columns"
+        )
     if any(len(row) != len(CODELIST_COLUMNS) for row in rows):
-        raise UnsoundBundle(name, "a row has more or fewer fields than its header")
+        raise UnsoundBundle(
+            name, "a row has more or fewer fields than its header", kind="ragged-row"
+        )
     return [tuple(map(unquote, row)) for row in rows[1:]]
 
 
@@ -69,7 +75,9 @@ def _golden(name: str, path: Path) -> list[dict[str, Any]]:
     lines = _text(name, path).rstrip("\n").split("\n")
     # guard: test_more_test_vectors_than_a_release_writes
     if len(lines) > MOST_ANSWERS:
-        raise UnsoundBundle(name, f"has more than {MOST_ANSWERS} test vectors")
+        raise UnsoundBundle(
+            name, f"has more than {MOST_ANSWERS} test vectors", kind="too-many-answers"
+        )
     answers = [strict_json(name, line.encode()) for line in lines]
     for answer in answers:
         check_schema(name, answer, "golden")
@@ -175,9 +183,13 @@ def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
     }
     for name, path in present.items():
         if name not in FILES:
-            raise UnsoundBundle(name, "is not on the list of files that may be released")
+            raise UnsoundBundle(
+                name, "is not on the list of files that may be released", kind="unlisted-file"
+            )
         if path.stat().st_size > FILES[name].max_bytes:
-            raise UnsoundBundle(name, f"is larger than {FILES[name].max_bytes >> 20} MB")
+            raise UnsoundBundle(
+                name, f"is larger than {FILES[name].max_bytes >> 20} MB", kind="file-too-large"
+            )
     return present
 
 
@@ -185,13 +197,13 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
     """Reads every file of a bundle as its kind; returns the contents by name."""
     present = list_files(folder, allowed=allowed)
     for name in sorted((_ALWAYS | model_files(present)) - set(present)):
-        raise UnsoundBundle(name, "is missing")
+        raise UnsoundBundle(name, "is missing", kind="no-file")
     contents: dict[str, Any] = {}
     for name, path in present.items():
         try:
             contents[name] = FILES[name].read(name, path)
         except RecursionError:
-            raise UnsoundBundle(name, "is nested too deeply") from None
+            raise UnsoundBundle(name, "is nested too deeply", kind="nested-too-deeply") from None
     return contents
 
 
@@ -203,7 +215,9 @@ def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
     codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
     if codes != tuple(row[0] for row in contents[bundle.CODELIST]):
         raise UnsoundBundle(
-            bundle.CODELIST, "lists other codes than the model, or in another order"
+            bundle.CODELIST,
+            "lists other codes than the model, or in another order",
+            kind="other-codes",
         )
     for answer in contents[bundle.GOLDEN]:
         if not set(answer["codes"]) <= set(codes):
@@ -260,5 +274,7 @@ def check_layers(contents: dict[str, Any]) -> None:
         "linear.bias": (codes,),
     }:
         raise UnsoundBundle(
-            "2_Dense/model.safetensors", "contains other tensors than its configuration declares"
+            "2_Dense/model.safetensors",
+            "contains other tensors than its configuration declares",
+            kind="other-tensors",
         )

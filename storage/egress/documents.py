@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from storage.bundle.folder import UnsoundBundle
+from storage.errors import Fault
 
 _MAX_HEADER = 16 << 20
 _BYTES = {"F32": 4, "BF16": 2}
@@ -31,7 +32,7 @@ def strict_json(name: str, content: bytes) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
-            raise ValueError("a key is repeated")
+            raise UnsoundBundle(name, "is not strict JSON: a key is repeated", kind="repeated-key")
         return mapping
 
     def refuse(constant: str) -> None:
@@ -40,12 +41,12 @@ def strict_json(name: str, content: bytes) -> Any:
     try:
         return json.loads(content.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        problem = f"is not JSON: {error.msg}, line {error.lineno}"
+        fault = Fault(f"is not JSON: {error.msg}, line {error.lineno}", kind="not-json")
     except UnicodeDecodeError:
-        problem = "is not UTF-8"
+        fault = Fault("is not UTF-8", kind="document-not-utf-8")
     except (ValueError, RecursionError) as error:
-        problem = f"is not strict JSON: {error}"
-    raise UnsoundBundle(name, problem)
+        fault = Fault(f"is not strict JSON: {error}", kind="not-strict-json")
+    raise UnsoundBundle(name, fault.text, kind=fault.kind)
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
@@ -53,7 +54,11 @@ def check_schema(name: str, value: Any, schema: str) -> None:
     quotes no value.
     """
     for place, problem in faults({"$ref": f"#/$defs/{schema}"}, value):
-        raise UnsoundBundle(name, f"field {'.'.join(place)}: {problem}" if place else problem)
+        raise UnsoundBundle(
+            name,
+            f"field {'.'.join(place)}: {problem}" if place else problem,
+            kind="schema-violation",
+        )
 
 
 def faults(
@@ -183,7 +188,9 @@ def read_shapes(name: str, path: Path) -> Shapes:
             shape = tuple(int(n) for n in entry["shape"])
             if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _BYTES:
                 raise UnsoundBundle(
-                    name, f"tensor {tensor[:80]} has another type than float32 or bfloat16"
+                    name,
+                    f"tensor {tensor[:80]} has another type than float32 or bfloat16",
+                    kind="tensor-type",
                 )
             if first != end or last - first != _BYTES[entry["dtype"]] * math.prod(shape):
                 raise ValueError("gaps")
@@ -192,10 +199,12 @@ def read_shapes(name: str, path: Path) -> Shapes:
             raise ValueError("further bytes")
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UnsoundBundle(
-            name, "is not a safetensors file with tensors and nothing else"
+            name, "is not a safetensors file with tensors and nothing else", kind="not-safetensors"
         ) from None
     if metadata not in ({}, {"format": "pt"}):
-        raise UnsoundBundle(name, "its metadata contain more than the format")
+        raise UnsoundBundle(
+            name, "its metadata contain more than the format", kind="extra-metadata"
+        )
     return tensors
 
 
@@ -214,16 +223,16 @@ def read_drawing(name: str, path: Path) -> str:
     content = path.read_bytes()
     # guard: test_a_drawing_that_acts (markup)
     if b"<!" in content or b"<?" in content:
-        raise UnsoundBundle(name, "has more than elements")
+        raise UnsoundBundle(name, "has more than elements", kind="drawing-elements")
     try:
         text = content.decode("utf-8")
         root = ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError):
-        raise UnsoundBundle(name, "is not an SVG in UTF-8") from None
+        raise UnsoundBundle(name, "is not an SVG in UTF-8", kind="not-a-drawing") from None
     for element in root.iter():
         allowed = _DRAWN.get(str(element.tag).removeprefix(_SVG), set())
         plain = all(re.fullmatch(r"[\w .,:;%#+-]*", value) for value in element.attrib.values())
         # guard: test_a_drawing_that_acts (elements)
         if not (allowed and set(element.attrib) <= allowed and plain):
-            raise UnsoundBundle(name, "has more than lines, dots and words")
+            raise UnsoundBundle(name, "has more than lines, dots and words", kind="drawing-shapes")
     return text

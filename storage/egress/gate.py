@@ -53,11 +53,13 @@ def inspect(folder: Path, expected: Expected) -> None:
     check_codes(contents)
     for name in sorted({*contents, *expected.files, *expected.trained}):
         if name not in contents:
-            raise UnsoundBundle(name, "is missing")
+            raise UnsoundBundle(name, "is missing", kind="no-file")
         if name in expected.trained:
             if contents[name] != expected.trained[name]:
                 raise UnsoundBundle(
-                    name, "contains other tensors than the model's inference weights"
+                    name,
+                    "contains other tensors than the model's inference weights",
+                    kind="other-weights",
                 )
         # guard: test_the_gate_refuses_it_and_quotes_nothing (bytes)
         elif file_digest(folder / name) != expected.files.get(name):

@@ -13,7 +13,7 @@ from typing import Literal
 import pyarrow as pa
 
 from storage.durable import replace_atomically
-from storage.errors import Contradiction, InputError
+from storage.errors import Contradiction
 from storage.ingest.units import unit_form
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Table, open_table, pieces
@@ -108,9 +108,12 @@ def _require_single(table: Table, on: str) -> None:
     )
     blank, again = forms.pop("", 0), sum(count for count in forms.values() if count > 1)
     if blank or again:
-        raise InputError(
-            f"{table.source.label}, column {on!r}: {blank:,} ids are blank, and {again:,} rows "
-            "share an id with another. Give the table that has each id once first"
+        raise Contradiction(
+            f"{table.source.label}, column {on!r}: {blank:,} ids are blank, and "
+            f"{again:,} rows share an id with another. Make each id occur once in "
+            "the first table",
+            kind="joined-ids",
+            column=on,
         )
 
 

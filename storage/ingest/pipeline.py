@@ -21,7 +21,7 @@ from storage.code_levels import restrict
 from storage.codelist import Code, CodeList, read_list
 from storage.datasets import CELLS, CODES, SplitWriter, split_file
 from storage.durable import write_atomically
-from storage.errors import InputError, OutOfRange, StorageError
+from storage.errors import Changed, OutOfRange, StorageError
 from storage.ingest.cell_digests import SIZE, cell_digests
 from storage.ingest.code_cells import Numbers, numbered
 from storage.ingest.config import CohortsSource, IngestConfig
@@ -194,7 +194,9 @@ def ingest(
     if records.changed():
         for file in files.values():
             _partial(file).unlink()
-        raise StorageError(f"{records.source.label} changed during reading. Run again")
+        raise Changed(
+            f"{records.source.label} changed during reading. Run again", kind="records-changed"
+        )
     report = _report(records, overview, selection, counts, config)
     report["read_as_blank"] = marks.counts
     report["label_space"] = len(space)
@@ -315,10 +317,12 @@ def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection
     )
     observed = len(selection.codes_of(overview.codes))
     if observed < 2:
-        raise InputError(
+        raise OutOfRange(
             f"{records.source.label}, column {config.label_column!r}: {observed} codes have "
             f"{config.min_per_code} "
-            "records or more, and a classifier needs two. Lower min_per_code, or check the column"
+            "records or more, and a classifier needs two. Lower min_per_code, or check the column",
+            kind="too-few-frequent-codes",
+            column=config.label_column,
         )
     for number, name in enumerate(SPLITS[:2]):
         if not (selection.split == number).any():
@@ -436,7 +440,8 @@ def _report(
             f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them "
             "sampled and "
             f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report "
-            "it if it persists"
+            "it if it persists",
+            kind="unaccounted-rows",
         )
     units = _units(overview)
     return {

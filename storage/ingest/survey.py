@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.codelist import MAX_CODE, Code, describe_shape
-from storage.errors import Contradiction, InputError, Missing, Unknown, Unreadable
+from storage.errors import Contradiction, InputError, Missing, OutOfRange, Unknown, Unreadable
 from storage.ingest.code_cells import CodeCells, Numbers, Respelling, numbered
 from storage.ingest.config import IngestConfig
 from storage.ingest.dates import NO_DAYS, Days, cohort_of, fitting
@@ -137,8 +137,9 @@ class _Codes:
         if self._listed and name not in self._place:
             return _Code(name, _UNKNOWN, how)
         if len(name) > MAX_CODE:
-            raise InputError(
-                f"{self._label} has values of over {MAX_CODE} characters. Give the column of codes"
+            raise OutOfRange(
+                f"{self._label} has values of over {MAX_CODE} characters. Use the column of codes",
+                kind="values-too-long",
             )
         return _Code(name, self._place.setdefault(name, len(self._place)), how)
 
@@ -301,14 +302,16 @@ def _require_usable(
     label, rows = records.source.label, len(overview.state)
     if not len(usable):
         reasons = ", ".join(f"{name} {count}" for name, count in overview.dropped().items())
-        raise InputError(
-            f"{label}: none of {rows} records can be used ({reasons}). Check the columns"
+        raise OutOfRange(
+            f"{label}: none of {rows} records can be used ({reasons}). Check the columns",
+            kind="unusable-records",
         )
     if (usable == usable[0]).all():
-        raise InputError(
-            f"{label}, column {config.label_column!r}: all {len(usable)} usable records have the "
-            "same code. Give "
-            "records with two or more"
+        raise OutOfRange(
+            f"{label}, column {config.label_column!r}: all {len(usable)} usable "
+            "records have the same code. Training needs records with at least two",
+            kind="single-code",
+            column=config.label_column,
         )
 
 
@@ -326,11 +329,11 @@ def _not_listed(codes: _Codes, label: str, rows: int) -> InputError:
     several = [spellings.is_several(code) for code in unknown]
     ways += ["data.ingest.several_codes=first (or each)"] if all(several) else []
     return Unknown(
-        f"{label}: {unknown.total()} of {rows} records have a code that is "
-        f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
-        "Give the right list or column, or set data.ingest.unknown_codes=drop"
-        f"{''.join(f' or {way}' for way in ways)}",
-        kind="unlisted-codes",
+        f"{label}: {unknown.total()} of {rows} records have a code that is not on "
+        f"the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). "
+        "Use the right list or column, or set "
+        f"data.ingest.unknown_codes=drop{''.join(f' or {way}' for way in ways)}",
+        kind="records-of-unlisted-codes",
     )
 
 
@@ -366,10 +369,10 @@ def _units(
     shared = units.per_row(several)
     if shared.any():
         raise Contradiction(
-            f"{label}: {shared.sum():,} ids are made of several ({lines.named(shared)}), so that "
-            "one of "
-            "these would be protected less than the claim says. Give each record one id, or leave "
-            "the cell blank: such records are dropped and counted",
+            f"{label}: {shared.sum():,} ids combine several "
+            f"({lines.named(shared)}), so one of these would be protected less than "
+            "the claim says. Use one id per record, or leave the cell blank. "
+            "Records with a blank id are dropped and counted",
             kind="ids-of-several",
         )
     spellings = np.where(_blank(units.forms), 0, np.bincount(place))
@@ -400,9 +403,10 @@ def _dates(
     _require_readable(days, config, state, label, lines)
     both = 0 if days.month_first else days.ambiguous
     if both and (config.cohort in ("quarter", "month") or config.train_before):
-        raise InputError(
-            f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
-            "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
+        raise Contradiction(
+            f"{label}: all {both:,} dates with / can be read month first or day "
+            "first. Set data.ingest.date_format=%m/%d/%Y or %d/%m/%Y",
+            kind="ambiguous-dates",
         )
     names = days.each(lambda day: cohort_of(day, config.cohort) if config.dated_cohorts else ALL)
     if config.cohorts is not None:
@@ -422,14 +426,13 @@ def _require_readable(
     bad = (days.numbers < 0) & (state == USABLE)
     if bad.any():
         formats = fitting(days.unread, month_first=days.month_first)
+        also = " and no data.ingest.train_before" if config.train_before else ""
         raise Unreadable(
             f"{label}: {bad.sum()} dates are missing or do not read as "
-            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({lines.named(bad)}{formats})"
-            f"{days.causes(bad)}. "
-            "Correct them, set "
-            "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set "
-            "data.ingest.cohort=none"
-            f"{' and no data.ingest.train_before' if config.train_before else ''}",
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} "
+            f"({lines.named(bad)}{formats}){days.causes(bad)}. Correct them, set "
+            "data.ingest.date_format (such as %m/%d/%y if years have two digits), "
+            f"or set data.ingest.cohort=none{also}",
             kind="unreadable-dates",
         )
 
@@ -486,17 +489,19 @@ def _require_ids(
 ) -> None:
     assert identities is not None
     if blank.any():
-        raise InputError(
-            f"{label}: {blank.sum()} ids are blank ({lines.named(blank)}). Fill them in"
+        raise Missing(
+            f"{label}: {blank.sum()} ids are blank ({lines.named(blank)}). Fill them in",
+            kind="blank-ids",
         )
     rows = lines.first
     repeated = alike(identities if rows is None else identities[rows])
     if len(repeated):
         doubled = np.zeros(len(blank), np.bool_)
         doubled[repeated if rows is None else rows[repeated]] = True
-        raise InputError(
-            f"{label}: {doubled.sum()} records share an id with another ({lines.named(doubled)}); "
-            "an id must name one record"
+        raise Contradiction(
+            f"{label}: {doubled.sum()} records share an id with another "
+            f"({lines.named(doubled)}). Each record needs its own id",
+            kind="shared-ids",
         )
 
 

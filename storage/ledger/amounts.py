@@ -10,7 +10,7 @@ import math
 import sys
 from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
 
-from storage.errors import InputError, OutOfRange
+from storage.errors import OutOfRange
 
 EPSILON_SCALE = 12
 """Decimals of epsilon and of the sensitivity Delta, in nats."""
@@ -38,20 +38,30 @@ def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Deci
             Decimal(1).scaleb(-scale),
         )
     except (InvalidOperation, ValueError, TypeError):
-        raise InputError(f"{name}: not a number") from None
+        raise OutOfRange(f"{name}: not a number", kind="not-a-number", option=name) from None
     if not number.is_finite():
-        raise OutOfRange(f"{name}: {value} is not a finite number", kind="not-finite")
+        raise OutOfRange(f"{name}: {value} is not a finite number", kind="not-finite", option=name)
     if isinstance(value, float) and 0 < abs(value) < sys.float_info.min:
-        raise InputError(
-            f"{name}: {value} is subnormal and was already rounded; no budget can hold it"
+        raise OutOfRange(
+            f"{name}: {value} is subnormal, so it was already rounded and cannot be charged",
+            kind="subnormal",
+            option=name,
         )
     if number <= 0:
-        raise InputError(f"{name}: {value} is not above zero")
+        raise OutOfRange(f"{name}: {value} is not above zero", kind="not-positive", option=name)
     if number >= EPSILON_LIMIT:
-        raise InputError(f"{name}: {value} is beyond {EPSILON_LIMIT}, which guarantees nothing")
+        raise OutOfRange(
+            f"{name}: {value} is beyond {EPSILON_LIMIT}, which guarantees nothing",
+            kind="beyond-limit",
+            option=name,
+        )
     rounded = number.quantize(quantum, rounding=ROUND_CEILING, context=_CONTEXT)
     if number < quantum or (rounded != number and not isinstance(value, float)):
-        raise InputError(f"{name}: {value} is more precise than the ledger's {scale} decimals")
+        raise OutOfRange(
+            f"{name}: {value} is more precise than the ledger's {scale} decimals",
+            kind="too-precise",
+            option=name,
+        )
     return rounded
 
 
@@ -63,7 +73,7 @@ def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Dec
 def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
     number = amount(value, name=name, scale=DELTA_SCALE)
     if number >= 1:
-        raise OutOfRange(f"{name}: {value} is not below one", kind="not-below-one")
+        raise OutOfRange(f"{name}: {value} is not below one", kind="not-below-one", option=name)
     return number
 
 

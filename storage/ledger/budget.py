@@ -247,7 +247,7 @@ class Charge:
 
 def charge_account(
     account: Account, cap: Cap | None, costs: Sequence[Cost], *, policy: str, own: bool = True
-) -> tuple[Charge, str]:
+) -> tuple[Charge, BudgetRefused | None]:
     """Returns the charge of costs, the first of them the claim's own, and why the account may not
     take it, if so.
 
@@ -257,10 +257,14 @@ def charge_account(
         policy: the name of the policy in force.
         own: the account has the release's own population.
     """
-    problems = []
+    problems: list[BudgetRefused] = []
     if cap is None:
         problems.append(
-            f"{account.name}: policy {policy} has no cap for it, so nothing may be spent; add one"
+            BudgetRefused(
+                f"{account.name}: policy {policy} has no cap for it, so nothing may be spent. Add "
+                "one",
+                kind="no-cap",
+            )
         )
     required = None if cap is None else cap.neighbouring_relation
     every = {
@@ -273,23 +277,30 @@ def charge_account(
     )
     if required not in (None, kept_in):
         problems.append(
-            f"{account.name}: spent so far under {kept_in}, the policy now says {required}; the "
-            "sum would mean nothing"
+            BudgetRefused(
+                f"{account.name}: spent so far under {kept_in}, but the policy now requires "
+                f"{required}. The sum would mean nothing",
+                kind="relation-of-policy",
+            )
         )
     losses: list[Loss] = []
     for cost in costs:
         if cost.privacy_unit != unit:
             problems.append(
-                f"{account.name}: the account counts each {unit}, the claim protects a "
-                f"{cost.privacy_unit}; "
-                "these can't be added"
+                BudgetRefused(
+                    f"{account.name}: the account counts each {unit}, but the claim protects a "
+                    f"{cost.privacy_unit}. These cannot be added",
+                    kind="unit-of-account",
+                )
             )
         if cost.relation not in (kept_in, "add-remove"):
             problems.append(
-                f"{account.name}: the account is kept under {kept_in}, the claim holds under "
-                f"{cost.relation}, which"
-                f" says nothing about {kept_in}; keep the account under replace-one (policy,"
-                " neighbouring_relation) before its first release"
+                BudgetRefused(
+                    f"{account.name}: the account is kept under {kept_in}, but the claim holds "
+                    f"under {cost.relation}, which says nothing about {kept_in}. Keep the account "
+                    "under replace-one (policy, neighbouring_relation) before its first release",
+                    kind="relation-of-account",
+                )
             )
         # guard: test_units_and_shared_records_follow_the_same_rule
         losses.append(
@@ -315,8 +326,12 @@ def charge_account(
     charge = Charge(before, after, loss, losses[0], cap, own)
     # guard: test_a_race_of_sixteen_for_ten_reservations_has_ten_winners
     if not charge.fits:
-        problems.append(f"{account.name} under policy {policy}: {arithmetic(charge)}")
-    return charge, problems[0] if problems else ""
+        problems.append(
+            BudgetRefused(
+                f"{account.name} under policy {policy}: {arithmetic(charge)}", kind="over-cap"
+            )
+        )
+    return charge, problems[0] if problems else None
 
 
 def balances(policy: Policy, accounts: Iterable[Account] = ()) -> list[Balance]:

@@ -15,7 +15,7 @@ import rfc8785
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from storage.errors import InputError, StorageError
+from storage.errors import DamagedData, OutOfRange
 from storage.ledger.models import GENESIS, SCHEMA_VERSION
 from storage.ledger.schema import ledger_row
 
@@ -56,7 +56,7 @@ def canonical(content: Mapping[str, Any]) -> str:
     try:
         return rfc8785.dumps(content).decode()
     except rfc8785.CanonicalizationError as error:
-        raise InputError(f"a row cannot hold this value: {error}") from error
+        raise OutOfRange(f"a row cannot hold this value: {error}", kind="not-canonical") from error
 
 
 _NUMBERS = [
@@ -230,8 +230,10 @@ def _stored(
 
 def _require(row: StoredRow | Damage) -> StoredRow:
     if isinstance(row, Damage):
-        raise StorageError(
+        raise DamagedData(
             f"ledger: row {row.sequence} {row.problem}. Nothing is released or recorded. Run "
-            "`autocoder ledger verify`"
+            "`autocoder ledger verify`",
+            kind="broken-row",
+            row=row.sequence,
         )
     return row

@@ -69,7 +69,11 @@ def check_signature(checkpoint: Checkpoint, key: EllipticCurvePublicKey) -> None
             kind="head-by-another-key",
         )
     if not is_signed(checkpoint, checkpoint.signature, key):
-        raise InputError(f"head of row {checkpoint.sequence}: invalid signature")
+        raise InputError(
+            f"head of row {checkpoint.sequence}: invalid signature",
+            kind="invalid-head",
+            row=checkpoint.sequence,
+        )
 
 
 def read_checkpoint(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Checkpoint:

@@ -4,7 +4,7 @@ signatures are on.
 
 from __future__ import annotations
 
-from storage.errors import Contradiction, InputError
+from storage.errors import Contradiction, Missing
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.entries import ReleaseRow, Reserved, Row, StatedAudit
@@ -19,23 +19,27 @@ def settled(plan: ReleasePlan) -> ReleasePlan:
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.of_training.mechanism == "non-private":
         raise BudgetRefused(
-            f"{plan.release_label}: mechanism {plan.event.of_training.mechanism} with guarantee "
-            f"`{claim.guarantee_kind}`"
-            " protects no one; it can be recorded as an evaluation, never released",
+            f"{plan.release_label}: mechanism {plan.event.of_training.mechanism} "
+            f"with guarantee `{claim.guarantee_kind}` protects no one. It can be "
+            "recorded as an evaluation, but never released",
             kind="unmatched-claim",
         )
     if claim.epsilon is None:
-        raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
+        raise Missing(f"epsilon: a {claim.guarantee_kind} claim needs one", kind="epsilon-missing")
     if claim.guarantee_kind == "formal" and claim.delta is None:
-        raise InputError(
-            "delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text"
+        raise Missing(
+            "delta: a formal claim needs one. For a pure guarantee use 0, and "
+            "explain it in delta_text",
+            kind="delta-missing",
         )
     if len(set(plan.cohorts)) != len(plan.cohorts):
-        raise InputError("cohorts: one is named twice and would be charged twice")
+        raise Contradiction(
+            "cohorts: one is listed twice and would be charged twice", kind="repeated-cohort"
+        )
     if ALL_COHORTS in plan.cohorts:
         raise Contradiction(
-            f"cohorts: none may be called `{ALL_COHORTS}`, which is the account of a "
-            "population's units",
+            f"cohorts: `{ALL_COHORTS}` is reserved for the account of a "
+            "population's units. Use another name",
             kind="reserved-cohort",
         )
     Exact.of(claim)  # refuses numbers that no budget can be kept with

@@ -15,7 +15,15 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.durable import replace_atomically
-from storage.errors import Changed, InputError, StorageError, Unavailable
+from storage.errors import (
+    Changed,
+    Contradiction,
+    Missing,
+    OutOfRange,
+    StorageError,
+    Unavailable,
+    Unknown,
+)
 from storage.ledger import schema
 from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import (
@@ -55,18 +63,23 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
-        raise InputError(
-            "ledger URL: give sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE"
+        raise OutOfRange(
+            "ledger URL: expected sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE",
+            kind="ledger-url",
         ) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
-        raise InputError(
-            f"ledger URL: {parsed.drivername} is not supported; give sqlite:///FILE or "
-            "postgresql+psycopg://…"
+        raise OutOfRange(
+            f"ledger URL: {parsed.drivername} is not supported. Use sqlite:///FILE "
+            "or postgresql+psycopg://…",
+            kind="ledger-backend",
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise InputError("ledger URL: a ledger in memory keeps nothing; give sqlite:///FILE")
+        raise OutOfRange(
+            "ledger URL: a ledger in memory would be lost. Use sqlite:///FILE",
+            kind="ledger-in-memory",
+        )
     return parsed
 
 
@@ -93,7 +106,8 @@ class Database:
             )
         except ModuleNotFoundError as error:
             raise StorageError(
-                "PostgreSQL needs psycopg: install the `postgres` extra of this package"
+                "PostgreSQL needs psycopg. Install this package with its extra `postgres`",
+                kind="no-psycopg",
             ) from error
         if self.is_sqlite:
             event.listen(self.engine, "connect", self._sqlite_connect)
@@ -188,12 +202,15 @@ class Database:
             InputError: it is on PostgreSQL, or the folder of the file does not exist.
         """
         if not self.is_sqlite:
-            raise InputError(
-                f"ledger {self.name}: only a SQLite ledger is copied. Give the officer a role that "
-                "reads (`autocoder ledger migrate --read-role`)"
+            raise Contradiction(
+                f"ledger {self.name}: only a SQLite ledger can be copied. Create a role that only "
+                "reads for the officer (`autocoder ledger migrate --read-role`)",
+                kind="not-copyable",
             )
         if not file.parent.is_dir():
-            raise InputError(f"--out: the folder {file.parent} does not exist; create it")
+            raise Missing(
+                f"--out: the folder {file.parent} does not exist. Create it", kind="no-copy-folder"
+            )
         with (
             self._safe_errors(),
             replace_atomically(file, source=Path(str(self.url.database))) as partial,
@@ -227,17 +244,20 @@ class Database:
         code = getattr(error.orig, "sqlstate", None)
         if "locked" in original or code == "55P03":
             return LedgerLocked(
-                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} "
-                f"s{self._holder()}. Nothing "
-                "was recorded; try again when that one is done",
+                f"ledger {self.name}: locked by another process for "
+                f"{self.lock_timeout:g} s{self._holder()}. Nothing was recorded. "
+                "Try again when that process is done",
                 kind="locked",
             )
         if "disk is full" in original or code in ("53100", "53200"):
             return StorageError(
-                f"ledger {self.name}: no space left; nothing was recorded, free some and retry"
+                f"ledger {self.name}: no space left. Nothing was recorded. Free some and retry",
+                kind="disk-full",
             )
         if "disk I/O error" in original or code == "58030":
-            return StorageError(f"ledger {self.name}: disk error; nothing was recorded")
+            return StorageError(
+                f"ledger {self.name}: disk error. Nothing was recorded", kind="disk-error"
+            )
         if code == "42501":
             return StorageError(
                 f"ledger {self.name}: this role may not do that ({original}). Rows of the chain "
@@ -246,7 +266,8 @@ class Database:
             )
         if isinstance(error, exc.IntegrityError):
             return StorageError(
-                f"ledger {self.name}: the row contradicts one already there; nothing recorded"
+                f"ledger {self.name}: the row contradicts an existing one. Nothing was recorded",
+                kind="contradicting-row",
             )
         gone = error.connection_invalidated or (
             isinstance(error, exc.OperationalError) and not self.is_sqlite
@@ -260,13 +281,18 @@ class Database:
             )
         if gone:
             return ConnectionLost(
-                f"ledger {self.name}: no connection to the server; whether the last step was "
-                "recorded is not"
-                " known, and repeating it is safe"
+                f"ledger {self.name}: no connection to the server. It is not known "
+                "whether the last step was recorded. Repeating it is safe",
+                kind="connection-lost",
             )
         if "unable to open" in original or "not a database" in original:
-            return StorageError(f"ledger {self.name}: {original}; check the file and its folder")
-        return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
+            return StorageError(
+                f"ledger {self.name}: {original}. Check the file and its folder",
+                kind="unreadable-ledger",
+            )
+        return StorageError(
+            f"ledger {self.name}: {type(error.orig).__name__}: {original}", kind="database-error"
+        )
 
     def _holder(self) -> str:
         if self.is_sqlite:
@@ -307,8 +333,9 @@ class Database:
             # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
             self._require_unlost(path)
             if not path.parent.is_dir():
-                raise InputError(
-                    f"ledger {self.name}: the folder {path.parent} does not exist; create it"
+                raise Missing(
+                    f"ledger {self.name}: the folder {path.parent} does not exist. Create it",
+                    kind="no-ledger-folder",
                 )
             try:  # closed to others: it names populations, requesters and costs
                 # resolved: a link that leads nowhere yet would be left to the driver, which asks
@@ -319,7 +346,9 @@ class Database:
                 pass
             except (OSError, RuntimeError) as error:  # the latter: links in a circle
                 reason = getattr(error, "strerror", None) or "a link leads to itself"
-                raise StorageError(f"ledger {self.name}: cannot be made: {reason}") from error
+                raise StorageError(
+                    f"ledger {self.name}: cannot be created: {reason}", kind="uncreatable-ledger"
+                ) from error
         with self.read() as connection:
             revision = _revision(connection)
         if revision == REVISION:
@@ -329,9 +358,10 @@ class Database:
         else:
             state = "has no ledger" if revision is None else f"holds a ledger of schema {revision}"
             raise StorageError(
-                f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the "
-                "database run"
-                " `autocoder ledger migrate --url URL --app-role ROLE --release-role ROLE`"
+                f"ledger {self.name} {state}, and this code needs {REVISION}. As "
+                "the owner of the database run `autocoder ledger migrate --url URL "
+                "--app-role ROLE --release-role ROLE`",
+                kind="schema-outdated",
             )
 
 
@@ -359,11 +389,14 @@ def migrate(
         read_role: of an officer's desk; it may read.
     """
     if app_role is not None and app_role == release_role:
-        raise InputError(
-            "--release-role: give it another role than --app-role, which may not append releases"
+        raise Contradiction(
+            "--release-role: must differ from --app-role, which may not append releases",
+            kind="same-roles",
         )
     if read_role is not None and read_role in (app_role, release_role):
-        raise InputError("--read-role: give it another role than the two that add rows")
+        raise Contradiction(
+            "--read-role: must differ from the two roles that add rows", kind="reading-role"
+        )
     if database.is_sqlite:
         _use_write_ahead_log(database)
     with database.write(lock=_MIGRATION_LOCK) as connection:
@@ -373,9 +406,10 @@ def migrate(
             schema.create(connection)
         elif revision != REVISION:
             raise Changed(
-                f"ledger {database.name}: its schema {revision} is not known to this code, which "
-                f"has {REVISION}. One of an unpublished version is begun anew; of a later version, "
-                "update this program",
+                f"ledger {database.name}: this code does not know its schema "
+                f"{revision}, only {REVISION}. A ledger of an unpublished version "
+                "must be started again. For one of a later version, update this "
+                "program",
                 kind="unknown-schema",
             )
         for role, tables in ((app_role, _MEASURE), (release_role, _WRITE), (read_role, {})):
@@ -387,10 +421,10 @@ def migrate(
 def _refuse_prefect(database: Database, connection: Connection) -> None:
     inspector = sa.inspect(connection)
     if inspector.has_table("flow_run") and inspector.has_table("task_run"):
-        raise InputError(
-            f"ledger {database.name}: this is Prefect's database, whose role may change rows; "
-            "give the ledger"
-            " a separate one"
+        raise Contradiction(
+            f"ledger {database.name}: this is Prefect's database, whose role may "
+            "change rows. Use a separate one for the ledger",
+            kind="prefect-database",
         )
 
 
@@ -414,14 +448,22 @@ def _grant(
     database: Database, connection: Connection, role: str, tables: Mapping[str, str]
 ) -> None:
     if database.is_sqlite:
-        raise InputError("roles: SQLite has no roles; its file's mode says who may write")
+        raise Contradiction(
+            "roles: SQLite has no roles. The mode of its file determines who may write",
+            kind="roles-in-sqlite",
+        )
     superuser = connection.execute(
         sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}
     ).scalar()
     if superuser is None:
-        raise InputError(f"roles: no role {role}; create it first (CREATE ROLE … LOGIN)")
+        raise Unknown(
+            f"roles: no role {role}. Create it first (CREATE ROLE … LOGIN)", kind="no-role"
+        )
     if superuser:
-        raise InputError(f"roles: {role} is a superuser and bypasses grants. Give an ordinary role")
+        raise Contradiction(
+            f"roles: {role} is a superuser and bypasses grants. Use an ordinary role",
+            kind="superuser",
+        )
     quoted = connection.dialect.identifier_preparer.quote_identifier(role)
     owner = connection.execute(
         sa.text(
@@ -431,8 +473,9 @@ def _grant(
         {"role": role, "table": ledger_row.name},
     ).scalar()
     if owner:
-        raise InputError(
-            f"roles: {role} owns the ledger's tables; migrate as another role than {role}"
+        raise Contradiction(
+            f"roles: {role} owns the ledger's tables. Migrate as another role than {role}",
+            kind="table-owner",
         )
     namespace = connection.dialect.identifier_preparer.quote_identifier(
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())

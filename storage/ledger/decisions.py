@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from storage.errors import InputError, Unknown, Unreadable
+from storage.errors import Contradiction, InputError, Unknown, Unreadable
 from storage.ledger import chain
 from storage.ledger.keys import is_signed, key_id, signature_of
 
@@ -125,7 +125,7 @@ def signer(
             kind="not-an-approver",
         )
     if not is_signed(decision, decision.signature, keys[name]):
-        raise InputError(f"approval by {name}: invalid signature")
+        raise InputError(f"approval by {name}: invalid signature", kind="invalid-approval")
     if (decision.subject, decision.digest, decision.terms) != (
         matter.subject,
         matter.digest,
@@ -144,15 +144,20 @@ def signer(
     try:
         age = (moment or datetime.now(UTC)) - datetime.fromisoformat(decision.signed_at)
     except (ValueError, TypeError):
-        raise InputError(
-            f"approval by {name}: signed_at is not a time with an offset from UTC"
+        raise Unreadable(
+            f"approval by {name}: signed_at is not a time with an offset from UTC",
+            kind="approval-without-time",
         ) from None
     if age < -_CLOCKS_DIFFER:
-        raise InputError(f"approval by {name}: signed in the future; set the clocks")
+        raise InputError(
+            f"approval by {name}: signed in the future. Synchronise the clocks",
+            kind="future-approval",
+        )
     if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
         raise InputError(
-            f"approval by {name}: stale, signed {age.days} days ago; the policy lets "
-            f"{rule.valid_days}"
+            f"approval by {name}: stale, signed {age.days} days ago. The policy "
+            f"allows {rule.valid_days}",
+            kind="expired-approval",
         )
     return name
 
@@ -171,8 +176,13 @@ def approvers(
     for decision in decisions:
         name = signer(decision, rule, matter, moment=moment)
         if decision.decision != "approve":
-            raise InputError(f"{name} refused: {decision.reason or 'no reason given'}")
+            raise InputError(
+                f"{name} refused: {decision.reason or 'no reason given'}", kind="approval-refused"
+            )
         if name in names:
-            raise InputError(f"approval by {name}: given already; each person counts once")
+            raise Contradiction(
+                f"approval by {name}: already signed. Each person counts once",
+                kind="repeated-approval",
+            )
         names.append(name)
     return tuple(names)

@@ -27,9 +27,9 @@ from typing import Literal, NamedTuple, cast
 from pydantic import ValidationError
 
 from mechanisms.privacy.events import GuaranteeKind
-from storage.errors import InputError, StorageError
+from storage.errors import DamagedData, InputError, Missing, Unknown
 from storage.ledger import amounts, chain
-from storage.ledger.budget import Account, Charge, Cost, accounts_of, charge_account
+from storage.ledger.budget import Account, BudgetRefused, Charge, Cost, accounts_of, charge_account
 from storage.ledger.chain import Damage, StoredRow
 from storage.ledger.composition import Loss
 from storage.ledger.content import policy_terms, terms_of
@@ -65,6 +65,10 @@ class Inconsistent(Exception):
 
 class Damaged(Inconsistent):
     """What is stored is not what was written."""
+
+
+Priced = tuple[tuple[Charge, ...], BudgetRefused | None]
+"""Charges, and why the budget refuses them, if so."""
 
 
 class BadRow(NamedTuple):
@@ -355,7 +359,7 @@ class State:
             earlier.accounts |= set(release.own_accounts)
         self._charge(release, charges)
         self.releases[release_id] = self.plans[key] = release
-        release.problem = next((text for text in (*problems, problem) if text), "")
+        release.problem = next((text for text in (*problems, str(problem or "")) if text), "")
         return first, release.problem
 
     def _later(
@@ -364,7 +368,7 @@ class State:
         """Takes what a later row adds to its release; of what was measured at the draw, the larger
         counts.
         """
-        release, problem = self.release(entry.release_id), ""
+        release, problem = self.release(entry.release_id), None
         before = release.row
         if before.state not in _MAY_FOLLOW[entry.kind]:
             raise Inconsistent(
@@ -380,8 +384,8 @@ class State:
             self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
             release.cost = replace(release.cost, epsilon=epsilon)
         release.rows.append(after)
-        release.problem = release.problem or problem
-        return after, problem
+        release.problem = release.problem or str(problem or "")
+        return after, str(problem or "")
 
     def _charge(
         self, release: Release, charges: tuple[Charge, ...], last: Loss | None = None
@@ -396,7 +400,7 @@ class State:
 
     def price(
         self, plan: ReleasePlan, shared: Sequence[Release], *, cost: Cost | None = None
-    ) -> tuple[tuple[Charge, ...], str]:
+    ) -> Priced:
         """Returns what a planned release costs each account: its own, and those of earlier releases
         of the same records.
 
@@ -419,7 +423,7 @@ class State:
         charges, problem = self._charges(costs, kind, own)
         return charges, self._unit_conflict(costs, kind, cost.privacy_unit) or problem
 
-    def surplus(self, release: Release, epsilon: Decimal) -> tuple[tuple[Charge, ...], str]:
+    def surplus(self, release: Release, epsilon: Decimal) -> Priced:
         """Returns what it costs each account that counts a release, that its draw cost more than
         planned.
         """
@@ -435,7 +439,7 @@ class State:
         costs: Mapping[tuple[str, str], Sequence[Cost]],
         kind: GuaranteeKind,
         own: Sequence[tuple[str, str]],
-    ) -> tuple[tuple[Charge, ...], str]:
+    ) -> Priced:
         policy = self.in_force
         priced = [
             charge_account(
@@ -448,24 +452,23 @@ class State:
             for name, each in costs.items()
         ]
         return tuple(charge for charge, _ in priced), next(
-            (problem for _, problem in priced if problem), ""
+            (problem for _, problem in priced if problem), None
         )
 
     def _unit_conflict(
         self, names: Iterable[tuple[str, str]], kind: GuaranteeKind, unit: str
-    ) -> str:
+    ) -> BudgetRefused | None:
         for population in dict.fromkeys(population for population, _ in names):
             # guard: test_claims_about_another_unit
             other = self.other_unit(population, kind, unit)
             if other is not None:
-                return (
-                    f"{population} ({kind}): its accounts count each {other}, the claim "
-                    "protects a "
-                    f"{unit}; these can't be added, since how many records "
-                    "of the one belong to "
-                    "the other is not bounded"
+                return BudgetRefused(
+                    f"{population} ({kind}): its accounts count each {other}, but the claim "
+                    f"protects a {unit}. These cannot be added, because how many records of the "
+                    "one belong to the other is not bounded",
+                    kind="unit-of-population",
                 )
-        return ""
+        return None
 
     def overlaps(
         self, sought: Sought, shared: Mapping[int, Shared | None] | None
@@ -545,7 +548,9 @@ class State:
     def policy_mark(self) -> LedgerPosition:
         """The row of the policy in force, which a signature on the next one names."""
         if self.policy_row is None or self.ledger is None:
-            raise InputError("ledger: it has no policy yet. The first one needs no signature")
+            raise Missing(
+                "ledger: it has no policy yet. The first one needs no signature", kind="no-policy"
+            )
         return LedgerPosition(
             ledger=self.ledger, sequence=self.policy_row.sequence, hash=self.policy_row.hash
         )
@@ -570,7 +575,7 @@ class State:
 
     def release(self, release_id: str) -> Release:
         if release_id not in self.releases:
-            raise InputError(f"release {release_id}: not in this ledger")
+            raise Unknown(f"release {release_id}: not in this ledger", kind="unknown-release")
         return self.releases[release_id]
 
     def release_of_key(self, key: str) -> Release | None:
@@ -579,9 +584,10 @@ class State:
     def require_sound(self) -> None:
         """Refuses a ledger whose chain is damaged."""
         if self.broken:
-            raise StorageError(
+            raise DamagedData(
                 f"ledger: {self.broken}. Nothing is released or recorded. Run `autocoder ledger "
-                "verify`"
+                "verify`",
+                kind="broken-ledger",
             )
 
     def require_counted(self) -> None:
@@ -589,10 +595,11 @@ class State:
         something.
         """
         if self.stopped:
-            raise StorageError(
-                f"ledger: {self.stopped}. Nothing is reserved or drawn while it is there, since "
-                "what it spent is not known. Run `autocoder ledger verify`, and restore the ledger "
-                "from a copy"
+            raise DamagedData(
+                f"ledger: {self.stopped}. Nothing is reserved or sampled until this "
+                "is repaired, because what that row spent is unknown. Run "
+                "`autocoder ledger verify`, and restore the ledger from a copy",
+                kind="stopped-ledger",
             )
 
 

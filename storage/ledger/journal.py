@@ -24,7 +24,7 @@ from pathlib import Path
 from sqlalchemy.engine import Connection
 
 from storage.durable import open_regular, sync
-from storage.errors import InputError, StorageError
+from storage.errors import Fault, OutOfRange, StorageError
 from storage.ledger import chain
 from storage.ledger.chain import StoredRow
 from storage.ledger.models import LedgerPosition
@@ -82,7 +82,8 @@ class Journal:
                 size = os.fstat(opened.fileno()).st_size
                 if size < reading.offset:
                     raise ForeignLedger(
-                        f"{self.file}: it is shorter than before. Restore it from a copy"
+                        f"{self.file}: it is shorter than before. Restore it from a copy",
+                        kind="shortened-journal",
                     )
                 opened.seek(reading.offset)
                 while reading.offset < size:
@@ -108,8 +109,9 @@ class Journal:
             return
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. Which ledger is used is unclear. Correct that "
-                "and run again"
+                f"{self.file}: {error.strerror}. It is unclear which ledger is "
+                "used. Correct that and run again",
+                kind="unwritable-journal",
             ) from error
 
     def _entry(self, line: str, reading: _Reading) -> StoredRow | None:
@@ -121,7 +123,9 @@ class Journal:
             raise ForeignLedger(
                 f"{self.file}: line {reading.lines} does not continue the line before it. "
                 "Nothing is released or "
-                "recorded. Restore the file from a copy"
+                "recorded. Restore the file from a copy",
+                kind="discontinuous-journal",
+                row=reading.lines,
             )
         return StoredRow(int(sequence), row_hash, body)
 
@@ -131,25 +135,33 @@ class Journal:
         # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
         if problem:
             raise ForeignLedger(
-                f"{problem}. Nothing is released or recorded: name or restore the ledger that "
-                "was used, or see "
-                "`autocoder ledger recover`"
+                f"{problem.text}. Nothing is released or recorded. Specify or restore "
+                "the ledger that was used, or see `autocoder ledger recover`",
+                kind=problem.kind,
             )
 
-    def problem(self, connection: Connection) -> str:
-        """Returns what is wrong with the ledger, in words; empty where nothing is."""
+    def problem(self, connection: Connection) -> Fault | None:
+        """Returns what is wrong with the ledger, if anything is."""
         mark = self.last()
         if mark is None:
-            return ""
+            return None
         first, present = chain.hash_of(connection, 1), chain.hash_of(connection, mark.sequence)
         if first is None:
-            return f"the ledger is empty, {self.name} has used {mark}"
+            return Fault(
+                f"the ledger is empty, but {self.name} has used {mark}", kind="emptied-ledger"
+            )
         if first != mark.ledger:
-            return f"this is ledger {first[:12]}…, {self.name} has used {mark}"
+            return Fault(
+                f"this is ledger {first[:12]}…, but {self.name} has used {mark}",
+                kind="another-ledger",
+            )
         # guard: test_approve_back_up_release_restore_release
         if present is None:
             last, _ = chain.last(connection)
-            return f"the ledger went back: it ends at row {last}, {self.name} has used {mark}"
+            return Fault(
+                f"the ledger went back: it ends at row {last}, but {self.name} has used {mark}",
+                kind="ledger-went-back",
+            )
         hashes = self._reading.unconfirmed
         start = mark.sequence - len(hashes)
         present_rows = chain.hashes(connection, start + 1, mark.sequence)
@@ -158,12 +170,13 @@ class Journal:
         ):
             # guard: test_a_restored_ledger_that_went_on
             if recorded != there:
-                return (
-                    f"the ledger was rewritten: its row {sequence} is another one, "
-                    f"{self.name} has used {mark}"
+                return Fault(
+                    f"the ledger was rewritten: its row {sequence} is another one, but "
+                    f"{self.name} has used {mark}",
+                    kind="ledger-rewritten",
                 )
         self._reading.unconfirmed = [mark.hash]
-        return ""
+        return None
 
     def append(self, connection: Connection) -> None:
         """Adds the rows that are committed and not kept yet; they are on the disk when this
@@ -200,9 +213,9 @@ class Journal:
                 sync(self.file.parent)
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. "
-                "Nothing was released "
-                "since. Correct that and run again",
+                f"{self.file}: {error.strerror}. The ledger's last row was not "
+                "added to this file. Nothing has been released since. Correct that "
+                "and run again",
                 kind="journal-not-kept",
             ) from error
 
@@ -223,8 +236,9 @@ def journals_of(workspace: Workspace) -> tuple[Journal, ...]:
     if not witness:
         return (journal,)
     if "://" in witness:
-        raise InputError(
-            f"{VARIABLE}: it is a URL. Name a file, best on another disk where lines can only be "
-            "appended"
+        raise OutOfRange(
+            f"{VARIABLE}: it is a URL. Specify a file, ideally on another disk "
+            "where lines can only be appended",
+            kind="journal-is-url",
         )
     return (journal, Journal(Path(witness).expanduser()))

@@ -71,10 +71,10 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
                 file.write(content)
     except FileExistsError as error:
         raise Contradiction(
-            f"{folder}: it holds a key already, which is never overwritten", kind="key-exists"
+            f"{folder}: it already contains a key, which is never overwritten", kind="key-exists"
         ) from error
     except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
+        raise InputError(f"{folder}: {error.strerror}", kind="unwritable-keys") from error
     return paths
 
 
@@ -83,20 +83,26 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
     try:
         content = read_regular(path, _MOST)
         if b"PUBLIC KEY" in content:
-            raise InputError(
-                f"{path}: this is a public key; sign with the private one that was made with it"
+            raise Contradiction(
+                f"{path}: this is a public key. Sign with its private key",
+                kind="public-instead-of-private",
             )
         if path.stat().st_mode & 0o077:
             raise InputError(
-                f"{path}: others may read this private key; chmod 600 it", kind="key-open-to-others"
+                f"{path}: other users may read this private key. Run chmod 600 on it",
+                kind="key-open-to-others",
             )
         key = serialization.load_pem_private_key(content, password=None)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        raise Unreadable(f"{path}: {error.strerror}", kind="unreadable-key") from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: not an unencrypted private key in PEM") from error
+        raise Unreadable(
+            f"{path}: not an unencrypted private key in PEM format", kind="not-a-private-key"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InputError(f"{path}: not a P-256 key; make one with `autocoder keys new`")
+        raise Unreadable(
+            f"{path}: not a P-256 key. Create one with `autocoder keys new`", kind="not-p-256"
+        )
     return key
 
 
@@ -119,7 +125,7 @@ def decoded_key(encoded: str) -> EllipticCurvePublicKey:
             name="its signer",
         )
     except ValueError:
-        raise InputError("its signer: not Base64") from None
+        raise Unreadable("its signer: not Base64", kind="signer-not-base64") from None
 
 
 @lru_cache(maxsize=64)
@@ -136,7 +142,7 @@ def _public(
     except (ValueError, UnsupportedAlgorithm):
         raise Unreadable(f"{name}: not a public key{form}", kind="not-a-public-key") from None
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InputError(f"{name}: not a P-256 key")
+        raise Unreadable(f"{name}: not a P-256 key", kind="signer-not-p-256")
     return key
 
 
@@ -238,7 +244,11 @@ def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
             f"head of row {head.sequence}: not signed with this key", kind="head-by-another-key"
         )
     if not is_signed(head, head.signature, key):
-        raise InputError(f"head of row {head.sequence}: invalid signature")
+        raise InputError(
+            f"head of row {head.sequence}: invalid signature",
+            kind="invalid-head",
+            row=head.sequence,
+        )
 
 
 def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:

@@ -114,9 +114,10 @@ class Ledger(LedgerReader):
         ledger = Ledger.open_existing(url)
         if ledger is None:
             place = parse_url(url).database
-            raise InputError(
-                f"no ledger at {place}. The first training run creates it; check --home and "
-                "AUTOCODER_LEDGER_URL."
+            raise Missing(
+                f"no ledger at {place}. The first training run creates it. Check "
+                "--home and AUTOCODER_LEDGER_URL.",
+                kind="no-ledger",
             )
         return ledger
 
@@ -154,7 +155,7 @@ class Ledger(LedgerReader):
         stored = chain.append(connection, entry.as_json(), key=self._key if signed else None)
         row = state.apply(stored)
         if row is None or (state.bad and state.bad[-1].sequence == stored.sequence):
-            raise BudgetRefused(state.bad[-1].problem)
+            raise BudgetRefused(state.bad[-1].problem, kind="unsound-row")
         return row
 
     def _append_to(self, connection: Connection, state: State, entry: ReleaseEntry) -> ReleaseRow:
@@ -213,7 +214,9 @@ class Ledger(LedgerReader):
             # guard: test_a_policy_that_changes_after_the_gate
             if policy_digest not in (None, policy.digest):
                 raise BudgetRefused(
-                    f"the policy changed to {policy.name} while the plan was checked. Release again"
+                    f"the policy changed to {policy.name} while the plan was checked. "
+                    "Release again",
+                    kind="policy-changed",
                 )
             approved = self._approvers(state, policy, asked, plan_digest, decisions)
             if asked.supersedes is not None:
@@ -251,14 +254,16 @@ class Ledger(LedgerReader):
         """
         if policy.require_clean_code and plan.code_dirty:
             raise BudgetRefused(
-                f"policy {policy.name} releases only from committed code; commit the changes first",
+                f"policy {policy.name} releases only from committed code. Commit the changes first",
                 kind="uncommitted-code",
             )
         refused = state.refusals.get(plan.idempotency_key)
         if refused is not None:
             raise BudgetRefused(
-                f"row {refused.sequence}: {refused.entry.reason}; plan it anew under another "
-                "release.label to ask again"
+                f"row {refused.sequence}: {refused.entry.reason}. To ask again, "
+                "make a new plan with another release.label",
+                kind="refused-earlier",
+                row=refused.sequence,
             )
         matter = Matter("release", plan_digest or "", release_terms(plan), plan.requester)
         approved = approvers(decisions, policy.approvals, matter)
@@ -306,8 +311,8 @@ class Ledger(LedgerReader):
             name = signer(decision, policy.approvals, matter)
             if decision.decision != "refuse":
                 raise Contradiction(
-                    f"decision by {name}: it approves; a refusal is signed with `autocoder "
-                    "approve --refuse`",
+                    f"decision by {name}: it approves. To refuse, sign with "
+                    "`autocoder approve --refuse`",
                     kind="approval-as-refusal",
                 )
             released = state.release_of_key(plan.idempotency_key)
@@ -362,25 +367,27 @@ class Ledger(LedgerReader):
                         kind="drawn-twice",
                     )
                 if row.state == "burned" and row.cause != "surplus-refused":
-                    raise StorageError(f"release {release_id} is burned: {row.reason}")
+                    raise WrongState(f"release {release_id} is burned: {row.reason}", kind="burned")
                 return row
             if row.state != "reserved":
-                raise StorageError(
-                    f"release {release_id} is {row.state}: no sample may be recorded"
+                raise WrongState(
+                    f"release {release_id} is {row.state}: no sample may be recorded",
+                    kind="not-reserved",
                 )
             self.require_drawable(release_id, state)
             if cost is None and largest is not None and largest > (row.sensitivity or 0):
                 raise Missing(
-                    "epsilon: the sample's sensitivity is above the planned one; give its "
-                    "epsilon too",
+                    "epsilon: missing. The sample's sensitivity is above the "
+                    "planned one, so its epsilon must be passed too",
                     kind="epsilon-of-sample",
                 )
             planned = row.epsilon or amounts.ZERO_EPSILON
             if cost is not None and cost > planned:
                 if row.guarantee_kind == "formal":
-                    raise InputError(
-                        "epsilon: a formal guarantee doesn't depend on the sample; this one grew "
-                        "with it"
+                    raise Contradiction(
+                        "epsilon: a formal guarantee doesn't depend on the sample, "
+                        "but this epsilon grew with it",
+                        kind="epsilon-of-formal-sample",
                     )
                 _, problem = state.surplus(release, cost - planned)
                 if problem:
@@ -402,7 +409,9 @@ class Ledger(LedgerReader):
 
         row = self._transact(work)
         if row.state == "burned":
-            raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
+            raise BudgetRefused(
+                f"release {release_id} is burned: {row.reason}", kind="burned-meanwhile"
+            )
         return row
 
     def commit(
@@ -417,14 +426,15 @@ class Ledger(LedgerReader):
             require_plan(row, plan_digest)
             if row.state == "committed":
                 if row.bundle_digest != bundle_digest:
-                    raise StorageError(
-                        f"release {release_id}: committed with another bundle already"
+                    raise WrongState(
+                        f"release {release_id}: committed with another bundle already",
+                        kind="committed-differently",
                     )
                 return row
             if row.state != "drawn":
                 raise WrongState(
-                    f"release {release_id} is {row.state}: only one in the state `drawn` "
-                    "(sampled) can be committed",
+                    f"release {release_id} is {row.state}. Only one in the state "
+                    "`drawn` (sampled) can be committed",
                     kind="not-drawn",
                 )
             self.require_drawable(release_id, state)
@@ -436,7 +446,9 @@ class Ledger(LedgerReader):
     def burn(self, release_id: str, *, reason: str) -> ReleaseRow:
         """Closes a release for ever without a bundle. What it spent stays spent."""
         if not reason.strip():
-            raise InputError("reason: say why the release is burned")
+            raise Missing(
+                "reason: missing. Explain why the release is burned", kind="no-burn-reason"
+            )
 
         def work(connection: Connection, state: State) -> ReleaseRow:
             row = state.release(release_id).row
@@ -501,7 +513,9 @@ class Ledger(LedgerReader):
         approved and why.
         """
         if not reason.strip():
-            raise InputError("reason: say why the budget changes")
+            raise Missing(
+                "reason: missing. Explain why the budget changes", kind="no-policy-reason"
+            )
 
         def work(connection: Connection, state: State) -> Row[PolicySet]:
             before, names = state.policy, ()
@@ -557,9 +571,11 @@ class Ledger(LedgerReader):
             and self._policy.digest != row.entry.policy.digest
         ):
             raise InputError(
-                f"policy {self._policy.name} is not the current one ({row.title}, since row "
-                f"{row.sequence});"
-                " record the change first: `autocoder ledger change-policy`"
+                f"policy {self._policy.name} is not the current one ({row.title}, "
+                f"since row {row.sequence}). Record the change first: `autocoder "
+                "ledger change-policy`",
+                kind="policy-not-current",
+                row=row.sequence,
             )
         return state.in_force
 
@@ -569,9 +585,9 @@ def _require_same(existing: Release, plan: ReleasePlan) -> None:
     different = [name for name, value in now.items() if before[name] != value]
     if different:
         raise Contradiction(
-            f"idempotency key: it belongs to release {existing.row.release_id}, whose "
-            f"{', '.join(different)} differ;"
-            " another release needs another key (another release.label), and spends again",
+            f"idempotency key: it belongs to release {existing.row.release_id}, "
+            f"whose {', '.join(different)} differ. Another release needs another "
+            "key (another release.label), and spends again",
             kind="key-of-another-release",
         )
 
@@ -601,17 +617,18 @@ def require_plan(row: ReleaseRow, plan_digest: str | None) -> None:
             for digest in (row.plan_digest, plan_digest)
         )
         raise StorageError(
-            f"release {row.release_id} was reserved for {shown}, this is {given}. Release the "
-            "reserved plan, or plan "
-            "again under another release.label, which spends again"
+            f"release {row.release_id} was reserved for {shown}, this is {given}. "
+            "Release the reserved plan, or plan again with another release.label, "
+            "which spends again",
+            kind="another-plan",
         )
 
 
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
     if len(approved) < policy.approvals.minimum:
         raise BudgetRefused(
-            f"policy {policy.name} needs {policy.approvals.signatures_required} by others than "
-            "the requester;"
-            f" {len(approved)} given (`autocoder approve`)",
+            f"policy {policy.name} needs {policy.approvals.signatures_required} by "
+            f"others than the requester, but {len(approved)} are valid (`autocoder "
+            "approve`)",
             kind="approvals-missing",
         )

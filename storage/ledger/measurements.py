@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
-from storage.errors import InputError
+from storage.errors import InputError, OutOfRange
 from storage.ledger import chain
 from storage.ledger.entries import Evaluated
 from storage.ledger.models import Evaluation, Sample
@@ -44,7 +44,10 @@ def add(connection: Connection, evaluation: Evaluation) -> Evaluated:
         "facts": chain.canonical(evaluation.model_dump(mode="json")),
     }
     if len(values["facts"]) > _MOST_CHARACTERS:
-        raise InputError(f"details: a measurement has at most {_MOST_CHARACTERS:,} characters")
+        raise OutOfRange(
+            f"details: a measurement may have at most {_MOST_CHARACTERS:,} characters",
+            kind="details-too-long",
+        )
     number = connection.execute(_insert(connection).values(values).returning(_T.number)).scalar()
     if number is None:
         query = sa.select(_T.number).where(
@@ -53,7 +56,9 @@ def add(connection: Connection, evaluation: Evaluation) -> Evaluated:
         number = connection.execute(query).scalar()
     for row in _rows(connection, _T.number == number):
         return row
-    raise InputError("details: figures only, which can be read back")
+    raise OutOfRange(
+        "details: only figures that can be read back are allowed", kind="details-not-figures"
+    )
 
 
 def _insert(connection: Connection) -> Any:

@@ -32,7 +32,7 @@ from pydantic import (
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
 from storage.durable import read_regular
-from storage.errors import InputError
+from storage.errors import InputError, OutOfRange, Unreadable
 from storage.ledger import amounts
 from storage.ledger.keys import key_id, parse_public_key
 
@@ -211,7 +211,9 @@ class Policy(BaseModel):
             mark = getattr(error, "problem_mark", None)
             where = f", line {mark.line + 1}" if mark else ""
             problem = getattr(error, "problem", None) or "not readable as YAML"
-            raise InputError(f"policy file {source}{where}: {problem}") from error
+            raise Unreadable(
+                f"policy file {source}{where}: {problem}", kind="policy-not-yaml"
+            ) from error
         return Policy.parse(data, source=f"policy file {source}")
 
     @staticmethod
@@ -222,9 +224,11 @@ class Policy(BaseModel):
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "policy"
-            raise InputError(f"{source}, {field}: {first['msg']}") from error
+            raise OutOfRange(
+                f"{source}, {field}: {first['msg']}", kind="policy-field", option=field
+            ) from error
         except InputError as error:
-            raise InputError(f"{source}: {error}") from error
+            raise OutOfRange(f"{source}: {error}", kind=error.kind, option=error.option) from error
 
     def as_json(self) -> dict[str, Any]:
         """Return the policy as plain data, decimals as text; without a statement for registries

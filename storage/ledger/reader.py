@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
-from storage.errors import Contradiction, InputError
+from storage.errors import Contradiction
 from storage.ledger import chain, measurements
 from storage.ledger.budget import (
     Account,
@@ -307,13 +307,14 @@ class LedgerReader:
         if state.ledger != mark.ledger:
             present = "an empty one" if state.ledger is None else f"{state.ledger[:12]}…"
             raise BudgetRefused(
-                f"the plan was made under {mark}, this ledger is {present}: it is released "
-                "there, or planned again here"
+                f"the plan was made under {mark}, and this ledger is {present}. "
+                "Release it there, or plan again here",
+                kind="plan-of-another-ledger",
             )
         if chain.hash_of(connection, mark.sequence) != mark.hash:
             raise BudgetRefused(
-                f"the plan was made under {mark}, and the ledger has no such row any more; plan "
-                "again",
+                f"the plan was made under {mark}, and the ledger has no such row "
+                "any more. Plan again",
                 kind="plan-after-rollback",
             )
 
@@ -325,7 +326,7 @@ class LedgerReader:
         shared = self._sharing(connection, state, Sought.of(plan), records)
         charges, problem = state.price(plan, shared)
         if problem:
-            raise BudgetRefused(problem)
+            raise problem
         return charges, shared
 
     def _sharing(
@@ -336,10 +337,9 @@ class LedgerReader:
         shared = compare(connection, records, state.named_sets())
         if None in shared.values():
             raise Contradiction(
-                "registry key: the ledger's records are marked with another key than this "
-                "workspace's. Give that of "
-                "the workspace that released first (private/registry.key) by "
-                "AUTOCODER_REGISTRY_KEY.",
+                "registry key: the ledger's records are marked with another key "
+                "than this workspace's. Set AUTOCODER_REGISTRY_KEY to the key of "
+                "the workspace that released first (private/registry.key).",
                 kind="another-registry-key",
             )
         return state.sharing(sought, shared)
@@ -391,7 +391,9 @@ def _compare(
         {(mark.sequence, mark.hash) for mark in (*checkpoints, *earlier)}
     ):
         if sequence == 0 and row_hash != GENESIS:
-            raise InputError("head: of an empty ledger, yet with a hash")
+            raise Contradiction(
+                "head: it is of an empty ledger, but has a hash", kind="empty-head-with-hash"
+            )
         if sequence > end:
             gap = f"the ledger ends at row {end}, row {sequence} was kept outside"
             return [*bad, BadRow(end + 1, f"row {end + 1} missing: {gap}")]

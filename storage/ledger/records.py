@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.durable import read_regular, sync
-from storage.errors import DamagedData, StorageError
+from storage.errors import DamagedData
 from storage.ledger.models import Sample
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
@@ -63,8 +63,9 @@ class RecordSet:
             else np.empty(0)
         )
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
-            raise StorageError(
-                "a set of records is damaged. Restore ledger and workspace, or plan again."
+            raise DamagedData(
+                "a set of records is damaged. Restore ledger and workspace, or plan again.",
+                kind="damaged-record-set",
             )
         contents, units = np.split(marks[1:].astype(np.uint64), [int(marks[0])])
         return RecordSet(content[len(_MAGIC) : start], contents, units)

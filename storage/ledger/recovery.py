@@ -32,7 +32,7 @@ from sqlalchemy.engine import Connection
 from storage.artifacts import file_digest
 from storage.bundle.folder import bundle_digest
 from storage.durable import write_atomically
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError
 from storage.ledger import chain
 from storage.ledger.chain import StoredRow
 from storage.ledger.database import Database, database_exists
@@ -274,7 +274,9 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
         for journal in journals:
             problem, mark = journal.problem(connection), journal.last()
             if problem and mark is not None:
-                return RollbackFinding(problem, mark, _missing(chain.last(connection), journal))
+                return RollbackFinding(
+                    problem.text, mark, _missing(chain.last(connection), journal)
+                )
     return None
 
 
@@ -316,8 +318,9 @@ def restore(
         for bad in state.bad:
             # guard: test_a_policy_that_nobody_signed_in_the_journal
             if present < bad.sequence and bad.sequence > vouched:
-                raise StorageError(
-                    f"recover: {bad.problem}. No row was put back. Restore the journal from a copy"
+                raise DamagedData(
+                    f"recover: {bad.problem}. No row was put back. Restore the journal from a copy",
+                    kind="damaged-journal",
                 )
         for row in rows:
             if row.sequence > vouched:
@@ -347,9 +350,9 @@ def _require_known_policy(row: LedgerRow, named: Policy | None) -> None:
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
     if not row.entry.approvals and row.entry.policy.digest not in known:
         raise StorageError(
-            f"recover: row {row.sequence} would restore policy {row.title}, which no one signed. "
-            "No row was put "
-            "back. Read it, then give its file by --policy",
+            f"recover: row {row.sequence} would restore policy {row.title}, which "
+            "nobody signed. No row was put back. Read it, then pass its file with "
+            "--policy",
             kind="unsigned-policy",
         )
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from storage.errors import InputError, Unreadable
+from storage.errors import Fault, InputError, Missing, OutOfRange, Unreadable
 from storage.tables.encodings import decodes
 from storage.tables.layouts import CUT, Cut, published_layout
 from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
@@ -42,7 +42,7 @@ _WIDE = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-_OPEN = "a quote is open to the end of the file"
+_OPEN = Fault("a quote is open to the end of the file", kind="open-quote")
 _ENDS = "\r\n"
 _SEPARATORS = (",", ";", "\t", "|", "^", "~", "$")
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
@@ -94,7 +94,7 @@ def open_source(
     encoding = read.encoding or _encoding_of(source, head, whole=whole)
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
-        raise InputError(f"{source.label} is blank. Give a file of records")
+        raise Missing(f"{source.label} is blank. Use a file of records", kind="blank-table")
     if read == AS_IT_LOOKS or not (read.names or read.separator or read.widths):
         read = read.model_copy(update=published_layout(text))
     layout = max(
@@ -102,13 +102,20 @@ def open_source(
     )  # the first of the best
     header, below = layout.header, layout.below
     if not header:
-        raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
+        raise Unreadable(
+            f"{source.label} is not valid CSV. Close the open quote in the header",
+            kind="open-quote-in-header",
+        )
     if len(header) > MOST_COLUMNS:
-        raise InputError(
-            f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records"
+        raise OutOfRange(
+            f"{source.label} has over {MOST_COLUMNS:,} columns. Use a table of records",
+            kind="too-many-columns",
         )
     if whole and not below and not layout.broken:
-        raise InputError(f"{source.label} has a header and no records. Give a file of records")
+        raise Missing(
+            f"{source.label} has a header and no records. Use a file of records",
+            kind="only-a-header",
+        )
     header = _fitted_header(header, below)
     written = tuple(header)
     names = list(map(_name_of, header))
@@ -136,19 +143,22 @@ def _encoding_of(source: Source, head: bytes, *, whole: bool) -> str:
     """Returns the encoding that the first bytes of a file fit; refuses UTF-16 and UTF-32."""
     for name, marks in _WIDE.items():
         if head.startswith(marks):
-            raise InputError(
-                f"{source.label} is {name}. Save it as UTF-8, or give {source.read_option} "
-                f"encoding={name.lower()}"
+            raise Unreadable(
+                f"{source.label} is {name}. Save it as UTF-8, or set "
+                f"{source.read_option} encoding={name.lower()}",
+                kind="utf-32",
             )
     for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
         if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
-            raise InputError(
-                f"{source.label} is UTF-16. Save it as UTF-8, or give {source.read_option} "
-                f"encoding={name}"
+            raise Unreadable(
+                f"{source.label} is UTF-16. Save it as UTF-8, or set "
+                f"{source.read_option} encoding={name}",
+                kind="utf-16",
             )
     if b"\0" in head:
-        raise InputError(
-            f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text"
+        raise Unreadable(
+            f"{source.label} has a NUL byte, so it is damaged or not text. Use a table of text",
+            kind="nul-in-header",
         )
     decoder = codecs.getincrementaldecoder("utf-8")()
     return "utf-8" if decodes(decoder, head, final=whole) else "cp1252"
@@ -396,11 +406,11 @@ def csv_batches(
     if wanted != source.columns:
         places = [names[source.columns.index(name)] for name in wanted]
     mark = secrets.token_hex(16)
-    bad: list[tuple[int, str]] = []
+    bad: list[tuple[int, Fault]] = []
 
     def on_bad_row(row: pacsv.InvalidRow) -> str:
-        fault = f"{row.actual_columns} fields where the header has {width}"
-        bad.append((row.number or 0, _OPEN if mark in row.text else fault))
+        fault = _OPEN if mark in row.text else _field_count(row.actual_columns, width)
+        bad.append((row.number or 0, fault))
         return "skip" if source.skips_bad_rows else "error"
 
     read = pacsv.ReadOptions(use_threads=False, block_size=LONGEST_RECORD, column_names=names)
@@ -441,12 +451,15 @@ def csv_batches(
     elif bad:
         raise _bad_row(source, *bad[-1])
     if unended:
-        over = f"it or a row behind it has over {LONGEST_RECORD:,} characters"
+        over = Fault(
+            f"it or a row after it has over {LONGEST_RECORD:,} characters", kind="row-too-long"
+        )
         raise _bad_row(source, rows + 1, over if any(stream.full[blocks : blocks + 2]) else _OPEN)
     if broken:
-        raise InputError(
+        raise Unreadable(
             f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it "
-            "manually"
+            "manually",
+            kind="unreadable-csv",
         )
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
@@ -491,8 +504,7 @@ def _require_whole_rows(source: Source, batch: pa.RecordBatch, rows: int, mark: 
     filled = _first_filled(end) if source.blank_end else 0
     if filled:
         width = len(source.columns)
-        fault = f"{width + 1} fields where the header has {width}"
-        raise _bad_row(source, rows + filled, fault)
+        raise _bad_row(source, rows + filled, _field_count(width + 1, width))
     if batch.num_rows and mark in end[batch.num_rows - 1].as_py():
         raise _bad_row(source, rows + batch.num_rows, _OPEN)
 
@@ -573,13 +585,18 @@ def _headers(source: Source, batch: pa.RecordBatch) -> list[int]:
     ]
 
 
-def _bad_row(source: Source, row: int, fault: str) -> InputError:
-    return InputError(
-        f"{source.label}, row {row}: {fault} (rows are counted from 1 after the header). It was "
-        "read as "
-        f"{source.reading}. Correct the quotes and delimiters there, name others "
-        f"({source.read_option} separator=…, quotes=…), or "
-        f"skip such rows ({source.read_option} bad_rows=skip)"
+def _field_count(fields: int, width: int) -> Fault:
+    return Fault(f"{fields} fields, but the header has {width}", kind="field-count")
+
+
+def _bad_row(source: Source, row: int, fault: Fault) -> InputError:
+    return Unreadable(
+        f"{source.label}, row {row}: {fault.text} (rows are counted from 1 after the "
+        f"header). It was read as {source.reading}. Correct the quotes and "
+        f"delimiters there, set others ({source.read_option} separator=…, "
+        f"quotes=…), or skip such rows ({source.read_option} bad_rows=skip)",
+        kind=fault.kind,
+        row=row,
     )
 
 

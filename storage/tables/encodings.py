@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from storage.errors import InputError, Unreadable
+from storage.errors import Fault, Unreadable
 from storage.tables.options import ReadOptions
 from storage.tables.source import AS_CSV, MOST_EXPANSION, SMALL, Source, read_safely
 
@@ -74,17 +74,20 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
                     kind="nul-byte",
                 )
             if size > limit:
-                raise InputError(
-                    f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it"
+                raise Unreadable(
+                    f"{source.label} decompresses to over {MOST_EXPANSION} times "
+                    "its size. Unpack it",
+                    kind="expands-too-far",
                 )
             line += chunk.count(b"\n")
             whole = whole and decodes(decoder, chunk)
     if whole and decodes(decoder, b"", final=True):
         return replace(source, encoding=encoding, encoded_twice=twice)
     if read.encoding is not None:
-        raise InputError(
-            f"{source.label} does not decode as {encoding}. Name another {source.read_option} "
-            "encoding=…"
+        raise Unreadable(
+            f"{source.label} does not decode as {encoding}. Set another "
+            f"{source.read_option} encoding=…",
+            kind="wrong-encoding",
         )
     _require_cp1252(source)
     return replace(source, encoding="cp1252")
@@ -176,39 +179,51 @@ def _require_cp1252(source: Source) -> None:
             if _LETTER_ELSEWHERE.search(line):
                 elsewhere.append(number)
     if valid > invalid:
-        fault = (
+        fault = Fault(
             f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which "
-            "cp1252 would misread"
+            "cp1252 would misread",
+            kind="damaged-utf-8",
         )
     elif whole:
-        fault = (
+        fault = Fault(
             f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
-            f"{_lines_named(damaged)}"
+            f"{_lines_named(damaged)}",
+            kind="two-encodings",
         )
     elif scripts := accents.other_script:
-        fault = (
-            f" has words of accented letters alone in {_lines_named(damaged)}, if read as cp1252: "
-            f"{' or '.join(scripts[:3])} may be right"
+        fault = Fault(
+            f" has words made only of accented letters in {_lines_named(damaged)}, if read as "
+            f"cp1252. Its encoding may be {' or '.join(scripts[:3])}",
+            kind="another-script",
         )
     elif undefined:
-        fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
+        fault = Fault(
+            f", {_lines_named(undefined)}: neither UTF-8 nor cp1252", kind="not-in-cp1252"
+        )
     elif 2 * len(elsewhere) > len(damaged):
-        fault = (
-            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 "
-            "or mac_roman may be right"
+        fault = Fault(
+            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252. Its "
+            "encoding may be cp850 or mac_roman",
+            kind="signs-inside-words",
         )
     elif accents.turkish:
-        fault = f" has letters as of Iceland in {_lines_named(damaged)}: cp1254 may be right"
+        fault = Fault(
+            f" has letters of Icelandic in {_lines_named(damaged)}, if read as cp1252. Its "
+            "encoding may be cp1254",
+            kind="turkish-letters",
+        )
     elif accents.central_european(len(damaged)):
-        fault = (
-            f" has letters together that no language of Western Europe has, in "
-            f"{_lines_named(damaged)}, if read as cp1252: cp1250 or iso8859-2 may be right"
+        fault = Fault(
+            " has letters next to each other that no Western European language combines, in "
+            f"{_lines_named(damaged)}, if read as cp1252. Its encoding may be cp1250 or iso8859-2",
+            kind="central-european-letters",
         )
     else:
         return
-    raise InputError(
-        f"{source.label}{fault}. Save all of it as UTF-8, or name its {source.read_option} "
-        "encoding=…"
+    raise Unreadable(
+        f"{source.label}{fault.text}. Save it entirely as UTF-8, or set its "
+        f"{source.read_option} encoding=…",
+        kind=fault.kind,
     )
 
 

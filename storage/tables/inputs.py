@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Final
 
-from storage.errors import InputError, Missing, Unreadable
+from storage.errors import Contradiction, Missing, Unreadable
 
 _LEFT_OUT = re.compile(r"\..*|~\$.*|Thumbs\.db|desktop\.ini", re.IGNORECASE)
 """What programs leave in folders next to the files."""
@@ -30,7 +30,9 @@ def files_in(path: Path | Sequence[Path], option: str) -> list[Path]:
     for named in [path] if isinstance(path, Path) else path:
         files += _inside(named, option) if named.is_dir() else [named]
     if len({file.resolve() for file in files}) < len(files):
-        raise InputError(f"{option}: a file is named twice. Name each once")
+        raise Contradiction(
+            f"{option}: a file is listed twice. List each once", kind="repeated-file", option=option
+        )
     return files
 
 
@@ -38,13 +40,14 @@ def _inside(folder: Path, option: str) -> list[Path]:
     found = sorted(file for file in folder.iterdir() if not _LEFT_OUT.fullmatch(file.name))
     if within := [file for file in found if file.is_dir()]:
         raise Unreadable(
-            f"{option}: {folder} has folders inside ({len(within):,}). Give the files of one table "
-            "in one folder, or give each folder",
+            f"{option}: {folder} has folders inside ({len(within):,}). Put the "
+            "files of one table in one folder, or specify each folder",
             kind="folder-of-folders",
         )
     if not found:
         raise Missing(
-            f"{option}: {folder} is an empty folder. Give files of records", kind="empty-folder"
+            f"{option}: {folder} is an empty folder. Specify a file or a folder of records",
+            kind="empty-folder",
         )
     return found
 

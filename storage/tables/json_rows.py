@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from storage.errors import InputError, OutOfRange, Unreadable
+from storage.errors import Fault, Missing, OutOfRange, Unreadable
 from storage.tables.source import MOST_COLUMNS, Source, read_safely
 
 ABSENT: Final = "\x00absent\x00"
@@ -91,18 +91,21 @@ def scan_json(
             kinds[name].add(type(value))
             if name in required and not _is_text(value):
                 raise Unreadable(
-                    f"{source.label}, {place}, key {name!r}: an object, or a list of several. Give "
-                    "text, or the path of keys to it, such as data.text or labels.0",
+                    f"{source.label}, {place}, key {name!r}: an object, or a list "
+                    "of several values. Use text, or the path of keys to it, such "
+                    "as data.text or labels.0",
                     kind="nested-value",
                 )
         if len(kinds) > MOST_COLUMNS or characters > _LONGEST_KEYS:
             raise OutOfRange(
-                f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or long ones. "
-                "Give a table",
+                f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or "
+                "long ones. Use a table",
                 kind="too-many-keys",
             )
     if not kinds:
-        raise InputError(f"{source.label} has no records. Give a file of records")
+        raise Missing(
+            f"{source.label} has no records. Use a file of records", kind="no-json-records"
+        )
     schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
     return replace(source, columns=tuple(kinds), nested=nested), schema, rows
 
@@ -121,26 +124,30 @@ def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str
         elif source.skips_bad_rows:
             skipped[0] += 1
         else:
-            raise InputError(
-                f"{source.label}, {place}: {fault or 'it is not a JSON object'}. Write one "
-                "object per line"
+            fault = fault or Fault("it is not a JSON object", kind="not-an-object")
+            raise Unreadable(
+                f"{source.label}, {place}: {fault.text}. Write one object per line",
+                kind=fault.kind,
             )
 
 
-def _lines(source: Source) -> Iterator[tuple[str, Any, str]]:
+def _lines(source: Source) -> Iterator[tuple[str, Any, Fault | None]]:
     number = 0
     with source.open() as file:
         while line := read_safely(source, lambda: file.readline(LONGEST_RECORD)):
             number += 1
             if len(line) == LONGEST_RECORD:
-                raise InputError(
-                    f"{source.label}, line {number}: over {LONGEST_RECORD:,} characters. Shorten it"
+                raise OutOfRange(
+                    f"{source.label}, line {number}: over {LONGEST_RECORD:,} characters. "
+                    "Shorten it",
+                    kind="long-line",
+                    row=number,
                 )
             if line.strip():
                 yield f"line {number}", *_parsed(line)
 
 
-def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
+def _array(source: Source) -> Iterator[tuple[str, Any, Fault | None]]:
     with source.open() as file:
         content = read_safely(source, lambda: file.read(LONGEST_ARRAY))
     if len(content) == LONGEST_ARRAY:
@@ -158,15 +165,16 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
     if len(lists) == 1:
         records = lists[0]  # as services answer: {"count": 2, "results": [...]}
     if not isinstance(records, list):
-        raise InputError(
-            f"{source.label}: {fault or 'one JSON object, not a list of records'}. Write an "
-            "array of objects, or one "
-            "object per line"
+        fault = fault or Fault("one JSON object, not a list of records", kind="not-an-array")
+        raise Unreadable(
+            f"{source.label}: {fault.text}. Write an array of objects, or one object per line",
+            kind=fault.kind,
         )
-    yield from ((f"record {number}", record, "") for number, record in enumerate(records, start=1))
+    for number, record in enumerate(records, start=1):
+        yield f"record {number}", record, None
 
 
-def _parsed(content: bytes) -> tuple[Any, str]:
+def _parsed(content: bytes) -> tuple[Any, Fault | None]:
     try:
         text = content.decode("utf-8-sig")
         value = json.loads(
@@ -175,14 +183,16 @@ def _parsed(content: bytes) -> tuple[Any, str]:
         if "\\ud" in text.lower():  # only an escape can make half a character
             json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeDecodeError:
-        return None, "it is not UTF-8"
+        return None, Fault("it is not UTF-8", kind="json-not-utf-8")
     except UnicodeEncodeError:
-        return None, "it has half of a surrogate pair"
+        return None, Fault("it has half of a surrogate pair", kind="half-a-surrogate")
     except _NotANumber:
-        return None, "it has NaN or Infinity, which JSON does not have. Write null"
+        return None, Fault(
+            "it has NaN or Infinity, which JSON does not have. Write null", kind="nan"
+        )
     except (ValueError, ArithmeticError, RecursionError):
-        return None, "it is not valid JSON, or has a key twice"
-    return value, ""
+        return None, Fault("it is not valid JSON, or has a key twice", kind="invalid-json")
+    return value, None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from storage.errors import InputError
+from storage.errors import OutOfRange
 
 SEPARATOR = " | "
 """Separates text columns where no template is given."""
@@ -23,7 +23,7 @@ class Narratives:
 
     def __post_init__(self) -> None:
         if fault := template_fault(self.columns, self.template):
-            raise InputError(f"text columns: {fault}")
+            raise OutOfRange(f"text columns: {fault}", kind="text-template")
 
     def join(self, values: Sequence[str]) -> str:
         """Joins a record's cells, in the order of the columns, without outer blanks. Blank if all

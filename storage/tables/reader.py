@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.artifacts import file_digest
-from storage.errors import Contradiction, InputError, Unreadable
+from storage.errors import Contradiction, Missing, OutOfRange, Unreadable
 from storage.tables import guarded
 from storage.tables.csv_rows import ScanResult, csv_batches, open_source
 from storage.tables.encodings import require_one_encoding
@@ -150,8 +150,9 @@ class Table:
                 field.name: field.type for field in self.schema
             }:
                 raise Contradiction(
-                    f"{part.source.label} has other columns than the first file, or columns of "
-                    "another type. All columns are written, so give files of one layout",
+                    f"{part.source.label} has other columns than the first file, or "
+                    "columns of another type. All columns are written, so use "
+                    "files of one layout",
                     kind="other-columns",
                 )
 
@@ -254,9 +255,10 @@ def open_table(
     first, *others = (_open_file(file, required, option, column_options, read) for file in paths)
     for table in others:
         if table.kind != first.kind:
-            raise InputError(
-                f"{table.source.label} has another format than {first.source.path.name}. Give "
-                "files of one format"
+            raise Contradiction(
+                f"{table.source.label} has another format than "
+                f"{first.source.path.name}. Use files of one format",
+                kind="mixed-formats",
             )
     names = set(first.columns)
     others = [replace(table, apart=len(names ^ set(table.columns))) for table in others]
@@ -296,12 +298,17 @@ def _open_file(
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
-            raise InputError(f"{source.label} has a column name twice. Rename one")
+            raise Contradiction(
+                f"{source.label} has a column name twice. Rename one", kind="repeated-column"
+            )
         if cut := [
             field.name for field in schema if "time64[ns]" in str(field.type)
         ]:  # Python's times are shorter
-            raise InputError(
-                f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. Write it as text"
+            raise OutOfRange(
+                f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. "
+                "Write it as text",
+                kind="nanoseconds",
+                column=cut[0],
             )
     else:
         source = require_one_encoding(source, read)
@@ -310,7 +317,10 @@ def _open_file(
         batches_read = tuple(batches) if source.bytes <= _IN_MEMORY else None
         rows = sum(batch.num_rows for batch in batches_read or batches)
         if not rows:
-            raise InputError(f"{source.label} has a header and no records. Give a file of records")
+            raise Missing(
+                f"{source.label} has a header and no records. Use a file of records",
+                kind="only-a-header",
+            )
         source = replace(source, repeated=tuple(seen.headers))
     return Table(
         source,
@@ -352,10 +362,13 @@ def read_small(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_dir():
-        raise Unreadable(f"{option}: {path} is a folder. Give a file", kind="folder")
+        raise Unreadable(f"{option}: {path} is a folder. Specify a file", kind="folder")
     if path.is_file() and path.stat().st_size > SMALL:
-        raise InputError(
-            f"{option}: {path} has over {SMALL >> 20} MB. Give a smaller file, not the data file"
+        raise OutOfRange(
+            f"{option}: {path} has over {SMALL >> 20} MB. Specify a smaller file, "
+            "not the data file",
+            kind="file-too-big",
+            option=option,
         )
     table = open_table(path, required, option=option, read=read)
     return table.columns, list(table.text_rows(table.columns))
@@ -408,8 +421,9 @@ def _as_text(value: Any) -> str:
 def _check_memory(source: Source, sha256: str) -> None:
     """Refuses a Parquet file that takes more memory than its reader could hold."""
     if source.rows > max(_FEW_ROWS, _ROWS_A_BYTE * source.path.stat().st_size):
-        raise InputError(
-            f"{source.label}: {source.rows:,} rows in so small a file. Give a file of records"
+        raise OutOfRange(
+            f"{source.label}: {source.rows:,} rows in such a small file. Use a file of records",
+            kind="too-many-rows",
         )
     settings = map(str, (_PARQUET_MEMORY, _PARQUET_ROWS, _PARQUET_BYTES))
     program = [sys.executable, "-I", guarded.__file__, "parquet", *settings]
@@ -419,10 +433,11 @@ def _check_memory(source: Source, sha256: str) -> None:
             program, stdin=file, env=environment, capture_output=True, check=False
         )
     if done.returncode:
-        raise InputError(
-            f"{source.label}: {_PARQUET_ROWS} of its rows take over {_PARQUET_BYTES >> 20} MB "
-            "unpacked, or it is "
-            "damaged. Shorten its cells, or give a CSV"
+        raise OutOfRange(
+            f"{source.label}: {_PARQUET_ROWS} of its rows take over "
+            f"{_PARQUET_BYTES >> 20} MB unpacked, or it is damaged. Shorten its "
+            "cells, or use a CSV",
+            kind="rows-too-large",
         )
 
 
@@ -438,7 +453,9 @@ def _parquet_batches(source: Source, columns: Sequence[str]) -> Iterator[pa.Reco
         pass
     else:
         return
-    raise InputError(f"{source.label}: the Parquet file is damaged. Write it again")
+    raise Unreadable(
+        f"{source.label}: the Parquet file is damaged. Write it again", kind="damaged-parquet"
+    )
 
 
 def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
@@ -454,9 +471,11 @@ def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
             break
     if len(columns) < batch.num_columns:
         name = batch.schema.names[len(columns)]
-        raise InputError(
+        raise Unreadable(
             f"{source.label}, column {name!r} has dates or texts that cannot be read. Write it "
-            "as valid text"
+            "as valid text",
+            kind="unreadable-values",
+            column=name,
         )
     return zip(*columns, strict=True)
 
@@ -478,6 +497,7 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
             f"{source.label}, column {name!r}: type {column.type} cannot become text. Write it "
             "as text",
             kind="column-type",
+            column=name,
         )
     return pc.call_function(
         "replace_substring",

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from storage.errors import InputError, Unreadable
+from storage.errors import Contradiction, InputError, Missing, OutOfRange, Unreadable
 from storage.tables import guarded
 from storage.tables.inputs import STREAM, is_stream, title_of
 from storage.tables.options import Quotes, ReadOptions
@@ -153,8 +153,8 @@ _READ_BY: Final = {
 class SeveralSheets(InputError):
     """A workbook has rows in several sheets, of which none was named."""
 
-    def __init__(self, message: str, names: Sequence[str]) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, names: Sequence[str], *, kind: str = "") -> None:
+        super().__init__(message, kind=kind)
         self.names = tuple(names)
 
 
@@ -267,7 +267,7 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     open.
     """
     if path.is_dir():
-        raise Unreadable(f"{option}: {path} is a folder. Give a file", kind="folder")
+        raise Unreadable(f"{option}: {path} is a folder. Specify a file", kind="folder")
     if is_stream(path):
         what = "standard input" if path == STREAM else "a pipe"
         raise Unreadable(
@@ -275,10 +275,14 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
             kind="read-once",
         )
     if not path.is_file():
-        raise InputError(f"{option}: no file {path}")
+        raise Missing(f"{option}: no file {path}", kind="no-data-file", option=option)
     size = path.stat().st_size
     if size == 0:
-        raise InputError(f"{option}: {title_of(path)} is empty. Give a file of records")
+        raise Missing(
+            f"{option}: {title_of(path)} is empty. Use a file of records",
+            kind="empty-file",
+            option=option,
+        )
     with path.open("rb") as file:
         magic = file.read(16)
     if magic.startswith(_PARQUET) and (
@@ -300,7 +304,7 @@ def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes
     head = read_safely(source, lambda: _head(source))
     for first, what in _OTHER_FORMATS.items():
         if re.match(first, head, re.DOTALL):
-            raise InputError(f"{source.label} is {what}")
+            raise Unreadable(f"{source.label} is {what}", kind="other-format")
     if source.container not in AS_CSV and (kind := _json_kind(head, name.suffix.lower())):
         rows = 1 if kind == "array" else max(round(head.count(b"\n") * size / len(head)), 1)
         source = replace(source, kind="jsonl", array=kind == "array", rows=rows)
@@ -348,7 +352,11 @@ def require_columns(
     for name in required:
         count = source.columns.count(name)
         if count > 1:
-            raise InputError(f"{source.label} has {count} columns {name!r}. Rename all but one")
+            raise Contradiction(
+                f"{source.label} has {count} columns {name!r}. Rename all but one",
+                kind="repeated-column-name",
+                column=name,
+            )
         if count == 1:
             continue
         header, usual = like_header(source.columns), _usual(source.columns)
@@ -384,7 +392,11 @@ def require_columns(
                 "that"
             )
         by = f" ({column_options[name]})" if column_options and name in column_options else ""
-        raise InputError(f"{source.label} has no column {name!r}{by}. {' '.join(hints)}")
+        raise Missing(
+            f"{source.label} has no column {name!r}{by}. {' '.join(hints)}",
+            kind="no-column",
+            column=name,
+        )
 
 
 def like_header(columns: Sequence[str]) -> bool:
@@ -455,7 +467,7 @@ def read_safely(source: Source, action: Callable[[], T]) -> T:
             f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it manually "
             "or fetch it again"
         )
-    raise InputError(f"{source.label}: {fault}")
+    raise Unreadable(f"{source.label}: {fault}", kind="not-unpackable")
 
 
 def _parquet(path: Path, option: str) -> Source:
@@ -467,12 +479,16 @@ def _parquet(path: Path, option: str) -> Source:
     except (pa.ArrowException, OSError, ValueError):  # the last: a column's name is not UTF-8
         readable = False
     if not readable:
-        raise InputError(
-            f"{option}: {title_of(path)} starts like Parquet but is damaged. Fetch it again"
+        raise Unreadable(
+            f"{option}: {title_of(path)} starts like Parquet but is damaged. Fetch it again",
+            kind="damaged-parquet-file",
+            option=option,
         )
     if rows == 0:
-        raise InputError(
-            f"{option}: {title_of(path)} has columns and no records. Give a file of records"
+        raise Missing(
+            f"{option}: {title_of(path)} has columns and no records. Use a file of records",
+            kind="parquet-without-records",
+            option=option,
         )
     return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
 
@@ -485,7 +501,9 @@ def _archive(source: Source, read: ReadOptions) -> Source:
     except UNPACK_FAULTS:
         pass
     if members is None:
-        raise InputError(f"{label} starts like a ZIP but is damaged. Fetch it again")
+        raise Unreadable(
+            f"{label} starts like a ZIP but is damaged. Fetch it again", kind="damaged-zip"
+        )
     names = {member.filename for member in members}
     if names & {"xl/workbook.xml", "xl/workbook.bin"} or {"content.xml", "mimetype"} <= names:
         return replace(source, container="workbook", member=read.sheet)
@@ -497,20 +515,27 @@ def _archive(source: Source, read: ReadOptions) -> Source:
     if len(csvs or tables) != 1:
         shown = ", ".join(m.filename for m in (csvs or tables)[:5])
         if tables:
-            raise InputError(
-                f"{label} contains {len(csvs or tables)} tables ({shown}). Leave one, or unpack "
-                "it and give their paths"
+            raise Contradiction(
+                f"{label} contains {len(csvs or tables)} tables ({shown}). Leave "
+                "only one in it, or unpack it and specify their paths",
+                kind="several-tables",
             )
-        raise InputError(
-            f"{label} contains no CSV or other table of text. Pack the CSV, or give its path"
+        raise Missing(
+            f"{label} contains no CSV or other table of text. Pack the CSV, or specify its path",
+            kind="no-table-in-zip",
         )
     (table,) = csvs or tables
     if table.flag_bits & 0x1:
-        raise InputError(f"{label} is encrypted. Unpack it and give the table's path")
+        raise Unreadable(
+            f"{label} is encrypted. Unpack it and specify the path of the table",
+            kind="encrypted-zip",
+        )
     if table.file_size > max(SMALL, MOST_EXPANSION * table.compress_size):
         times = table.file_size // max(1, table.compress_size)
-        raise InputError(
-            f"{label} unfolds to {times:,} times its size. Unpack it and give the table's path"
+        raise Unreadable(
+            f"{label} decompresses to {times:,} times its size. Unpack it and "
+            "specify the path of the table",
+            kind="zip-bomb",
         )
     return replace(source, container="zip", member=table.filename, bytes=table.file_size)
 
@@ -539,16 +564,23 @@ def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
         names = json.loads(report)
         raise SeveralSheets(
             f"{source.option}: {title_of(source.path)}: its sheets with rows are "
-            f"{', '.join(map(repr, names))}. Name one with {source.read_option} sheet=…",
+            f"{', '.join(map(repr, names))}. Choose one with {source.read_option} "
+            "sheet=…",
             names,
+            kind="sheet-not-chosen",
         )
     what = "the workbook" if source.container == "workbook" else f"the file of {source.member}"
-    fault = {
-        0: "",
-        1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save it as CSV",
-    }.get(status, f"{what} is damaged, locked by a password, or none. Save it as CSV")
-    if fault:
-        raise InputError(f"{source.option}: {title_of(source.path)}: {fault}")
+    place = f"{source.option}: {title_of(source.path)}"
+    if status == 1:
+        raise OutOfRange(
+            f"{place}: it takes over {_BOOK_MEMORY >> 30} GB to read. Save it as CSV",
+            kind="workbook-too-large",
+        )
+    if status:
+        raise Unreadable(
+            f"{place}: {what} is damaged, locked by a password, or none. Save it as CSV",
+            kind="unreadable-workbook",
+        )
 
 
 def _head(source: Source) -> bytes:

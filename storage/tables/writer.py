@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from storage.tables.formulas import escape_formula
 from storage.tables.json_rows import ABSENT
 from storage.tables.reader import Row
@@ -31,7 +31,10 @@ Writer = Callable[[Sequence[Row]], object]
 def output_kind(path: Path) -> Kind:
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise InputError(f"--out: {path.name} has another ending. Use {', '.join(_SUFFIXES)}")
+        raise OutOfRange(
+            f"--out: {path.name} has another ending. Use {', '.join(_SUFFIXES)}",
+            kind="output-ending",
+        )
     return kind
 
 

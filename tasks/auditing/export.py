@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mechanisms.model.scorer import softmax
 from storage.durable import sync
-from storage.errors import InputError
+from storage.errors import Contradiction
 from storage.paths import Workspace
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.model_inputs import SPLITS, load_inputs
@@ -38,11 +38,16 @@ def place_of(workspace: Workspace, plan: Path, folder: Path | None) -> Path:
     place = (folder or workspace.private / FOLDER / plan.stem).resolve()
     # guard: test_an_export_leaves_with_a_bundle
     if place.is_relative_to(workspace.bundles.resolve()):
-        raise InputError(
-            f"--export: {place} is among the bundles, which are given away. Choose a private folder"
+        raise Contradiction(
+            f"--export: {place} is among the bundles, which are given "
+            "away. Choose a private folder",
+            kind="export-among-bundles",
         )
     if place.exists():
-        raise InputError(f"--export: {place} is there already. Remove it, or choose another folder")
+        raise Contradiction(
+            f"--export: {place} already exists. Remove it, or choose another folder",
+            kind="export-exists",
+        )
     return place
 
 
@@ -51,9 +56,11 @@ def require_one_model(candidate: Candidate) -> None:
     to attack yet.
     """
     if candidate.is_sampled:
-        raise InputError(
-            "--export: each release of this mechanism is another sample, so there is no one model "
-            "whose answers could be exported. `autocoder audit` alone attacks its samples"
+        raise Contradiction(
+            "--export: each release of this mechanism is another sample, so "
+            "there is no single model to export answers of. Without --export, "
+            "`autocoder audit` attacks its samples",
+            kind="no-single-model",
         )
 
 

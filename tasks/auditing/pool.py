@@ -95,8 +95,8 @@ def _pool(work: Work, *, canaries: int, seed: int) -> Figures:
     labels = torch.cat([given for _, given in halves])
     if canaries > len(labels):
         raise OutOfRange(
-            f"--canaries: {canaries} are more than the {len(labels)} records. Give at most "
-            f"{len(labels)}.",
+            f"--canaries: {canaries} are more than the {len(labels)} records. Use "
+            f"at most {len(labels)}.",
             kind="too-many-canaries",
         )
     family = torch.zeros(len(labels), dtype=torch.int64)

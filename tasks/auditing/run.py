@@ -47,7 +47,8 @@ def run(
         raise InputError(
             "plan: a new training run differs from the planned model: code or a library changed "
             "or stages are gone"
-            ". Train again with the same options, and audit the new plan."
+            ". Train again with the same options, and audit the new plan.",
+            kind="model-not-reproduced",
         )
     pool = None
     if settings.trials:

@@ -88,9 +88,9 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     # guard: test_reruns_with_more_draws_than_the_candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise OutOfRange(
-            f"--trial-draws: {settings.trial_draws} are more than the {limit} samples of {name}, "
-            "so that trials would "
-            f"claim more than it does and not count. Give at most {limit}.",
+            f"--trial-draws: {settings.trial_draws} are more than the {limit} "
+            f"samples of {name}, so the trials would claim more than it does and "
+            f"would not count. Use at most {limit}.",
             kind="too-many-draws",
         )
     return min(settings.trial_draws, limit)

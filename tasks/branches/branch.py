@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from mechanisms.mechanism import Mechanism, Workload, form_of
 from mechanisms.model.config import ModelConfig
-from storage.errors import InputError, Missing
+from storage.errors import Contradiction, Fault, Missing, Unknown
 from tasks.method import Method, parse_method, standard_methods
 from tasks.parameters import Delta, Epsilon, RetrainParameters
 
@@ -141,16 +141,17 @@ def choose(
         if name == "all":
             chosen |= {n: m for n, m in methods.items() if not obstacle(m, parameters)}
         elif name not in methods:
-            raise InputError(
-                f"--branches: branch {name} does not exist. Choose from {', '.join(methods)}"
+            raise Unknown(
+                f"--branches: unknown branch {name}. Choose from {', '.join(methods)}",
+                kind="unknown-branch",
             )
-        elif why := obstacle(methods[name], parameters):
-            raise InputError(f"--branches: {name} {why}")
+        elif fault := obstacle(methods[name], parameters):
+            raise Contradiction(f"--branches: {name} {fault.text}", kind=fault.kind)
         else:
             chosen[name] = methods[name]
     if not chosen:
         raise Missing(
-            f"--branches is empty. Name at least one of {', '.join(methods)}", kind="no-branches"
+            f"--branches is empty. Choose at least one of {', '.join(methods)}", kind="no-branches"
         )
     return tuple(chosen.values())
 
@@ -162,11 +163,15 @@ _FORMS = {
 }
 
 
-def obstacle(method: Method, parameters: RetrainParameters) -> str:
-    """Returns why a method cannot be fitted in this run; empty where it can."""
+def obstacle(method: Method, parameters: RetrainParameters) -> Fault | None:
+    """Returns why a method cannot be fitted in this run; None if it can."""
     reads = method.mechanism.reads
     if form_of(parameters.model) not in reads:
-        return "needs " + ", or ".join(_FORMS.get(form, form) for form in sorted(reads))
+        forms = ", or ".join(_FORMS.get(form, form) for form in sorted(reads))
+        return Fault(f"needs {forms}", kind="another-model-form")
     if method.needs_titles and not parameters.data.has_titles:
-        return "starts at the titles of codes. Give --codelist, or leave it out"
-    return ""
+        return Fault(
+            "starts at the titles of codes. Pass --codelist, or leave it out",
+            kind="no-titles-to-start-at",
+        )
+    return None

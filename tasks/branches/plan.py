@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from storage.durable import write_atomically
-from storage.errors import InputError, Missing
+from storage.errors import Missing, Unreadable
 from tasks.branches.branch import ComparisonSettings, model_for
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
@@ -70,12 +70,14 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
             origin = Origin.model_validate_json(file.read_bytes())
         except OSError:
             raise Missing(
-                f"plan {plan}: {file.name}, which holds its settings, is not next to it. "
-                "Run `autocoder train` again to write both",
+                f"plan {plan}: {file.name}, which contains its settings, is missing "
+                "from its folder. Run `autocoder train` again to write both",
                 kind="no-settings",
             ) from None
         except ValidationError as error:
-            raise InputError(f"{first_fault(error, file.name)}. Plan again") from None
+            raise Unreadable(
+                f"{first_fault(error, file.name)}. Plan again", kind="damaged-settings"
+            ) from None
         release = origin.parameters.release.model_copy(update={"policy": None})
         parameters = origin.parameters.model_copy(update={"release": release})
         return planned, origin.model_copy(update={"parameters": parameters})

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from storage.artifacts import ArtifactRef
-from storage.errors import InputError, Missing
+from storage.errors import Contradiction, Missing
 from tasks.branches.branch import ComparisonSettings, model_for, obstacle
 from tasks.branches.experiment import Experiment, Study, prepare
 from tasks.fitting.ingest import ingest_records
@@ -16,17 +16,18 @@ from tasks.running.stage import Context, Step
 def released_branch(parameters: RetrainParameters) -> tuple[Method, ComparisonSettings]:
     """Returns the method that a training run releases, and its terms."""
     method = parameters.method
-    if why := obstacle(method, parameters):
-        raise InputError(f"method: {method.name} {why}")
+    if fault := obstacle(method, parameters):
+        raise Contradiction(f"method: {method.name} {fault.text}", kind=fault.kind)
     if method.guarantee_kind == "none":
-        raise InputError(
-            f"method: {method.name} protects nothing, and cannot be released. Choose another"
+        raise Contradiction(
+            f"method: {method.name} protects nothing, and cannot be released. Choose another",
+            kind="unprotected-method",
         )
     terms = terms_of(method)
     if method.mechanism.needs_target_epsilon and terms.target_epsilon is None:
         raise Missing(
-            "method.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER",
-            kind="no-epsilon",
+            "method.target_epsilon is missing. Specify what the release may cost: --epsilon NUMBER",
+            kind="no-target-epsilon",
         )
     # target and delta come from the terms, as in a comparison, so that both share their stages
     mechanism = method.mechanism.without_target()[0]

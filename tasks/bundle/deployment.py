@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import InputError
+from storage.errors import InputError, Missing
 from storage.ledger.amounts import short
 from storage.ledger.budget import Charge
 from storage.ledger.entries import PolicySet, ReleaseRow, Row
@@ -53,7 +53,8 @@ class Deployment:
         if drawn is None:
             raise InputError(
                 f"release {release_id} is {release.row.state}. Only one that was sampled has a "
-                "record."
+                "record.",
+                kind="never-sampled",
             )
         stated = later
         for row in state.rows:
@@ -107,7 +108,10 @@ class Deployment:
             utility: how often the model is right, in sentences; empty: the bundle's card says.
         """
         if self.stated is None:
-            raise InputError("no policy states anything for a registry: there is no record")
+            raise Missing(
+                "no policy contains a statement for a registry, so there is no record",
+                kind="no-registry-statement",
+            )
         return self._words(utility)["record"]
 
     def answers(self, utility: Sequence[str] = ()) -> str:
@@ -128,14 +132,16 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
         raise InputError(
-            f"release {release_id} is {row.state}. Only a committed release has a record."
+            f"release {release_id} is {row.state}. Only a committed release has a record.",
+            kind="uncommitted-deployment",
         )
     deployment = Deployment.of(ledger, release_id, later=in_force.registry)
     if deployment.stated is None:
-        raise InputError(
-            f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and "
-            "record it with "
-            "`autocoder ledger change-policy`."
+        raise Missing(
+            f"policy {in_force.name} contains no statement for a registry. Add "
+            "`registry` to it, and record it with `autocoder ledger "
+            "change-policy`.",
+            kind="policy-without-registry",
         )
     return deployment
 

@@ -33,7 +33,7 @@ from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress import gate
 from storage.egress.allow_list import encoder_place
-from storage.errors import InputError, StorageError
+from storage.errors import Changed, Contradiction
 from storage.ingest import IngestConfig
 from storage.ledger import ReleaseRow
 from storage.tables.formulas import quote
@@ -95,10 +95,11 @@ def fill(
     """
     artifacts = candidate.artifact_digests
     if artifacts != row.plan.artifact_digests:
-        raise StorageError(
+        raise Changed(
             f"release {row.release_id} was reserved for other artifacts than those of this plan. "
             "Release the reserved "
-            "plan"
+            "plan",
+            kind="reserved-for-others",
         )
     codes = load_codes(context.store.open(candidate.dataset))
     facts = context.store.figures(candidate.dataset)
@@ -276,7 +277,10 @@ def _write_graphs(
     """
     if not onnx_graph.exists_for(model):
         if int8:
-            raise InputError("release.int8: this model has no graph for onnxruntime. Leave it out")
+            raise Contradiction(
+                "release.int8: this model has no graph for onnxruntime. Leave it out",
+                kind="no-int8-graph",
+            )
         return {}
     released, graphs = export.load(folder), {}
     exact = released.logits(texts).softmax(-1)
@@ -287,7 +291,9 @@ def _write_graphs(
         same = int((scores.argmax(1) == exact.argmax(1)).sum())
         change = float((scores - exact).abs().max())
         if name == GRAPH and not (change <= golden.TOLERANCE and same == len(texts)):
-            raise bundle.UnsoundBundle(GRAPH, "gives other scores than the model")
+            raise bundle.UnsoundBundle(
+                GRAPH, "gives other scores than the model", kind="graph-differs"
+            )
         graphs[name] = _Graph(hashlib.sha256(content).hexdigest(), same, len(texts), change)
     return graphs
 

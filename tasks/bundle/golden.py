@@ -17,7 +17,7 @@ import numpy as np
 
 from mechanisms.model.scorer import GRAPH, INT8, LABELS, Graph, Scorer, softmax
 from storage.bundle.folder import GOLDEN, UnsoundBundle
-from storage.errors import InputError
+from storage.errors import Missing
 from tasks.bundle.tokenizer import check_tokenizer
 from tasks.running import installation
 
@@ -94,7 +94,11 @@ def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
         if not (
             far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE
         ):  # also if a score is NaN
-            raise UnsoundBundle(GOLDEN, f"narrative {answer['id']}: the model gives another answer")
+            raise UnsoundBundle(
+                GOLDEN,
+                f"narrative {answer['id']}: the model gives another answer",
+                kind="answer-differs",
+            )
 
 
 def check_answers(
@@ -118,8 +122,9 @@ def check_answers(
         absent := [name for name in ("torch", "transformers") if find_spec(name) is None]
     ):
         if required:
-            raise InputError(
-                f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}"
+            raise Missing(
+                f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}",
+                kind="no-graph",
             )
         return None
     check_tokenizer(bundle, [answer["text"] for answer in contents[GOLDEN]])
@@ -137,12 +142,18 @@ def check_answers(
             scorer = export.load(bundle)
     except Exception as error:
         raise UnsoundBundle(
-            name, f"the model cannot be loaded with it ({type(error).__name__})"
+            name,
+            f"the model cannot be loaded with it ({type(error).__name__})",
+            kind="model-does-not-load",
         ) from None
     try:
         check(scorer, contents[GOLDEN])
     except UnsoundBundle:
         raise
     except Exception as error:
-        raise UnsoundBundle(GOLDEN, f"the model cannot answer ({type(error).__name__})") from None
+        raise UnsoundBundle(
+            GOLDEN,
+            f"the model cannot answer ({type(error).__name__})",
+            kind="model-does-not-answer",
+        ) from None
     return len(contents[GOLDEN])

@@ -5,7 +5,7 @@ licence.
 from __future__ import annotations
 
 from deployments import licence_text
-from storage.errors import InputError
+from storage.errors import Unknown
 
 OURS = "Apache-2.0"
 SPDX = (
@@ -50,9 +50,10 @@ def resolve(name: str | None) -> str:
     if name is None:
         return OURS
     if name not in SPDX:
-        raise InputError(
-            f"release.licence: {name[:80]} is not a supported SPDX name. Give one of them: "
-            f"{', '.join(SPDX)}"
+        raise Unknown(
+            f"release.licence: {name[:80]} is not a supported SPDX name. Choose "
+            f"from {', '.join(SPDX)}",
+            kind="unknown-licence",
         )
     return name
 

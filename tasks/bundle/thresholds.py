@@ -227,31 +227,41 @@ def read_thresholds(path: Path) -> Thresholds:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise MechanismError(
-                f"{path}: its schema is not {SCHEMA}. This version cannot read it."
+                f"{path}: its schema is not {SCHEMA}. This version cannot read it.",
+                kind="thresholds-schema",
             )
         temperature, entries = float(content["temperature"]), list(content["thresholds"])
         least, most = TEMPERATURES
         # guard: test_thresholds_that_make_every_score_nan
         if not least <= temperature <= most:
-            raise MechanismError(f"{path}: the temperature must be from {least} to {most}.")
+            raise MechanismError(
+                f"{path}: the temperature must be from {least} to {most}.",
+                kind="temperature-out-of-range",
+            )
         for entry in entries:
             value = entry["threshold"]
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):
-                raise MechanismError(f"{path}: a target accuracy or a threshold is outside 0 to 1.")
+                raise MechanismError(
+                    f"{path}: a target accuracy or a threshold is outside 0 to 1.",
+                    kind="threshold-out-of-range",
+                )
         str(content["fitted_on"])
         for key in ("release", "bundle_digest"):
             if not isinstance(content.get(key, ""), str):
-                raise MechanismError(f"{path}: its {key} is not a text.")
+                raise MechanismError(
+                    f"{path}: its {key} is not a string.", kind="threshold-not-text", option=key
+                )
         if "reached" in content:
             best_accuracy(content)
         for entry in content["sets"]["coverages"] if "sets" in content else ():
             Sets.of(entry)
     except OSError:
-        raise MechanismError(f"{path} cannot be read") from None
+        raise MechanismError(f"{path} cannot be read", kind="unreadable-thresholds") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, MechanismError):
             raise
         raise MechanismError(
-            f"{path} is not a thresholds file: a field is missing, or it is damaged."
+            f"{path} is not a thresholds file: a field is missing, or it is damaged.",
+            kind="not-thresholds",
         ) from None
     return content

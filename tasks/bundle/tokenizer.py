@@ -68,4 +68,5 @@ def check_tokenizer(folder: Path, texts: Sequence[str]) -> None:
         raise UnsoundBundle(
             name,
             f"cannot be loaded and used in {SECONDS} s of processor time and {_BYTES >> 30} GB",
+            kind="unusable-tokenizer",
         ) from None

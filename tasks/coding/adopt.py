@@ -24,7 +24,7 @@ from storage.bundle.stated import accuracy_lines, difference, stated_accuracy
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.egress.allow_list import FILES, list_files
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, NotInstalled
 from storage.narrative_look import NarrativeLook, look_at
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -150,10 +150,12 @@ def adopt(
     """Takes a bundle over into a new folder, whole or not at all."""
     if own.data is not None:
         if find_spec("scipy") is None:
-            raise InputError(installation.refusal(["scipy"]))
+            raise NotInstalled(installation.refusal(["scipy"]), kind="scipy-missing")
         if own.label is None:
-            raise InputError(
-                "--label: missing. Name the column of --data with the codes that people gave."
+            raise Missing(
+                "--label: missing. Specify the column of --data with the codes "
+                "that people assigned.",
+                kind="no-label",
             )
         survey(
             own.data,
@@ -179,8 +181,10 @@ def adopt(
         except OSError:
             if not out.exists():
                 raise
-            raise InputError(
-                f"--out: {out} was made meanwhile, by another adoption. Name another folder."
+            raise Contradiction(
+                f"--out: {out} was created by another adoption in the meantime. "
+                "Choose another folder.",
+                kind="adopted-meanwhile",
             ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -259,10 +263,12 @@ def _require_use(fitted: Thresholds, notes: Sequence[str]) -> None:
     right = float(fitted["reached"]["accuracy_of_all"])
     if right < _LEAST_RIGHT:
         why = f" ({'; '.join(notes)})" if notes else ""
-        raise InputError(
-            f"--data: the model gives {right:.1%} of these records the code that people gave{why}, "
-            f"less than {_LEAST_RIGHT:.0%}: it is for other records, or the columns are. Check "
-            "--text and --label; without --data it is adopted as it is"
+        raise Contradiction(
+            f"--data: the model assigns {right:.1%} of these records the code "
+            f"that people assigned{why}, less than {_LEAST_RIGHT:.0%}. Either it "
+            "was trained for other records, or the columns are wrong. Check "
+            "--text and --label. Without --data the bundle is adopted as it is",
+            kind="model-mostly-wrong",
         )
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from storage.durable import write_atomically
-from storage.errors import InputError
+from storage.errors import Contradiction
 from storage.tables.formulas import unquote
 from storage.tables.reader import survey
 from tasks.coding.coder import UNTRAINED
@@ -88,8 +88,10 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
     table = survey(coded, text_columns=[])
     prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]
     if not prefixes:
-        raise InputError(
-            f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}."
+        raise Contradiction(
+            f"{coded} was not written by `autocoder code`: it has no column {_DIGEST}.",
+            kind="not-a-coded-table",
+            column=_DIGEST,
         )
     reviewed = {prefix for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns}
     wanted: list[str] = []

@@ -29,7 +29,15 @@ from storage.bundle.folder import (
     bundle_digest,
 )
 from storage.egress.allow_list import LEXICON
-from storage.errors import InputError, StorageError
+from storage.errors import (
+    Contradiction,
+    InputError,
+    Missing,
+    OutOfRange,
+    StorageError,
+    Unknown,
+    Unreadable,
+)
 from storage.narrative_look import NarrativeLook, language_note, long_note
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
@@ -292,15 +300,18 @@ class Coder:
         entries = [] if limits is None else limits["coverages"]
         fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
         if not fitted:
-            raise InputError(
-                "--coverage: the thresholds have no limits of sets: no table of the test half was "
-                "released, its noise hides them, or your own were fitted without. Fit them with "
-                "`autocoder adopt --data FILE --sets`."
+            raise Missing(
+                "--coverage: the thresholds contain no limits for sets. Either "
+                "no table of the test half was released, or its noise hides "
+                "them, or your own were fitted without. Fit them with `autocoder "
+                "adopt --data FILE --sets`.",
+                kind="no-limits-of-sets",
             )
         if coverage not in fitted:
-            raise InputError(
-                f"--coverage: no sets for {coverage:g}. Take "
-                f"{', '.join(f'{accuracy:g}' for accuracy in fitted)}."
+            raise Unknown(
+                f"--coverage: no sets for {coverage:g}. Choose from "
+                f"{', '.join(f'{accuracy:g}' for accuracy in fitted)}.",
+                kind="unknown-coverage",
             )
         return replace(self, sets=fitted[coverage])
 
@@ -313,7 +324,10 @@ class Coder:
         """
         if self.thresholds is None:
             why = WITHOUT_TABLE.partition(". ")[0]
-            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}. {why}. {_OTHERWISE}")
+            raise Missing(
+                f"--accuracy: this bundle has no {THRESHOLDS}. {why}. {_OTHERWISE}",
+                kind="no-thresholds",
+            )
         scores = {
             entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]
         }
@@ -327,16 +341,18 @@ class Coder:
         )
         if accuracy not in scores:
             targets = ", ".join(f"{target:g}" for target in sorted(scores)) or "none"
-            raise InputError(
-                f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}"
+            raise Unknown(
+                f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}",
+                kind="unknown-accuracy",
             )
         score = scores[accuracy]
         if score is None:
             best = best_accuracy(self.thresholds)
-            raise InputError(
-                f"--accuracy: no score reached {accuracy:g} with confidence on "
+            raise OutOfRange(
+                f"--accuracy: no score achieves {accuracy:g} with confidence on "
                 f"{self.thresholds['fitted_on']}. "
-                f"{best}{' ' if best else ''}{advice}"
+                f"{best}{' ' if best else ''}{advice}",
+                kind="accuracy-not-reached",
             )
         return float(score)
 
@@ -394,13 +410,15 @@ def open_bundle(
             read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
         )
     except MechanismError as error:
-        raise InputError(f"--thresholds: {error}" if thresholds else f"--bundle: {error}") from None
+        option = "--thresholds" if thresholds else "--bundle"
+        raise InputError(f"{option}: {error}", kind=error.kind, option=option) from None
     # guard: test_thresholds_of_this_years_with_next_years
     if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
-        raise InputError(
+        raise Contradiction(
             f"{thresholds} was fitted on another bundle (release "
             f"{fitted.get('release', 'unknown')}, "
-            f"not {release}). Adopt this one again."
+            f"not {release}). Adopt this one again.",
+            kind="thresholds-of-another-bundle",
         )
     coder = Coder(
         release=release,
@@ -421,7 +439,9 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
     model in torch.
     """
     if not (folder / STATEMENT).is_file():
-        raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
+        raise Unreadable(
+            f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.", kind="not-a-bundle"
+        )
     try:
         release = str(json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -438,7 +458,10 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
         if band is not None:
             return release, replace(quick, near_tie=band)
     if precision == "int8":
-        raise InputError(f"--precision: {folder} has no {INT8} whose codes hold. Leave it out.")
+        raise Missing(
+            f"--precision: {folder} has no {INT8} with the same codes. Leave it out.",
+            kind="no-int8-file",
+        )
     if (folder / GRAPH).is_file():
         return release, _opened(folder, Graph.load)
     from mechanisms.model import export
@@ -450,16 +473,19 @@ def _opened(folder: Path, load: Callable[[Path], T]) -> T:
     try:
         return load(folder)
     except MechanismError as error:
-        raise InputError(f"--bundle: {error}") from None
+        raise InputError(f"--bundle: {error}", kind=error.kind) from None
     except Exception as error:  # a damaged model may raise anything in the libraries
         what = type(error).__name__
-        raise InputError(
-            f"--bundle: {folder} is damaged: its model cannot be loaded ({what})."
+        raise Unreadable(
+            f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).",
+            kind="unloadable-bundle",
         ) from None
 
 
 def _damaged(folder: Path, file: Path) -> InputError:
-    return InputError(f"--bundle: {folder} is damaged: {file} cannot be read.")
+    return Unreadable(
+        f"--bundle: {folder} is damaged: {file} cannot be read.", kind="damaged-bundle"
+    )
 
 
 def require_not_revoked(coder: Coder, home: Path) -> None:
@@ -480,7 +506,7 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
 
             read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)
     except StorageError as error:
-        raise StorageError(f"--bundle: {error}. Name a newer one.") from None
+        raise StorageError(f"--bundle: {error}. Use a newer one.", kind=error.kind) from None
 
 
 def newest_bundle(home: Path) -> Path:
@@ -503,9 +529,10 @@ def newest_bundle(home: Path) -> Path:
     committed = folders.keys() & sequences.keys()
     if not committed:
         raise StorageError(
-            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder train` and "
-            "a bundle with "
-            "`autocoder release PLAN`, or name a bundle with --bundle."
+            f"no committed bundle in {workspace.bundles}. Make a plan with "
+            "`autocoder train` and a bundle with `autocoder release PLAN`, or "
+            "specify a bundle with --bundle.",
+            kind="no-committed-bundle",
         )
     newest = max(committed, key=lambda name: (name not in revoked, sequences[name]))
     return folders[newest]
@@ -540,8 +567,10 @@ def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
     codes = [row[columns.index("code")].strip() for row in rows]
     for number, code in enumerate(codes, start=1):
         if code not in coder.model.codes:
-            raise InputError(
-                f"{option}: {path}: row {number}: the bundle has no such code. Correct the row."
+            raise Unknown(
+                f"{option}: {path}: row {number}: unknown code. Correct the row.",
+                kind="unknown-sensitive-code",
+                row=number,
             )
     return tuple(codes)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from mechanisms.model.conformal import Sets
-from storage.errors import InputError
+from storage.errors import Contradiction
 from storage.tables.reader import Row, Table
 from tasks.coding.coder import Coder, Coding
 
@@ -110,8 +110,9 @@ USUAL = (
 def require_free(table: Table, added: Collection[str]) -> None:
     """Refuses a table that has columns of the answers, with all their names, which are no cells."""
     if taken := [name for name in table.columns if name in added]:
-        raise InputError(
+        raise Contradiction(
             f"--data: {table.source.name} has columns that the answers would overwrite: "
             f"{', '.join(taken)}. Rename "
-            "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_."
+            "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_.",
+            kind="overwritten-columns",
         )

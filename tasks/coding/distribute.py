@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storage.errors import InputError, StorageError
+from storage.errors import Changed, Contradiction, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.options import ReadOptions
 from storage.tables.reader import Row, survey
@@ -43,10 +43,10 @@ def distribute(
         bundle: the folder that the coder was opened with, as the other files are.
     """
     if list(bundles.coders) != [""] or not bundle.is_dir():
-        raise InputError(
-            "--engine: workers code with one bundle, unpacked where every worker sees it. Give "
-            "one --bundle FOLDER "
-            "without a name."
+        raise Contradiction(
+            "--engine: workers code with one bundle, unpacked at a place that "
+            "every worker can read. Specify one --bundle FOLDER without a name.",
+            kind="engine-needs-folder",
         )
     coder, (answers,) = bundles.coders[""], job.answers
     with closing(job.pieces()) as every:
@@ -79,9 +79,9 @@ def distribute(
     map_parts(compute, [json.dumps([request, n]) for n in missing], engine=engine, done=done)
     if not all(job.part(bundles, n).is_file() for n in missing):
         raise StorageError(
-            f"code: pieces are not in {job.folder}. Give all workers the folder of the output at "
-            "the same path. Run "
-            "again."
+            f"code: pieces are not in {job.folder}. Mount the folder of the "
+            "output at the same path on all workers, and run again.",
+            kind="pieces-missing",
         )
 
 
@@ -93,10 +93,11 @@ def compute(part: str) -> str:
         piece = opened.piece(number)
         if not file.parent.is_dir():
             raise StorageError(
-                "engine: the table, the bundle, the options or the code differ on a worker, the "
-                "output's folder is not "
-                "shared, or that run has ended. Give all workers the same files and libraries, "
-                "and run again."
+                "engine: the table, the bundle, the options or the code differ "
+                "on a worker, the output's folder is not shared, or that run has "
+                "ended. Install the same files and libraries on all workers, and "
+                "run again.",
+                kind="workers-differ",
             )
         code_piece(opened.bundles, opened.job, piece, file)
     return ""
@@ -135,7 +136,10 @@ class _Opened:
             self._next = n + 1
             if n == number:
                 return piece
-        raise StorageError(f"{self.job.table.source.name} changed during coding. Run again.")
+        raise Changed(
+            f"{self.job.table.source.name} changed during coding. Run again.",
+            kind="changed-during-coding",
+        )
 
     def close(self) -> None:
         if self._pieces is not None:

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import InputError
+from storage.errors import Contradiction, OutOfRange
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
 from tasks.coding.strata import scores_of
@@ -61,14 +61,17 @@ def read_period(
     codes, scores = map(np.array, scores_of(table, prefix))
     coded = codes != ""
     if coded.sum() < _FEWEST:
-        raise InputError(
-            f"{option}: {path} has {coded.sum()} coded rows. A comparison needs {_FEWEST}."
+        raise OutOfRange(
+            f"{option}: {path} has {coded.sum()} coded rows. A comparison needs "
+            f"at least {_FEWEST}.",
+            kind="too-few-coded-rows",
         )
     origins = {cells for has, cells in zip(coded, table.text_rows(origin), strict=True) if has}
     if len(origins) > 1:
-        raise InputError(
+        raise Contradiction(
             f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. "
-            "Compare one with one."
+            "Compare one with one.",
+            kind="mixed-origins",
         )
     titles = {code: title for code, title in table.text_rows([f"{prefix}code", f"{prefix}title"])}
     return Period(
@@ -151,10 +154,11 @@ def _require_same_origin(now: Period, reference: Period) -> None:
     pairs = zip(names, now.origin, reference.origin, strict=True)
     differing = [name for name, value, earlier in pairs if value != earlier]
     if differing:
-        raise InputError(
+        raise Contradiction(
             "the periods are not comparable: they were coded with another "
             f"{' and '.join(differing)}. Code both with "
-            "one bundle and the same thresholds."
+            "one bundle and the same thresholds.",
+            kind="incomparable-periods",
         )
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 
 from storage.durable import replace_atomically
-from storage.errors import InputError
+from storage.errors import Contradiction
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.quality import DoubleCoded
 
@@ -257,10 +257,10 @@ def _adjusted(table: DoubleCoded) -> Floats:
     weights, missing, rows = table.weights, table.missing, len(table.codes)
     total = float(weights.sum() + missing.sum())
     if abs(total - rows) > max(1.0, 0.01 * rows):
-        raise InputError(
-            f"--sample: its weights add up to {total:,.0f} rows, and the table has {rows:,}. "
-            "Give the table from which "
-            "it was taken."
+        raise Contradiction(
+            f"--sample: its weights add up to {total:,.0f} rows, but the table "
+            f"has {rows:,}. Use the table from which it was taken.",
+            kind="weights-of-another-table",
         )
     new = weights.copy()
     for weight in np.unique(missing):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mechanisms.model.classifier import MeanPooled
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
-from storage.errors import InputError
+from storage.errors import Missing, Unknown
 from tasks.coding.coder import Coder
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -55,10 +55,13 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
     released = coder.released
     for number, code in enumerate(codes):
         if code not in released.codes:
-            raise InputError(f"codes.{number}: the model has no such code. Take them from /codes.")
+            raise Unknown(
+                f"codes.{number}: unknown code. The codes of the model are at /codes.",
+                kind="unknown-explained-code",
+            )
     text = text[:MOST_CHARACTERS]
     if not text.strip():
-        raise InputError("narrative: it is blank. Send one with words.")
+        raise Missing("narrative: it is blank. Send one with words.", kind="blank-narrative")
     words = tuple(match.span() for match in _WORD.finditer(text))
     starts = [start for start, _ in words]
     tokens: Any = released.tokenizer(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.artifacts import digest
-from storage.errors import InputError
+from storage.errors import Missing
 
 _SIGNS = ".-/ "
 _BY_DIGITS = ("OIICS",)
@@ -82,9 +82,11 @@ def groups_of(
     names = _useful_names(above, depths, codes=len(codes))
     if not names:
         if levels != "auto":
-            raise InputError(
-                "--groups: the codes give no groups that save work: none has only some of them. "
-                "Leave it out, or name a list with the columns code and parent"
+            raise Missing(
+                "--groups: the codes form no groups that save work, because no "
+                "group contains only some of them. Leave it out, or specify a "
+                "list with the columns code and parent",
+                kind="no-groups",
             )
         return None
     members = np.array([[name in above[code] for name in names] for code in codes], np.float32)

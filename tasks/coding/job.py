@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from storage.artifacts import digest, file_digest
 from storage.code_version import code_version
 from storage.durable import limit_rights, replace_atomically, sync, write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import Changed, Contradiction, Missing, StorageError
 from storage.locks import locked
 from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
@@ -106,8 +106,9 @@ def run(
     schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
-        raise InputError(
-            f"--data: {job.table.source.name} has duplicate column names, which only CSV supports."
+        raise Contradiction(
+            f"--data: {job.table.source.name} has duplicate column names, which only CSV supports.",
+            kind="duplicate-columns",
         )
     _check_output(job, bundles)
     before = _existing(job, schema, bundles) if job.append else None
@@ -171,7 +172,10 @@ def _merge(
             for piece in pieces(rows, columns=len(schema)):
                 write([row + next(answers) + origin for row in piece])
     if job.table.changed():
-        raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
+        raise Changed(
+            f"{job.table.source.name} changed during coding. Run again.",
+            kind="changed-during-coding",
+        )
     for part in job.table.files:
         limit_rights(fresh, job.out, part.source.path)
     sync(fresh)
@@ -211,10 +215,13 @@ def _parts(job: CodingJob) -> list[Path]:
 
 def _check_output(job: CodingJob, bundles: Bundles) -> None:
     if job.out.is_dir():
-        raise InputError(f"--out: {job.out} is a folder. Name a file.")
+        raise Contradiction(
+            f"--out: {job.out} is a folder. Specify a file.", kind="output-is-folder"
+        )
     if job.out.exists() and not (job.append or job.overwrite or _finished(job, bundles)):
-        raise InputError(
-            f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it."
+        raise Contradiction(
+            f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it.",
+            kind="output-exists",
         )
 
 
@@ -249,17 +256,21 @@ def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | No
         if name.endswith(("classification", "classification_version"))
     ]
     if missing := [name for name in origin if name not in before.columns]:
-        raise InputError(
-            f"--append: {job.out} has no column {missing[-1]!r}, so this command did not write "
-            "it. Name another file."
+        raise Contradiction(
+            f"--append: {job.out} has no column {missing[-1]!r}, so this command "
+            "did not write it. Specify another file.",
+            kind="not-written-by-code",
+            column=missing[-1],
         )
     mine = tuple(bundles.origin[name] for name in origin)
     for number, row in enumerate(before.read(origin), start=1):
         if row != mine:
-            raise InputError(
-                f"--append: {job.out} contains codes of another version (row {number}). These "
-                "bundles code "
-                f"{' '.join(mine)}, and a table must not mix versions. Name another file."
+            raise Contradiction(
+                f"--append: {job.out} contains codes of another version (row "
+                f"{number}). These bundles code {' '.join(mine)}, and a table "
+                "must not mix versions. Specify another file.",
+                kind="mixed-versions",
+                row=number,
             )
     names = (
         [escape_formula(name) for name in schema.names] if before.kind == "csv" else schema.names
@@ -270,8 +281,9 @@ def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | No
         else before.columns == tuple(names)
     )
     if not fits:
-        raise InputError(
-            f"--append: {job.out} has other columns than this job writes. Name another file."
+        raise Contradiction(
+            f"--append: {job.out} has other columns than this job writes. Specify another file.",
+            kind="other-output-columns",
         )
     return before
 
@@ -281,16 +293,18 @@ def _locked(job: CodingJob) -> Iterator[None]:
     try:
         job.folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
-        raise InputError(
-            f"--out: {job.out.parent} does not exist. Make the folder first."
+        raise Missing(
+            f"--out: {job.out.parent} does not exist. Create the folder first.",
+            kind="no-output-folder",
         ) from None
     with ExitStack() as held:
         try:
             held.enter_context(locked(job.folder / _LOCK, wait=False))
         except BlockingIOError:
             raise StorageError(
-                f"--out: another process is coding into {job.out}. Wait for it or name another "
-                "file."
+                f"--out: another process is writing codes to {job.out}. Wait for "
+                "it, or specify another file.",
+                kind="output-locked",
             ) from None
         yield
 

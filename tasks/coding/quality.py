@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.durable import replace_atomically
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, OutOfRange
 from storage.ingest.cell_digests import normal_form
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -47,8 +47,10 @@ def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) 
     table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
     given = table.columns[: table.columns.index(f"{prefix}code")]
     if not given:
-        raise InputError(
-            "--text: the table has no column but the answers. Name that of the narratives."
+        raise Missing(
+            "--text: the table has only the columns of the answers. Specify the "
+            "column of the narratives.",
+            kind="no-text-column",
         )
     rows = list(islice(table.text_rows(given), _SEEN))
     lengths = [sum(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -81,14 +83,18 @@ def draw(
         prefix: of the columns of one bundle, where the table has the codes of several.
     """
     if out.exists():
-        raise InputError(f"--out: {out} exists and may contain work. Name another file.")
+        raise Contradiction(
+            f"--out: {out} exists and may contain work. Specify another file.", kind="sample-exists"
+        )
     kind = output_kind(out)
     code, human = f"{prefix}code", f"{prefix}{HUMAN}"
     named = [ROW, *columns, WEIGHT, human]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
-        raise InputError(
+        raise Contradiction(
             f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename "
-            "it."
+            "it.",
+            kind="column-in-sample",
+            column=twice[0],
         )
     table = survey(coded, text_columns=[code, *columns], option="CODED", read=read)
     rng = Random(seed) if seed is not None else SystemRandom()
@@ -97,8 +103,10 @@ def draw(
     if size is None:
         strata = [Stratum(others, math.ceil(share * len(others)))]
     elif size <= len(always):
-        raise InputError(
-            f"--rows: sensitive codes alone have {len(always)}. Give more than {size}."
+        raise OutOfRange(
+            f"--rows: there are {len(always)} rows with sensitive codes alone. "
+            f"Use more than {size}.",
+            kind="too-few-rows",
         )
     else:
         strata = stratify(*scores_of(table, prefix), others, size=size - len(always))
@@ -160,7 +168,9 @@ def read_double_coded(
         read: how the sample is read.
     """
     if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
-        raise InputError(f"--by: name at most {_MOST_GROUPS} different columns.")
+        raise OutOfRange(
+            f"--by: specify at most {_MOST_GROUPS} different columns.", kind="grouping-columns"
+        )
     table = survey(coded, text_columns=[f"{prefix}code", *by], option="CODED")
     title = [f"{prefix}title"] if f"{prefix}title" in table.columns else []
     codes: list[str] = []
@@ -188,10 +198,12 @@ def read_double_coded(
             or not 1 <= value <= len(codes)
             or int(rank) - 1 in given
         ):
-            raise InputError(
-                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the sample "
-                "that was taken, or the "
-                "row is there twice. Give the sample as it was taken, with its codes."
+            raise Contradiction(
+                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs "
+                "from the sample that was taken, or the row occurs twice. Use "
+                "the sample as it was taken, with its codes.",
+                kind="changed-sample",
+                row=number,
             )
         given[int(rank) - 1] = (value, cell)
         texts[int(rank) - 1] = others
@@ -212,7 +224,11 @@ def read_double_coded(
     human = np.array(read_codes)
     has = human != ""
     if not has.any():
-        raise InputError(f"--sample: {sample}: no row has a {columns[-1]}. Fill in the column.")
+        raise Missing(
+            f"--sample: {sample}: no row has a {columns[-1]}. Fill in the column.",
+            kind="no-codes-in-sample",
+            column=columns[-1],
+        )
     places, weights = np.array(list(given)), np.array([weight for weight, _ in given.values()])
     order = np.argsort(places[has])
     return DoubleCoded(
@@ -238,10 +254,12 @@ def _require_own_rows(
             own = texts.get(number)
             other += own is not None and not all(map(_is_same, own, row))
     if other:
-        raise InputError(
-            f"{place}: in {other:,} of {len(texts):,} rows the text is not that of the coded "
-            f"table's row that {ROW} names: a column was sorted alone, or the sample is of another "
-            "table. Give the sample as it was taken, with its codes."
+        raise Contradiction(
+            f"{place}: in {other:,} of {len(texts):,} rows the text differs from "
+            f"that of the coded table's row in {ROW}. Either one column was "
+            "sorted alone, or the sample is of another table. Use the sample as "
+            "it was taken, with its codes.",
+            kind="sorted-alone",
         )
 
 
@@ -274,10 +292,11 @@ def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -
             if codes == sorted(codes, key=order, reverse=falls) and others != sorted(
                 others, key=order, reverse=falls
             ):
-                raise InputError(
-                    f"{place}: the codes are in order, and those of the model for the same rows "
-                    "are not: the column was sorted alone. Give the sample as it was taken, with "
-                    "its codes."
+                raise Contradiction(
+                    f"{place}: the codes are in order, but those of the model for "
+                    "the same rows are not, so the column was sorted alone. Use "
+                    "the sample as it was taken, with its codes.",
+                    kind="sorted-codes",
                 )
 
 

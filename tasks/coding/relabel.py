@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from storage.codelist import normalise_code
 from storage.durable import replace_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import Missing, StorageError, Unknown
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Row, Table, pieces, read_small
@@ -54,13 +54,17 @@ def read_correspondence(
         if not before or not after:
             continue
         if after not in codes:
-            raise InputError(
-                f"{option}: {path}: row {number} has the new code {after[:40]!r}, which is not on "
-                "--codelist. Give the list of the revision"
+            raise Unknown(
+                f"{option}: {path}: row {number} has the new code {after[:40]!r}, "
+                "which is not on --codelist. Use the list of the revision",
+                kind="unlisted-new-code",
+                row=number,
             )
         found.setdefault(before, {})[after] = None
     if not found:
-        raise InputError(f"{option}: {path} has no row with an old and a new code")
+        raise Missing(
+            f"{option}: {path} has no row with an old and a new code", kind="empty-correspondence"
+        )
     return {before: tuple(after) for before, after in found.items()}
 
 
@@ -154,6 +158,7 @@ def relabel(table: Table, out: Path, how: Relabelling) -> Relabelled:
     done = Relabelled({way: ways[way] for way in get_args(Way)})
     if done.rows != table.rows:
         raise StorageError(
-            f"{table.source.name}: {table.rows:,} rows, {done.rows:,} relabelled. Run again"
+            f"{table.source.name}: {table.rows:,} rows, {done.rows:,} relabelled. Run again",
+            kind="rows-not-relabelled",
         )
     return done

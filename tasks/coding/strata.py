@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from storage.tables.reader import Table
 
 _BANDS = (0.5, 0.9)
@@ -50,8 +50,10 @@ def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
         except ValueError:
             value = -1.0
         if not 0 <= value <= 1:
-            raise InputError(
-                f"{table.source.label}, row {number}: the score is not a number of 0 to 1."
+            raise OutOfRange(
+                f"{table.source.label}, row {number}: the score is not a number from 0 to 1.",
+                kind="score-not-a-number",
+                row=number,
             )
         codes.append(code.strip())
         scores.append(value)
@@ -70,7 +72,10 @@ def stratify(
         members[own_code, band].append(row)
     strata = [members[key] for key in sorted(members, key=str)]
     if size < min(len(rows), _FEWEST_DRAWN * len(strata)):
-        raise InputError(f"--rows: {size} besides those of sensitive codes are too few. Give more.")
+        raise OutOfRange(
+            f"--rows: {size} in addition to those of sensitive codes are too few. Use more.",
+            kind="sample-too-small",
+        )
     errors = np.array([_expected_error([scores[row] for row in stratum]) for stratum in strata])
     deviations = np.sqrt(errors * (2 - errors))
     drawn = allocate(list(map(len, strata)), deviations.tolist(), size)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mechanisms.model.calibration import autocoded_shares
 from mechanisms.model.scorer import Scores
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing
 from storage.spelling import human_codes
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -231,7 +231,9 @@ def answers(
         progress.report("successor", done, table.rows)
     if not right:
         wanted = "a text and a code" if label else "a text"
-        raise InputError(f"{option}: {data} has no row with {wanted}.")
+        raise Missing(
+            f"{option}: {data} has no row with {wanted}.", kind="no-usable-rows", option=option
+        )
     by_old, by_new = np.concatenate(scores_of_old), np.concatenate(scores_of_new)
     return Answers(
         _best_codes(old, by_old),
@@ -292,8 +294,8 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
 
 def require_same_classification(old: Coder, new: Coder) -> None:
     if old.classification != new.classification:
-        raise InputError(
-            f"NEW: it codes {new.classification}, OLD codes {old.classification}. Compare "
-            "bundles of one "
-            "classification."
+        raise Contradiction(
+            f"NEW: it codes {new.classification}, but OLD codes "
+            f"{old.classification}. Compare bundles of one classification.",
+            kind="another-classification",
         )

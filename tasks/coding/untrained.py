@@ -21,7 +21,7 @@ from storage.code_version import code_version
 from storage.codelist import Code, read_list
 from storage.durable import own_folder
 from storage.egress.public_lists import published_name
-from storage.errors import InputError
+from storage.errors import Contradiction, Missing, NotInstalled
 from storage.paths import Workspace
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from tasks.coding.coder import UNTRAINED, Coder, ModelKind, Reads
@@ -60,15 +60,18 @@ class UntrainedCoder(Coder):
         )
 
     def with_sets(self, coverage: float) -> Coder:
-        raise InputError(
-            "--coverage: an untrained coder has no sets, which are fitted on coded records. Leave "
-            "it out, or use a bundle"
+        raise Contradiction(
+            "--coverage: an untrained coder has no sets, because they are fitted "
+            "on coded records. Leave it out, or use a bundle",
+            kind="untrained-sets",
         )
 
     def threshold_for(self, accuracy: float) -> float:
-        raise InputError(
-            "--accuracy: an untrained coder has no thresholds, which are fitted on coded records. "
-            "Choose a score with --threshold, or use a bundle"
+        raise Contradiction(
+            "--accuracy: an untrained coder has no thresholds, because they are "
+            "fitted on coded records. Choose a score with --threshold, or use a "
+            "bundle",
+            kind="untrained-thresholds",
         )
 
 
@@ -87,12 +90,13 @@ def open_codelist(
         home: a workspace; where it exists, the stage of its titles is that of a later training.
     """
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
-        raise InputError(f"--codelist: {installation.refusal(missing)}")
+        raise NotInstalled(f"--codelist: {installation.refusal(missing)}", kind="training-missing")
     listed = read_list(path, option="--codelist", read=read)
     if not any(code.title or code.description for code in listed.codes):
-        raise InputError(
-            f"--codelist: {path} has no titles, which are all that an untrained coder reads. Give "
-            "a list with titles"
+        raise Missing(
+            f"--codelist: {path} has no titles, and an untrained coder reads "
+            "nothing else. Use a list with titles",
+            kind="untitled-list",
         )
     return _coder_of(listed.codes, model, path=path, home=home, levels=levels, notes=listed.notes)
 

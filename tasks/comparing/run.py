@@ -56,7 +56,7 @@ def refuse_early(
     names = [branch.name for branch in _calibrated(chosen)]
     if names and terms.target_epsilon is None:
         raise Missing(
-            f"--epsilon is missing: {', '.join(names)} need a target. Give --epsilon NUMBER",
+            f"--epsilon is missing: {', '.join(names)} need a target. Pass --epsilon NUMBER",
             kind="no-epsilon",
         )
     loads: dict[str, Workload] = {}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from mechanisms.model.config import ModelConfig
 from storage.artifacts import ArtifactRef
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError
 from tasks.running.stage import Context
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         mechanism = parsed(self.mechanism)
         model = mechanism.load(context.store.open(self.fitted), run)
         if not isinstance(model, Drawable):
-            raise StorageError(f"a model of `{mechanism.kind}` has no parameters to release")
+            raise StorageError(
+                f"a model of `{mechanism.kind}` has no parameters to release",
+                kind="nothing-to-draw",
+            )
         return model
 
     def draw(self, context: Context) -> Tensor:
@@ -73,10 +76,11 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             StorageError: they differ.
         """
         if not self.drawable(context).could_draw(theta):
-            raise StorageError(
+            raise DamagedData(
                 f"sample: its parameters are not of the planned stage {self.fitted.kind} "
                 f"({self.fitted.sha256[:12]}…). "
-                "Run `autocoder ledger recover`"
+                "Run `autocoder ledger recover`",
+                kind="sample-of-another-stage",
             )
 
     def build_untrained(self, context: Context) -> Classifier:

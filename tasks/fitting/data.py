@@ -22,7 +22,7 @@ from storage.datasets import (
     load_table,
     split_file,
 )
-from storage.errors import StorageError
+from storage.errors import Changed
 from storage.json_values import Figures
 from tasks.fitting.distinct_texts import DistinctTexts, text_batches
 from tasks.fitting.model_inputs import SPLITS
@@ -233,8 +233,9 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
         from mechanisms.model import checkpoint
 
         if encoder_digest(texts.model) != texts.encoder_digest:
-            raise StorageError(
-                f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run"
+            raise Changed(
+                f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run",
+                kind="encoder-changed",
             )
         distinct = _distinct(work.inputs["dataset"], texts.split)
         tokenizer, encoder = _encoder(texts.model, work.context.device)

@@ -7,7 +7,7 @@ from typing import Any
 from storage import ingest as ingestion
 from storage.artifacts import file_digest
 from storage.datasets import load_codes
-from storage.errors import InputError
+from storage.errors import Missing
 from storage.json_values import Figures
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
@@ -18,7 +18,7 @@ def ingest_records(data: DataParameters) -> Step:
     sources = data.sources
     for path in filter(None, (*sources, data.codelist_path)):
         if not path.is_file():
-            raise InputError(f"file {path} does not exist. Check the path")
+            raise Missing(f"file {path} does not exist. Check the path", kind="no-file")
     named = {
         "classification": data.classification,
         "classification_version": data.classification_version,

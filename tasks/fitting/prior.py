@@ -63,8 +63,8 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
             "--set model.prior=none" if model.prior == "titles" else "--set model.lexical=hashed"
         )
         raise Missing(
-            f"model.{setting}: the code list has no titles. Give --codelist a list with titles, "
-            f"or {instead}",
+            f"model.{setting}: the code list has no titles. Pass a list with titles "
+            f"with --codelist, or {instead}",
             kind="no-titles",
         )
     return _step("titles", model, texts)

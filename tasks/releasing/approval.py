@@ -7,7 +7,7 @@ from pathlib import Path
 
 from storage.bundle.trust import Trust
 from storage.durable import read_regular, write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, StorageError
 from storage.ledger import Decision, Ledger
 from storage.ledger.decisions import signer
 from storage.ledger.keys import encoded_key
@@ -25,7 +25,9 @@ def accept_decision(context: Context, case: ReleaseCase, decision: Decision) -> 
         # before the file, and again after a death: only the first is recorded
         case.ledger.refuse(case.plan, decision)
     elif any(_is_the_same(earlier, decision) for earlier in case.decisions):
-        raise InputError(f"approval by {name}: already given. Each person counts once")
+        raise Contradiction(
+            f"approval by {name}: already given. Each person counts once", kind="repeated-approval"
+        )
     save_decision(context, case.planned, decision)
     return name
 
@@ -46,7 +48,9 @@ def require_unrefused(case: ReleaseCase) -> None:
     row = case.ledger.refusal(case.plan)
     if row is not None:
         raise StorageError(
-            f"{row.entry.reason} (ledger row {row.sequence}). Nothing was released or charged"
+            f"{row.entry.reason} (ledger row {row.sequence}). Nothing was released or charged",
+            kind="refused-earlier",
+            row=row.sequence,
         )
 
 
@@ -58,10 +62,12 @@ def require_read(case: ReleaseCase, accepted: str | None) -> None:
     # guard: test_texts_that_nobody_read
     if output.texts and not case.policy.approvals.minimum and accepted != output.texts_digest:
         raise StorageError(
-            f"plan {case.plan.release_label}: the bundle would contain {len(output.texts)} texts "
-            "of no published list. `autocoder plan PLAN` prints them. If all may be released, "
-            "give --accept-texts with the digest that it prints, or have an officer sign "
-            "(`approvals` of the policy)"
+            f"plan {case.plan.release_label}: the bundle would contain "
+            f"{len(output.texts)} texts of no published list. `autocoder plan "
+            "PLAN` prints them. If all may be released, pass the digest that it "
+            "prints with --accept-texts, or have an officer sign (`approvals` of "
+            "the policy)",
+            kind="unread-texts",
         )
 
 
@@ -77,8 +83,10 @@ def may_release(case: ReleaseCase, *, deployed: bool) -> bool:
         return True
     if deployed and case.policy.digest == DEFAULT_POLICY.digest:
         raise StorageError(
-            f"plan {case.file}: there is no budget policy, and without one a deployment releases "
-            "nothing. Record a policy (`autocoder ledger change-policy`), then retry"
+            f"plan {case.file}: there is no budget policy, and a deployment "
+            "releases nothing without one. Record a policy (`autocoder ledger "
+            "change-policy`), then retry",
+            kind="no-policy",
         )
     status = case.approvals
     if status.missing:
@@ -86,7 +94,8 @@ def may_release(case: ReleaseCase, *, deployed: bool) -> bool:
     if status.missing and not deployed:
         missing = f"{status.missing} of {status.policy.approvals.signatures_required} missing"
         raise StorageError(
-            "; ".join((f"plan {case.file}: {missing} (`autocoder approve`)", *status.problems))
+            "; ".join((f"plan {case.file}: {missing} (`autocoder approve`)", *status.problems)),
+            kind="approvals-missing",
         )
     return not status.missing
 
@@ -105,8 +114,9 @@ def pinned_key(given: Path | None) -> Path | None:
         pinned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(pinned, content)
     elif pinned.read_bytes() != content:
-        raise InputError(
-            f"--agency-key {given}: another key is pinned. Remove {pinned} to pin this one"
+        raise Contradiction(
+            f"--agency-key {given}: another key is pinned. Remove {pinned} to pin this one",
+            kind="another-pinned-key",
         )
     return pinned
 
@@ -126,16 +136,19 @@ def require_agency_ledger(ledger: Ledger, pinned: Path, *, first: bool = False) 
         encoded_key(key) for key in keys
     }:
         raise StorageError(
-            f"ledger {ledger.database.name}: another key than the agency's pinned one signed "
-            "releases in it. Nothing "
-            "was signed. Ask the agency which ledger and key are its own"
+            f"ledger {ledger.database.name}: its releases are signed with another "
+            "key than the agency's pinned one. Nothing was signed. Ask the "
+            "agency which ledger and key are its own",
+            kind="ledger-of-another-key",
         )
     state = ledger.state()
     # guard: test_a_ledger_in_which_no_release_counts
     if not state.releases and not first:
         start = "none" if state.mark is None else state.mark.text
         raise StorageError(
-            f"ledger {ledger.database.name}: no release in it has an effect, so that no signature "
-            f"shows that it is the agency's. Before the agency's first release compare where it "
-            f"stands ({start}) with the agency's own, then give --first-release"
+            f"ledger {ledger.database.name}: no release in it has an effect, so "
+            "no signature shows that it is the agency's. Before the agency's "
+            f"first release, compare its position ({start}) with the agency's "
+            "own, then use --first-release",
+            kind="unproven-ledger",
         )

@@ -259,7 +259,7 @@ def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
                 "approved_by": status.approved,
                 "missing": status.missing,
                 "refused": None if refusal is None else refusal.entry.reason,
-                "obstacle": obstacle,
+                "obstacle": None if obstacle is None else obstacle.text,
                 "releasing": releasing,
                 "unaudited": unaudited,
                 "remedy": remedy,

@@ -139,9 +139,11 @@ class ReleaseCase:
         # guard: test_the_number_left_out_or_another
         if now != self.planned.selection:
             raise MechanismError(
-                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are "
-                "told this, so the plan must state it. Nothing was charged. State it again, which "
-                "takes seconds and needs approvals again: "
-                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then "
-                "release it"
+                f"this plan is out of date: {now.since(self.planned.selection)}. "
+                "Partners are told this, so the plan must contain it. Nothing "
+                "was charged. Refresh it, which takes seconds and needs "
+                "approvals again: `autocoder plan "
+                f"{shlex.quote(str(self.planned.file(context)))} --renew`. Then "
+                "release it",
+                kind="plan-out-of-date",
             )

@@ -21,7 +21,7 @@ from mechanisms.privacy.events import ParallelEvent
 from storage.code_levels import groups
 from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
-from storage.errors import StorageError
+from storage.errors import DamagedData, StorageError, WrongState
 from storage.ledger import ReleasePlan, ReleaseRow, keys
 from storage.ledger.recovery import BEGUN_DRAW, FRESH_DRAW, draw_path, draws
 from tasks.releasing.plan import PlannedRelease
@@ -41,9 +41,10 @@ def require_undrawn(context: Context, plan: ReleasePlan) -> None:
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
-                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this "
-                "ledger has no release of "
-                "it. Give the ledger that charged it, or choose another release.label"
+                f"plan {plan.idempotency_key[:16]}: its sample is in "
+                f"{draw.parent}, but this ledger has no release of it. Use the "
+                "ledger that charged it, or choose another release.label",
+                kind="sample-of-another-ledger",
             )
 
 
@@ -88,7 +89,8 @@ def draw_once(
         except FileExistsError:
             raise StorageError(
                 f"release {release_id}: another program wrote {file}. Run `autocoder ledger "
-                "recover`"
+                "recover`",
+                kind="written-by-another",
             ) from None
         checkpoint.sync(file.parent)
     fresh.unlink(missing_ok=True)
@@ -103,10 +105,12 @@ def _note(begun: Path, release_id: str) -> None:
         # guard: test_a_sample_that_was_lost_is_not_taken_again
         begun.open("x").close()
     except FileExistsError:
-        raise StorageError(
-            f"release {release_id}: the run that sampled it was killed before the sample was on "
-            "the disk, and nothing is sampled twice. Run `autocoder ledger recover`, which burns "
-            "it, and plan again under another release.label"
+        raise WrongState(
+            f"release {release_id}: the run that sampled it was killed before the "
+            "sample was on disk, and a release is never sampled twice. Run "
+            "`autocoder ledger recover`, which burns it, and plan again with "
+            "another release.label",
+            kind="killed-while-sampling",
         ) from None
     checkpoint.sync(begun)
     checkpoint.sync(begun.parent)
@@ -166,17 +170,19 @@ def saved_draw(
 
     release_id = row.release_id
     if not file.is_file():
-        raise StorageError(
+        raise DamagedData(
             f"release {release_id}: its sample is gone from {file}. Restore it, or run "
-            "`autocoder ledger recover`"
+            "`autocoder ledger recover`",
+            kind="sample-gone",
         )
     content = read_regular(file, _MOST_OF_A_DRAW)
     digest = hashlib.sha256(content).hexdigest()
     # guard: test_a_sample_that_is_changed_after_it_was_recorded
     if row.draw_digest is not None and digest != row.draw_digest:
-        raise StorageError(
-            f"release {release_id}: the sample on the disk is not the recorded one. Run "
-            "`autocoder ledger recover`"
+        raise DamagedData(
+            f"release {release_id}: the sample on disk is not the recorded one. "
+            "Run `autocoder ledger recover`",
+            kind="another-sample",
         )
     try:
         tensors, described = checkpoint.from_bytes(content)
@@ -185,9 +191,10 @@ def saved_draw(
         sample, described = None, {}
     expected = _described(row, planned)
     if sample is None or {name: described.get(name) for name in expected} != expected:
-        raise StorageError(
+        raise DamagedData(
             f"release {release_id}: {file} is not a sample of the reserved plan. Run "
-            "`autocoder ledger recover`"
+            "`autocoder ledger recover`",
+            kind="not-a-sample",
         )
     # guard: test_weights_of_another_fit_where_the_draw_lies
     planned.candidate.require_draw(context, sample.theta)
@@ -196,9 +203,10 @@ def saved_draw(
     recorded = row.draw_digest is not None or not random
     # guard: test_a_sample_that_another_program_put_there
     if not recorded and not keys.verify_bytes(_vouched(sample, expected), signature, public):
-        raise StorageError(
+        raise DamagedData(
             f"release {release_id}: this machine's key did not sign the sample {file}. Run "
-            "`autocoder ledger recover`"
+            "`autocoder ledger recover`",
+            kind="unsigned-sample",
         )
     return Draw(sample, digest)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from mechanisms.privacy.claims import of_one_record
-from storage.errors import InputError
+from storage.errors import Contradiction, Fault, InputError, Missing
 from storage.ledger import BudgetRefused, Decision, ReleaseRow
 from storage.ledger.decisions import signer
 from storage.ledger.entries import Blocked, ChainRow, Overridden, StatedAudit
@@ -36,7 +36,7 @@ def check(case: ReleaseCase) -> StatedAudit | None:
     if problem is None:
         return None if measurement is None else _stated(case, measurement)
     if measurement is None or measurement.verdict != CONTRADICTED:
-        raise BudgetRefused(problem)
+        raise BudgetRefused(problem.text, kind=problem.kind)
     row = case.ledger.note(
         Blocked(
             plan_digest=case.digest,
@@ -48,7 +48,8 @@ def check(case: ReleaseCase) -> StatedAudit | None:
     raise BudgetRefused(
         f"the audit of row {measurement.ledger_sequence} contradicts the claim: "
         f"{measurement.line}. Blocked (ledger "
-        f"row {row.sequence}). Nothing was released or charged. {_remedy(case)}"
+        f"row {row.sequence}). Nothing was released or charged. {_remedy(case)}",
+        kind="blocked",
     )
 
 
@@ -75,17 +76,20 @@ def _remedy(case: ReleaseCase) -> str:
     )
 
 
-def obstacle(case: ReleaseCase) -> str | None:
-    """Returns in one sentence why the gate would refuse a plan now. Records nothing."""
+def obstacle(case: ReleaseCase) -> Fault | None:
+    """Returns why the gate would refuse a plan now. Records nothing."""
     measurement = case.measurement
     if measurement is not None and _overridden(case, measurement) is not None:
         return None
     if measurement is not None and measurement.verdict == CONTRADICTED:
-        return f"the audit of row {measurement.ledger_sequence} contradicts the claim"
+        return Fault(
+            f"the audit of row {measurement.ledger_sequence} contradicts the claim",
+            kind="contradicted",
+        )
     return _lacks_audit(case, measurement) if case.policy.require_audit else None
 
 
-def _lacks_audit(case: ReleaseCase, measurement: Measurement | None) -> str | None:
+def _lacks_audit(case: ReleaseCase, measurement: Measurement | None) -> Fault | None:
     policy, claim = case.policy, case.plan.claim
     rows = [Evidence.of(row.evaluation.details) for row in case.audits]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
@@ -93,25 +97,30 @@ def _lacks_audit(case: ReleaseCase, measurement: Measurement | None) -> str | No
     if any(bound.judge(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
         return None
     if not usual:
-        why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
+        why = Fault(
+            f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less", kind="unaudited"
+        )
     elif not reran:
-        why = "was audited without repeating its mechanism (--trials 0)"
+        why = Fault(
+            "was audited without repeating its mechanism (--trials 0)", kind="audit-without-reruns"
+        )
     else:
         most = max(bound.reach for bound in reran)
-        why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
-    accepted = measurement is not None and bool(reran)
-    return (
-        f"policy {policy.name} requires an audit that could have contradicted the claim. This "
-        f"plan {why}. "
-        f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
-        + (
-            (
-                f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder "
-                "approve --despite-audit`"
-            )
-            if accepted and measurement is not None
-            else ""
+        why = Fault(
+            f"was audited without result: {describe_reach(most, of_one_record(claim))}",
+            kind="audit-without-result",
         )
+    accepted = measurement is not None and bool(reran)
+    instead = (
+        f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve "
+        "--despite-audit`"
+        if accepted and measurement is not None
+        else ""
+    )
+    return Fault(
+        f"policy {policy.name} requires an audit that could have contradicted the claim. This plan "
+        f"{why.text}. Run `autocoder audit PLAN`{' with more --trials' if usual else ''}{instead}",
+        kind=why.kind,
     )
 
 
@@ -132,15 +141,17 @@ def override(case: ReleaseCase, decision: Decision) -> ChainRow:
     """Records a signed override."""
     measurement = case.measurement
     if measurement is None or not _blocks(case, measurement):
-        raise InputError(
-            "override: no audit contradicts this plan's claim. There is nothing to override"
+        raise Contradiction(
+            "override: no audit contradicts this plan's claim. There is nothing to override",
+            kind="nothing-to-override",
         )
     if measurement.verdict != CONTRADICTED and not has_reruns(measurement):
-        raise InputError(
+        raise Contradiction(
             f"override: the audit of row {measurement.ledger_sequence} did not rerun the "
             "mechanism, or has a "
             f"confidence above {USUAL_CONFIDENCE:g}. Run `autocoder audit` with --trials, then "
-            "sign its result"
+            "sign its result",
+            kind="not-overridable",
         )
     return case.ledger.note(
         Overridden(
@@ -184,6 +195,6 @@ def _signer(
     moment: datetime | None = None,
 ) -> str:
     if decision.decision != "approve" or not decision.reason.strip():
-        raise InputError("override: the reason is missing. Give --reason")
+        raise Missing("override: the reason is missing. Pass --reason", kind="no-reason")
     matter = replace(case.matter, subject="override", terms=override_terms(case, measurement))
     return signer(decision, case.policy.approvals, matter, moment=moment)

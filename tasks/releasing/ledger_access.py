@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import InputError, StorageError
+from storage.errors import Missing, StorageError
 from storage.figures import delta_text
 from storage.ledger import Ledger, Policy, database_exists
 from storage.ledger.database import parse_url
@@ -103,12 +103,14 @@ def require_ledger(context: Context, settings: LedgerParameters) -> Ledger:
         mark = journal.last()
         if mark is not None:
             raise StorageError(
-                f"there is no ledger at {place}, and {journal.name} has used {mark}. Name or "
-                "restore the ledger that was used"
+                f"there is no ledger at {place}, but {journal.name} has used "
+                f"{mark}. Restore or specify the ledger that was used",
+                kind="ledger-missing",
             )
-    raise InputError(
-        f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
-        "or AUTOCODER_LEDGER_URL"
+    raise Missing(
+        f"{context.home} has no ledger with budget and audits. Set --home to the "
+        "plan's workspace, or set AUTOCODER_LEDGER_URL",
+        kind="workspace-without-ledger",
     )
 
 
@@ -129,8 +131,8 @@ def open_ledger(
     ledger = Ledger.open(ledger_url(context), policy=policy, journals=journals, key=key)
     if draws(context.workspace) and ledger.state().mark is None:
         raise StorageError(
-            f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the "
-            "ledger that "
-            "charged them"
+            f"ledger {ledger.database.name} is empty, but this workspace has "
+            "releases. Use the ledger that charged them",
+            kind="empty-ledger",
         )
     return ledger

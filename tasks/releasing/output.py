@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from mechanisms.model.config import Precision
 from storage.artifacts import digest
 from storage.datasets import load_codes
-from storage.errors import InputError
+from storage.errors import Contradiction
 from storage.ledger import ReleasePlan
 from storage.ledger.content import anticipated
 from storage.ledger.policy import RegistryStatement
@@ -87,16 +87,21 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         ask for another.
         """
         if settings.precision not in ("float32", self.precision):
-            raise InputError(
-                f"precision: the approved plan has {self.precision}. Plan again to change it"
+            raise Contradiction(
+                f"precision: the approved plan has {self.precision}. Plan again to change it",
+                kind="another-precision",
             )
         if settings.int8 and not self.int8:
-            raise InputError("int8: the approved plan has none. Plan again with release.int8=true")
+            raise Contradiction(
+                "int8: the approved plan does not include it. Plan again with release.int8=true",
+                kind="plan-without-int8",
+            )
         # guard: test_a_licence_other_than_the_one_signed
         if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
-            raise InputError(
+            raise Contradiction(
                 f"licence: the approved plan has {self.licence}. Plan again with "
-                f"release.licence={settings.licence}"
+                f"release.licence={settings.licence}",
+                kind="another-licence",
             )
         return settings.model_copy(
             update={"precision": self.precision, "int8": self.int8, "licence": self.licence}

@@ -23,7 +23,7 @@ from mechanisms.privacy.events import is_exact
 from storage.artifacts import Recipe, Store, digest
 from storage.datasets import load_codes
 from storage.durable import copy_regular, read_regular, write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import Changed, InputError, Unreadable
 from storage.ingest import IngestConfig, Name
 from storage.ledger import (
     BudgetRefused,
@@ -203,7 +203,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             raise MechanismError(
                 "release plan: this model (event "
                 f"`{self.plan.event.of_training.mechanism}`) has no bundle, so it cannot be "
-                "released. Compare it and audit it"
+                "released. Compare it and audit it",
+                kind="no-bundle-format",
             )
         _require_equal(self, self._again(context))
 
@@ -251,11 +252,13 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
                 str(part["loc"][0]) for part in error.errors(include_input=False, include_url=False)
             }
             raise MechanismError(
-                f"release plan: {', '.join(sorted(fields))} has another form. Plan again"
+                f"release plan: {', '.join(sorted(fields))} has another form. Plan again",
+                kind="plan-of-another-form",
             ) from None
         except (KeyError, FileNotFoundError):
             raise MechanismError(
-                "release plan: its artifacts are of other stages than a training run's. Plan again"
+                "release plan: its artifacts are of other stages than a training run's. Plan again",
+                kind="plan-of-other-stages",
             ) from None
 
     def file(self, context: Context) -> Path:
@@ -285,9 +288,10 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         file = _reserved_file(context, sha256)
         planned = PlannedRelease.load(file)
         if planned.digest != sha256:
-            raise StorageError(
+            raise Changed(
                 f"plan {file} is not the one that release {row.release_id} was reserved for. "
-                "Restore it from a copy"
+                "Restore it from a copy",
+                kind="another-plan",
             )
         return planned
 
@@ -298,8 +302,10 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "file"
-            raise InputError(
-                f"plan {file} is not a release plan: {field}: {first['msg']}"
+            raise Unreadable(
+                f"plan {file} is not a release plan: {field}: {first['msg']}",
+                kind="not-a-plan",
+                option=field,
             ) from None
 
 
@@ -394,9 +400,10 @@ def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     }
     # guard: test_an_encoder_that_carries_a_narrative
     if digest(copied) != planned.output.encoder:
-        raise StorageError(
+        raise Changed(
             f"encoder {name_of(encoder)}: its files are not the planned ones. Restore them, or "
-            "plan again"
+            "plan again",
+            kind="encoder-not-planned",
         )
     model = candidate.model.model_copy(update={"encoder": str(folder)})
     return candidate.model_copy(update={"model": model})
@@ -418,7 +425,9 @@ def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
     # guard: test_a_word_written_by_hand
     if different:
         raise MechanismError(
-            f"release plan: {', '.join(different)}: not what ran and was measured. Plan again"
+            f"release plan: {', '.join(different)}: differs from what ran and was "
+            "measured. Plan again",
+            kind="plan-differs",
         )
 
 

@@ -181,7 +181,11 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
         _cost(case, records),
         _leakage(case),
         *([] if here.lists is None else [_lists(here.lists)]),
-        *([] if here.outdated is None else [Answer("outdated", "warning", {"why": here.outdated})]),
+        *(
+            []
+            if here.outdated is None
+            else [Answer("outdated", "warning", {"why": here.outdated.text})]
+        ),
         _related_releases(planned, ledger, records),
         _decision(case),
     ]

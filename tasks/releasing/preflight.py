@@ -13,7 +13,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Workload
 from mechanisms.model import devices, encoder_files
 from mechanisms.model.config import HASHED_COLUMNS
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, InputError, Missing, StorageError, Unknown
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger
 from tasks.fitting.ingest import ingest_records
@@ -203,16 +203,19 @@ def check(
             nor approval.
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
-        raise InputError(f"release.policy: no file {parameters.release.policy}")
+        raise Missing(f"release.policy: no file {parameters.release.policy}", kind="no-policy-file")
     if not parameters.data.has_titles:
         if parameters.model.prior == "titles":
-            raise InputError(
-                "model.prior: `titles` need a code list. Give --codelist, or --set model.prior=none"
+            raise Missing(
+                "model.prior: `titles` requires a code list. Pass --codelist, or "
+                "--set model.prior=none",
+                kind="prior-without-list",
             )
         if parameters.model.lexical == "titles" and parameters.model.lexical_titles == "codelist":
-            raise InputError(
-                "model.lexical: `titles` need a code list. Give --codelist, or set "
-                "model.lexical=hashed"
+            raise Missing(
+                "model.lexical: `titles` requires a code list. Pass --codelist, "
+                "or set model.lexical=hashed",
+                kind="lexicon-without-list",
             )
     require_index(parameters)
     device = check_device(context)
@@ -228,9 +231,10 @@ def check(
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
         raise StorageError(
-            f"disk: {existing} has {free / 1e9:.1f} GB free; this run writes about "
-            f"{estimate.disk_bytes / 1e9:.1f} GB. "
-            "To free space, remove files; or lower method.moments.rank, or choose another --home"
+            f"disk: {existing} has {free / 1000000000.0:.1f} GB free, but this "
+            f"run writes about {estimate.disk_bytes / 1000000000.0:.1f} GB. "
+            "Remove files, lower method.moments.rank, or choose another --home",
+            kind="disk-space",
         )
     return estimate
 
@@ -267,9 +271,14 @@ def estimate_retrain(
 def check_device(context: Context) -> str:
     kind = devices.kind_of(context.device)
     if kind not in DEVICES:
-        raise MechanismError(f"device: `{context.device}` does not exist. Use auto, cpu or cuda")
+        raise MechanismError(
+            f"device: `{context.device}` does not exist. Use auto, cpu or cuda",
+            kind="unknown-device",
+        )
     if kind == "cuda" and not devices.has_cuda():
-        raise MechanismError("device: torch finds no CUDA device. Use `cpu` or `auto`")
+        raise MechanismError(
+            "device: torch finds no CUDA device. Use `cpu` or `auto`", kind="no-cuda"
+        )
     return kind
 
 
@@ -282,38 +291,43 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
         if settings.supersedes is not None:
             ledger.release(settings.supersedes)
         if settings.policy and policy.digest != ledger.policy().digest:
-            raise InputError(
+            raise Contradiction(
                 f"release.policy: {settings.policy} is not the current policy "
                 f"({ledger.policy().name}). "
-                "Record it with `autocoder ledger change-policy`, or leave release.policy empty"
+                "Record it with `autocoder ledger change-policy`, or leave release.policy empty",
+                kind="policy-not-current",
             )
         policy = ledger.policy()
     elif settings.supersedes is not None:
-        raise InputError(
+        raise Unknown(
             f"release.supersedes: {settings.supersedes} is not in this ledger, which does not "
-            "exist yet"
+            "exist yet",
+            kind="nothing-to-supersede",
         )
     if not to_release:
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
-        raise InputError(
+        raise Unknown(
             f"data.population: policy {policy.name} has no budget for "
             f"{parameters.data.population}. "
-            f"It has budgets for: {', '.join(sorted(policy.populations)) or 'none'}"
+            f"It has budgets for: {', '.join(sorted(policy.populations)) or 'none'}",
+            kind="no-budget",
         )
     required = [policy.approvals.signatures_required] if policy.approvals.minimum else []
     required += ["an audit"] if policy.require_audit else []
     if settings.enabled and settings.deployment is None and required:
-        raise InputError(
-            f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the "
-            "plan, which exists "
-            "only after training. Leave --release out (or give --plan-only), and continue with "
-            "`autocoder audit PLAN`, "
-            "`autocoder approve PLAN` and `autocoder release PLAN`"
+        raise Contradiction(
+            f"release.enabled: policy {policy.name} requires "
+            f"{' and '.join(required)} of the plan, which exists only after "
+            "training. Leave --release out (or use --plan-only), and continue "
+            "with `autocoder audit PLAN`, `autocoder approve PLAN` and "
+            "`autocoder release PLAN`",
+            kind="plan-needs-review",
         )
     if policy.require_clean_code and provenance().code_dirty:
         raise InputError(
-            f"policy {policy.name} releases only from committed code. Commit the changes first"
+            f"policy {policy.name} releases only from committed code. Commit the changes first",
+            kind="uncommitted-code",
         )
 
 
@@ -322,9 +336,10 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
     if settings.deployment is not None:  # whose worker signs
         return
     if settings.enabled and context.run.deployment:
-        raise InputError(
-            "release.deployment: a deployment that trains signs nothing. Name the deployment "
-            "that waits for approvals "
-            "and signs (release/release), or switch release.enabled off"
+        raise Contradiction(
+            "release.deployment: a deployment that trains does not sign. Specify "
+            "the deployment that waits for approvals and signs "
+            "(release/release), or switch release.enabled off",
+            kind="deployment-signs-nothing",
         )
     publish.check_signing(context, settings)

@@ -25,7 +25,7 @@ from storage.artifacts import ArtifactRef
 from storage.bundle import folder as bundle
 from storage.bundle.seal import release_key, seal
 from storage.egress.allow_list import CONTENT
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, DamagedData, InputError, WrongState
 from storage.ledger import Ledger, ReleaseRow
 from storage.ledger.content import anticipated
 from storage.ledger.fold import Sought
@@ -109,8 +109,9 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> Rele
     case = ReleaseCase.open(context, PlannedRelease.load(file), settings, file=file)
     if case.released is not None:
         raise InputError(
-            f"plan {file}: it is release {case.released.release_id} already. There is nothing to "
-            "renew"
+            f"plan {file}: it is already release {case.released.release_id}. "
+            "There is nothing to renew",
+            kind="already-released",
         )
     case.planned.check(context)
     return save_plan(context, case.planned, settings)
@@ -234,9 +235,10 @@ def _finish(
 
     ledger, planned, release_id = case.ledger, case.planned, row.release_id
     if row.state == "burned":
-        raise StorageError(
+        raise WrongState(
             f"release {release_id} of this plan was burned ({row.reason}). Choose another "
-            "release.label"
+            "release.label",
+            kind="burned",
         )
     if row.state == "reserved":
         # guard: test_an_audit_between_reservation_and_draw
@@ -265,9 +267,10 @@ def _finish(
     if not reused:
         row = ledger.commit(release_id, bundle_digest=digest, plan_digest=case.digest)
     elif row.bundle_digest != digest:
-        raise StorageError(
+        raise DamagedData(
             f"bundle {folder} is not the committed one: ledger row {row.sequence} has another "
-            "digest"
+            "digest",
+            kind="another-bundle",
         )
     seal(folder, row, None if settings.unsigned else key)
     return row, folder, reused
@@ -324,9 +327,10 @@ def _mark_drawn(
 def _release_key(context: Context, settings: BundleParameters) -> EllipticCurvePrivateKey:
     machine_key = os.environ.get("AUTOCODER_SIGNING_KEY")
     if machine_key and settings.signing_key not in (None, machine_key):
-        raise InputError(
+        raise Contradiction(
             "signing_key: the key of this machine is set by AUTOCODER_SIGNING_KEY. Leave the "
-            "setting empty"
+            "setting empty",
+            kind="signing-key-fixed",
         )
     return release_key(
         context.workspace, None if settings.signing_key is None else Path(settings.signing_key)
@@ -367,8 +371,9 @@ def _bundle(
     earlier = context.workspace.bundles / release_id
     left = row.state == "drawn" and earlier.is_dir()
     if left and bundle.bundle_digest(earlier) != announced_bundle(context.workspace, release_id):
-        raise StorageError(
-            f"bundle {earlier} is not what was built for this release. Remove it and run again"
+        raise DamagedData(
+            f"bundle {earlier} is not what was built for this release. Remove it and run again",
+            kind="bundle-of-another-build",
         )
     return bundle.publish(
         context.workspace.bundles,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mechanisms.errors import MechanismError
 from storage.bundle.stated import AccuracyFigures, read_stated
-from storage.errors import InputError, StorageError
+from storage.errors import Fault, InputError, StorageError
 from storage.ingest import Units, units_of
 from storage.ledger import BudgetRefused
 from storage.ledger.records import RecordSet
@@ -32,7 +32,7 @@ class Surroundings:
     """The gate's verdicts on its code lists; empty without the records, None where no bundle can
     hold the model.
     """
-    outdated: str | None = None
+    outdated: Fault | None = None
     """Why it would be refused as it is: other fits of its records were recorded since, or its fit
     is gone.
     """
@@ -65,13 +65,13 @@ class Surroundings:
         return Surroundings(records, lists, _outdated(context, case), units_of(folder))
 
 
-def _outdated(context: Context, case: ReleaseCase) -> str | None:
+def _outdated(context: Context, case: ReleaseCase) -> Fault | None:
     if case.released is not None:
         return None  # the choice no longer matters
     try:
         case.require_current(context)
     except (MechanismError, StorageError, BudgetRefused) as error:
-        return str(error)
+        return Fault(str(error), kind=error.kind)
     return None
 
 
@@ -87,18 +87,21 @@ def require_releasable(context: Context, case: ReleaseCase) -> None:
     plan, ledger = case.plan, case.ledger
     if case.released is not None:
         raise InputError(
-            f"plan {plan.release_label}: it is release {case.released.release_id} already"
+            f"plan {plan.release_label}: it is already release {case.released.release_id}",
+            kind="released-already",
         )
     refusal = ledger.refusal(plan)
     if refusal is not None:
         raise InputError(
-            f"plan {plan.release_label}: {refusal.entry.reason} (ledger row {refusal.sequence})"
+            f"plan {plan.release_label}: {refusal.entry.reason} (ledger row {refusal.sequence})",
+            kind="plan-refused",
+            row=refusal.sequence,
         )
     ledger.require_here(plan)
     here = Surroundings.of(context, case)
     if here.outdated is not None:
-        raise InputError(here.outdated)
+        raise InputError(here.outdated.text, kind=here.outdated.kind)
     ledger.quote(plan, records=here.records)
     obstacle = gate.obstacle(case)
     if obstacle is not None:
-        raise InputError(f"plan {plan.release_label}: {obstacle}")
+        raise InputError(f"plan {plan.release_label}: {obstacle.text}", kind=obstacle.kind)

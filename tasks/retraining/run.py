@@ -110,10 +110,9 @@ def _check_code_lists(
         signed = ledger_access.current_policy(context, settings).approvals.minimum > 0
         if settings.enabled and texts and not (signed or settings.accept_texts):
             raise InputError(
-                f"--codelist: the bundle would contain {texts} titles of no published list that "
-                "no one has reviewed. "
-                "Train without --release. `autocoder plan PLAN` then prints them with their "
-                "digest, and "
+                f"--codelist: the bundle would contain {texts} titles of no "
+                "published list that nobody has reviewed. Train without --release. "
+                "`autocoder plan PLAN` then prints them with their digest, and "
                 "`autocoder release PLAN --accept-texts DIGEST` releases",
                 kind="unreviewed-titles",
             )

@@ -36,7 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import InputError, StorageError
+from storage.errors import Contradiction, InputError, Missing, OutOfRange, StorageError, Unavailable
 from tasks.running.failures import SAFE, StageError, private_errors
 
 if TYPE_CHECKING:
@@ -78,24 +78,26 @@ def check(engine: str) -> None:
         return
     if not is_cluster(engine):
         if not re.fullmatch(r"[1-9]\d{0,2}", engine):
-            raise InputError(
-                f"--engine {engine}: give a number of processes (1 to 999), or an address such "
-                "as tls://host:8786."
+            raise OutOfRange(
+                f"--engine {engine}: expected a number of processes (1 to 999), "
+                "or an address such as tls://host:8786.",
+                kind="engine-form",
             )
         return
     try:
         workers = connect(engine).scheduler_info(n_workers=-1)["workers"]
     except (OSError, TimeoutError) as error:
         raise InputError(
-            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with "
-            "`autocoder engine`, "
-            f"and give all machines the certificates of one folder ({CERTIFICATES}).",
+            f"--engine {engine}: no scheduler answers ({type(error).__name__}). "
+            "Start one with `autocoder engine`, and copy the certificates of one "
+            f"folder to all machines ({CERTIFICATES}).",
             kind="no-scheduler",
         ) from None
     if not workers:
         raise InputError(
             f"--engine {engine}: it has no worker. Start one with `autocoder engine --join "
-            f"{engine}`."
+            f"{engine}`.",
+            kind="no-worker",
         )
 
 
@@ -154,8 +156,9 @@ def _on_workers(
         except (CancelledError, CommClosedError, TimeoutError, OSError) as error:
             disconnect(engine)
             if time.monotonic() - heard > _OUTAGE_SECONDS:
-                raise StorageError(
-                    f"engine {engine}: no answer ({type(error).__name__}). Run again to resume."
+                raise Unavailable(
+                    f"engine {engine}: no answer ({type(error).__name__}). Run again to resume.",
+                    kind="engine-silent",
                 ) from None
             time.sleep(_PAUSE_SECONDS)
 
@@ -202,11 +205,12 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 _MOST_SAID = 1_000
 """Characters of a worker's message that are shown."""
+_KIND = re.compile(r"[a-z0-9-]{0,80}")
 
 
 def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
-    """Runs on a worker: the kind of an error and its text go to the scheduler's events as JSON, and
-    no exception of a library leaves the worker.
+    """Runs on a worker: the type of an error, its text and its kind go to the scheduler's events as
+    JSON, and no exception of a library leaves the worker.
     """
     from distributed import get_worker
 
@@ -215,11 +219,11 @@ def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
             body(part)
         return
     except InputError as error:
-        said = "input", str(error)
+        said = "input", str(error), error.kind
     except StageError as error:
-        said = "stage", str(error)
+        said = "stage", str(error), ""
     except SAFE as error:
-        said = "storage", str(error)
+        said = "storage", str(error), getattr(error, "kind", "")
     get_worker().log_event(topic, json.dumps(said))
     raise StageError("a part failed; the events of its run say why") from None
 
@@ -228,12 +232,16 @@ def _failure(client: Client, topic: str, engine: str) -> Exception:
     """Reads why a part failed. A worker that died wrote nothing."""
     for _, said in client.get_events(topic):
         with suppress(ValueError, TypeError, KeyError):
-            kind, text = json.loads(said)
+            name, text, kind = json.loads(said)
             printable = "".join(c if c.isprintable() else " " for c in text[:_MOST_SAID])
-            return _ERRORS[kind](printable)
+            error = _ERRORS[name](printable)
+            if isinstance(error, StorageError) and _KIND.fullmatch(kind):
+                error.kind = kind
+            return error
     return StorageError(
-        f"engine {engine}: workers died at one part several times, or their program is another "
-        "version. Give them more memory, or upgrade them, and run again.",
+        f"engine {engine}: workers died at one part several times, or they run "
+        "another version of the program. Increase their memory, or upgrade them, "
+        "and run again.",
         kind="workers-died",
     )
 
@@ -357,15 +365,17 @@ def security_of(engine: str) -> Security | None:
     from distributed.security import Security
 
     if not _ADDRESS.fullmatch(engine):
-        raise InputError(
-            f"--engine {engine}: not a valid address. Expected something like tls://host:8786."
+        raise OutOfRange(
+            f"--engine {engine}: not a valid address. Expected something like tls://host:8786.",
+            kind="engine-address",
         )
     if engine.startswith("tcp://"):
         if not _LOCAL.fullmatch(engine):
-            raise InputError(
-                f"--engine {engine}: anyone who is on the network could run code there. Use "
-                "tls://, with certificates "
-                "from `autocoder engine --new-certificates`."
+            raise OutOfRange(
+                f"--engine {engine}: everyone on the network could run code "
+                "there. Use tls://, with certificates from `autocoder engine "
+                "--new-certificates`.",
+                kind="unencrypted-engine",
             )
         return None
     certificate, key = certificates()
@@ -381,10 +391,11 @@ def certificates() -> tuple[Path, Path]:
     folder = os.environ.get(CERTIFICATES)
     files = None if folder is None else (Path(folder) / CERTIFICATE, Path(folder) / KEY)
     if files is None or not all(file.is_file() for file in files):
-        raise InputError(
-            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder "
-            "engine "
-            "--new-certificates FOLDER`, copy the folder to each machine, and name it there."
+        raise Missing(
+            f"{CERTIFICATES}: {folder or 'it is not set'}. Create the files once "
+            "with `autocoder engine --new-certificates FOLDER`, copy the folder "
+            "to each machine, and set the variable to it there.",
+            kind="no-certificates",
         )
     return files
 
@@ -394,7 +405,9 @@ def make_certificates(folder: Path) -> None:
     from distributed.security import Security
 
     if (folder / KEY).exists():
-        raise InputError(f"{folder}: it has a key already. Name another folder.")
+        raise Contradiction(
+            f"{folder}: it already has a key. Choose another folder.", kind="certificates-exist"
+        )
     certificates = Security.temporary().get_tls_config_for_role("client")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in ((CERTIFICATE, certificates["ca_file"]), (KEY, certificates["key"])):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
 from storage import core_dumps, umask
-from storage.errors import InputError, StorageError, Unavailable
+from storage.errors import NotInstalled, StorageError, Unavailable
 from tasks.running import installation
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,10 +50,11 @@ def private_errors(stage: str) -> Iterator[None]:
         raise
     except Exception as error:
         if absent := installation.refusal_of(error):
-            raise InputError(absent) from None
+            raise NotInstalled(absent, kind="not-installed") from None
         if _is_away(error):
             raise Unavailable(
-                f"{stage}: a server does not answer ({type(error).__name__}). Run again to resume."
+                f"{stage}: a server does not answer ({type(error).__name__}). Run again to resume.",
+                kind="server-away",
             ) from None
         disk = _disk_failure(error)
         if disk is None:

@@ -113,8 +113,8 @@ def run_parts(
         if ref is None:  # a maximum over fewer draws would understate Delta
             place = "AUTOCODER_STORAGE" if own else "this workspace"
             raise StorageError(
-                f"{step.label}: its output is not in {place}. Give all workers the same one, and "
-                "run again",
+                f"{step.label}: its output is not in {place}. Use the same one on "
+                "all workers, and run again",
                 kind="output-elsewhere",
             )
         outputs.append(ref)
@@ -144,7 +144,8 @@ def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
     )
     if step.key(store) != request.key:
         raise StorageError(
-            "engine: a worker's code or libraries differ from this machine's. Upgrade the worker."
+            "engine: a worker's code or libraries differ from this machine's. Upgrade the worker.",
+            kind="worker-differs",
         )
     return run_step(context, step).sha256
 

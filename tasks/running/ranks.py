@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from mechanisms.model import classifier, ranks, threads
 from storage.artifacts import Recipe, Stage
-from storage.errors import InputError
+from storage.errors import OutOfRange
 from tasks.running.failures import SAFE, StageError, private_errors
 from tasks.running.stage import Context, Work
 
@@ -57,9 +57,10 @@ def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[Non
         return
     device = classifier.device_of(work.context.device)
     if device.type == "cuda" and torch.cuda.device_count() < number:
-        raise InputError(
-            f"--processes {number}: this machine has {torch.cuda.device_count()} cards. Give as "
-            "many."
+        raise OutOfRange(
+            f"--processes {number}: this machine has {torch.cuda.device_count()} "
+            "cards. Use one process per card.",
+            kind="too-many-processes",
         )
     with _TURN, tempfile.TemporaryDirectory(prefix="ranks-") as folder, ExitStack() as stack:
         order = Following(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cases import page_of_plan, release_plan
 from planned_chain import nothing_charged, planned_chain
+from refusals import of_kind
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NonPrivateEvent
@@ -73,7 +74,7 @@ def released_without(
     assert len(kept) < len(lines(planned)), "nothing was left out"
     claim = planned.plan.claim.model_copy(update={"unprotected_inputs": kept})
     edited = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": claim})})
-    with pytest.raises(MechanismError, match=REFUSED):
+    with pytest.raises(MechanismError, check=of_kind("plan-differs", "plan-out-of-date")):
         release_plan(context, edited, BundleParameters())
     assert nothing_charged(context)
 
@@ -91,12 +92,12 @@ def test_the_number_left_out_or_another(made: Made) -> None:
     released_without(context, first, lambda line: line == CHOSEN)
     stated, content = fits(first), first.model_dump(mode="json")
     content["plan"]["claim"]["unprotected_inputs"].append(CHOSEN)
-    with pytest.raises(MechanismError, match="unprotected_inputs"):
+    with pytest.raises(MechanismError, check=of_kind("plan-differs", saying="unprotected_inputs")):
         release_plan(context, PlannedRelease.model_validate(content), BundleParameters())
     for other in {stated - 1, stated + 1, 0}:
         selection = first.selection.model_copy(update={"fits": other})
         edited = first.model_copy(update={"selection": selection})
-        with pytest.raises(MechanismError, match="this plan is out of date"):
+        with pytest.raises(MechanismError, check=of_kind("plan-out-of-date")):
             release_plan(context, edited, BundleParameters())
     assert nothing_charged(context)
 
@@ -111,7 +112,7 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     before = fits(first)
     for seed in [*range(10), 3]:
         look(context, planned, 100 + seed, Sensitivity(round="weighted"))
-    with pytest.raises(MechanismError, match=REFUSED):
+    with pytest.raises(MechanismError, check=of_kind("plan-differs", "plan-out-of-date")):
         release_plan(context, first, BundleParameters())
     assert nothing_charged(context)
     again = replanned(context, planned)
@@ -166,7 +167,7 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
         claim=None,
     )
     look(context, planned, 701, SearchFit(target_epsilon=4, round="weighted"))
-    with pytest.raises(MechanismError, match="out of date") as refused:
+    with pytest.raises(MechanismError, check=of_kind("plan-out-of-date")) as refused:
         publish.open_case(context, file, BundleParameters())
     text = str(refused.value)
     assert f"the ledger has {fits(first) + 2} training runs on them, the plan {fits(first)}" in text

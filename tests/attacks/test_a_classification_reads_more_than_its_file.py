@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusals import of_kind
 
 from storage.errors import InputError
 from storage.skos import import_codes
@@ -69,7 +70,9 @@ def test_entities_neither_unfold_nor_read_files(
             path.write_text(
                 XML.format(encoding=encoding, doctype=doctype, body=body), encoding=encoding
             )
-            with pytest.raises(InputError, match=r"never opened|is no xml in UTF-8") as refused:
+            with pytest.raises(
+                InputError, check=of_kind("entities-in-graph", "unreadable-graph")
+            ) as refused:
                 import_codes(path)
             assert "PLANTED" not in str(refused.value)
     assert requests == []
@@ -88,5 +91,5 @@ def test_entities_neither_unfold_nor_read_files(
 def test_nesting_and_junk_end_in_a_refusal(tmp_path: Path, name: str, content: str) -> None:
     """Not in a crash, a hang or an endless stack."""
     (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=r"is no \S+ in UTF-8|0 concepts"):
+    with pytest.raises(InputError, check=of_kind("unreadable-graph", "too-few-concepts")):
         import_codes(tmp_path / name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import of_kind
 from releases import make_candidate, make_event, make_plan, release_key
 
 from flows.commands.ledger_options import home_of_plan
@@ -78,7 +79,7 @@ EDITS: dict[str, Callable[[PlannedRelease], dict[str, Any]]] = {
 def test_a_plan_that_says_less(name: str) -> None:
     """Without its artifacts, on a machine of the officer's own."""
     planned().require_consistent()
-    with pytest.raises(MechanismError, match=name):
+    with pytest.raises(MechanismError, check=of_kind("plan-differs", saying=name)):
         planned().model_copy(update=EDITS[name](planned())).require_consistent()
 
 
@@ -97,10 +98,10 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert pinned is not None
     assert approval.pinned_key(None) == pinned
     approval.require_agency_ledger(ledger, pinned)
-    with pytest.raises(InputError, match="another key is pinned"):
+    with pytest.raises(InputError, check=of_kind("another-pinned-key")):
         approval.pinned_key(stranger)
     pinned.write_bytes(stranger.read_bytes())
-    with pytest.raises(StorageError, match="another key than the agency's"):
+    with pytest.raises(StorageError, check=of_kind("ledger-of-another-key")):
         approval.require_agency_ledger(ledger, pinned)
 
 
@@ -118,7 +119,7 @@ def test_a_ledger_in_which_no_release_counts(
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
 
     def refused() -> None:
-        with pytest.raises(StorageError, match="--first-release"):
+        with pytest.raises(StorageError, check=of_kind("unproven-ledger")):
             approval.require_agency_ledger(ledger, pinned)
         approval.require_agency_ledger(ledger, pinned, first=True)
 
@@ -156,5 +157,5 @@ def test_a_file_that_never_ends(tmp_path: Path, read: Callable[[Path], object]) 
     """A pipe that no one writes into, and a device: refused at once."""
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(InputError, match="not a regular file"):
+        with pytest.raises(InputError, check=of_kind("not-a-small-file")):
             read(file)

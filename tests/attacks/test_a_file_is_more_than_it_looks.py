@@ -79,7 +79,7 @@ def test_an_open_quote_swallows_rows(
     path = tmp_path / "in.csv"
     path.write_text(ends.join([header, *lines]), newline="")
     with pytest.raises(
-        InputError, match=f"row 1: a cell has line breaks, and {closed + 1} of its lines"
+        InputError, check=of_kind("swallowed-records", saying=("row 1", closed + 1))
     ) as caught:
         survey(path, text_columns=["Text"])
     assert "PLANTED" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_an_open_quote_to_the_end(tmp_path: Path, bad_rows: Any) -> None:
     """
     rows = "".join(f"PLANTED, narrative {n},{n}11\n" for n in range(3))
     (tmp_path / "in.csv").write_text('code,Text\n1,a\n2,b\n3,"a' + rows.replace(",", " "))
-    with pytest.raises(InputError, match=r"row 3: a quote is open to the end") as caught:
+    with pytest.raises(InputError, check=of_kind("open-quote", row=3)) as caught:
         survey(tmp_path / "in.csv", text_columns=["Text"], read=ReadOptions(bad_rows=bad_rows))
     assert "PLANTED" not in str(caught.value)
 
@@ -179,7 +179,9 @@ def test_a_cell_of_gigabytes(
         monkeypatch.setattr(module, "LONGEST_RECORD", 2 << 20)
     for module in (encodings, source):
         monkeypatch.setattr(module, "SMALL", 1 << 16)
-    with pytest.raises(InputError, match=r"over 2,097,152 characters|times its size"):
+    with pytest.raises(
+        InputError, check=of_kind("long-line", "row-too-long", "zip-bomb", "expands-too-far")
+    ):
         survey(write(content, tmp_path), text_columns=["Text"])
 
 
@@ -203,7 +205,7 @@ def test_a_record_of_more_memory_than_text(
     monkeypatch.setattr(json_rows, "LONGEST_RECORD", 2 << 20)
     monkeypatch.setattr(json_rows, "LONGEST_ARRAY", 2 << 20)
     (tmp_path / "in.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match="line 1: over 2,097,152 characters"):
+    with pytest.raises(InputError, check=of_kind("long-line", row=1, saying="2,097,152")):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
     (tmp_path / "in.json").write_bytes(b"[" + content + b"]")
     with pytest.raises(InputError, check=of_kind("long-array"), match=r"\b2,097,152\b"):
@@ -223,7 +225,7 @@ def test_keys_that_are_long_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, check=of_kind("too-many-keys"), match=r"line 105"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
     (tmp_path / "in.csv").write_text("Text" + ",x" * 100_000 + "\na" + ",1" * 100_000)
-    with pytest.raises(InputError, match="over 100,000 columns"):
+    with pytest.raises(InputError, check=of_kind("too-many-columns", saying="100,000")):
         survey(tmp_path / "in.csv", text_columns=["Text"])
 
 
@@ -329,7 +331,7 @@ def test_parquet_that_unfolds(
     monkeypatch.setattr(reader, "_FEW_ROWS", 1000)
     monkeypatch.setattr(reader, "_PARQUET_BYTES", 2 << 20)
     write(tmp_path / "in.parquet")
-    with pytest.raises(InputError, match=r"in so small a file|MB unpacked"):
+    with pytest.raises(InputError, check=of_kind("too-many-rows", "rows-too-large")):
         survey(tmp_path / "in.parquet", text_columns=["Text"])
 
 
@@ -341,7 +343,7 @@ def test_parquet_that_takes_all_memory(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "in.parquet").stat().st_size < 1 << 20
     monkeypatch.setattr(reader, "_PARQUET_MEMORY", 300 << 20)
     monkeypatch.setattr(reader, "_PARQUET_BYTES", 2 << 30)
-    with pytest.raises(InputError, match="MB unpacked"):
+    with pytest.raises(InputError, check=of_kind("rows-too-large")):
         survey(tmp_path / "in.parquet", text_columns=["Text"])
     _parquet(Text=["fell"] * 300)(tmp_path / "sound.parquet")
     assert survey(tmp_path / "sound.parquet", text_columns=["Text"]).rows == 300
@@ -470,7 +472,7 @@ def test_a_number_that_yaml_reads_otherwise(number: str, tmp_path: Path) -> None
         strict_yaml.load(f"epsilon: {number}")
     file = tmp_path / "policy.yaml"
     file.write_text(f"name: p\ndefault:\n  formal: {{epsilon: {number}, delta: 0.00001}}\n")
-    with pytest.raises(InputError, match=r"policy.yaml, line 3: number .* is read otherwise"):
+    with pytest.raises(InputError, check=of_kind("policy-not-yaml", saying="policy.yaml, line 3")):
         ledger_policy.Policy.load(file)
 
 
@@ -520,7 +522,7 @@ def test_a_sample_with_a_column_twice(tmp_path: Path, columns: list[str]) -> Non
     coded.write_text(
         "Text,qa_row,qa_weight,human_code,code,score\nfell,1,1,1,111,0.5\nhit,2,1,1,111,0.5\n"
     )
-    with pytest.raises(InputError, match="has such a column already"):
+    with pytest.raises(InputError, check=of_kind("column-in-sample")):
         draw(coded, tmp_path / "out.csv", share=0.5, columns=columns, seed=1)
     assert not (tmp_path / "out.csv").exists()
 
@@ -560,7 +562,9 @@ def test_a_model_that_hangs_or_fetches(
     config = json.loads((tiny_roberta / "config.json").read_text())
     changed = config | {inside: {key: value}} if inside else config | {key: value}
     (folder / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(MechanismError, match=r"config\.json: .*Correct it"):
+    with pytest.raises(
+        MechanismError, check=of_kind("encoder-setting", "encoder-attention", saying="config.json")
+    ):
         encoders.load_encoder(str(folder))
 
 
@@ -587,12 +591,12 @@ def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_plan_of_brackets(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text("[" * 100_000)
-    with pytest.raises(InputError, match="is not a release plan"):
+    with pytest.raises(InputError, check=of_kind("invalid-plan")):
         home_of_plan(plan, None)
 
 
 def test_a_sample_of_a_table_that_was_never_coded(tmp_path: Path) -> None:
     table = tmp_path / "in.csv"
     table.write_text("Text\na fall\n")
-    with pytest.raises(InputError, match="no column 'code'"):
+    with pytest.raises(InputError, check=of_kind("no-column", column="code")):
         text_column(table)

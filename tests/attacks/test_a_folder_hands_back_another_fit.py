@@ -122,12 +122,12 @@ def test_another_untrained_model_seed(tmp_path: Path) -> None:
     """A posterior's draw lies around the head that it starts from."""
     plan = planned("prior-descent", 4.0)
     fit(plan, tmp_path)
-    others: list[tuple[dict[str, Any], str]] = [
-        ({"classifier": lambda: head(0.2)}, "another untrained model"),
-        ({"seed": 1}, "another seed"),
+    others: list[tuple[dict[str, Any], of_kind]] = [
+        ({"classifier": lambda: head(0.2)}, of_kind("another-fit", saying="untrained model")),
+        ({"seed": 1}, of_kind("another-fit", saying="seed")),
     ]
-    for how, what in others:
-        with pytest.raises(MechanismError, match=what):
+    for how, refusal in others:
+        with pytest.raises(MechanismError, check=refusal):
             fit(plan, tmp_path, **how)
 
 
@@ -182,7 +182,7 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
     )
     module, how = nn.Linear(3, 2), dict[str, Any](draws=3, folder=tmp_path)
     swag_ppm(module, nn.functional.cross_entropy, first, **how)
-    with pytest.raises(MechanismError, match="other records"):
+    with pytest.raises(MechanismError, check=of_kind("another-fit", saying="other records")):
         swag_ppm(module, nn.functional.cross_entropy, second, **how)
-    with pytest.raises(MechanismError, match="another untrained model"):
+    with pytest.raises(MechanismError, check=of_kind("another-fit", saying="untrained model")):
         swag_ppm(nn.Linear(3, 2), nn.functional.cross_entropy, first, **how)

@@ -59,7 +59,7 @@ def test_another_release_in_its_place(adopted: AdoptedBundle) -> None:
         adopted.folder, adopted.adoption.model_copy(update={"release_id": other})
     )
     swapped.save()
-    with pytest.raises(UnsoundBundle, match="0123456789abcdef was adopted"):
+    with pytest.raises(UnsoundBundle, check=of_kind("another-release", saying="0123456789abcdef")):
         _use(swapped)
 
 
@@ -87,13 +87,13 @@ def test_roots_that_revoke_and_then_forget(
         reason="a wrong code list",
     )
     _next_root(sealed, roots, revoked=(gone,), versions=2)
-    with pytest.raises(UnsoundBundle, match="a wrong code list"):
+    with pytest.raises(UnsoundBundle, check=of_kind("revoked-bundle", saying="a wrong code list")):
         _use(adopted)
     roots.write_bytes(before)
     with pytest.raises(UnsoundBundle, check=of_kind("older-roots")):
         _use(adopted)
     roots.unlink()
-    with pytest.raises(InputError, match="roots"):
+    with pytest.raises(InputError, check=of_kind("unreadable-file", saying="roots")):
         _use(adopted)
     foreign = load_private_key(new_keys(tmp_path / "thief")[0])
     write_roots(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import CommandRunner
 from jobs import ENCODED, Job
+from refusals import of_kind
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
@@ -148,19 +149,19 @@ def test_a_plan_edited_by_hand_is_refused(
         Path(result["plans"]["prior-descent at epsilon 6"]).read_text()
     )["candidate"]["fitted"]
     context = Context(home=str(home), device="cpu")
-    for changed, said in (
+    for changed, refusal in (
         (plan, None),
-        (cheaper, r"claim\.epsilon: not what ran"),
-        (quieter, "not what ran"),
-        (other, "artifact_digests"),
+        (cheaper, of_kind("plan-differs", saying="claim.epsilon")),
+        (quieter, of_kind("plan-differs")),
+        (other, of_kind("plan-differs", saying="artifact_digests")),
     ):
         file = tmp_path / "plan.json"
         file.write_text(json.dumps(changed))
         planned = PlannedRelease.load(file)
-        if said is None:
+        if refusal is None:
             planned.check(context)
             continue
-        with pytest.raises((StorageError, MechanismError), match=said):
+        with pytest.raises((StorageError, MechanismError), check=refusal):
             planned.check(context)
     file.write_text("{}")
     done = new.at(home).command("release", str(file))

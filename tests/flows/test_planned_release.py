@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import release_plan
 from jobs import Job
+from refusals import of_kind
 from releases import release_key
 
 from mechanisms.errors import MechanismError
@@ -61,7 +62,9 @@ def test_a_plan_edited_by_hand_is_refused(
     planned.check(context)
     content = planned.model_dump(mode="json")
     EDITS[name](content)
-    with pytest.raises(MechanismError, match=name.partition(" (")[0]):
+    with pytest.raises(
+        MechanismError, check=of_kind("plan-differs", saying=name.partition(" (")[0])
+    ):
         PlannedRelease.model_validate_json(json.dumps(content)).check(context)
 
 
@@ -71,7 +74,7 @@ def test_a_plan_of_other_artifacts_is_refused(context: Context, planned: Planned
     """
     made = planned.candidate
     other = made.model_copy(update={"prepared": made.dataset})
-    with pytest.raises(MechanismError, match="prepared"):
+    with pytest.raises(MechanismError, check=of_kind("plan-differs", saying="prepared")):
         planned.model_copy(update={"candidate": other}).check(context)
 
 
@@ -80,7 +83,7 @@ def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
 ) -> None:
     """The workspace knows which ledger it used: refused before another is made."""
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", f"sqlite:///{tmp_path / 'empty.db'}")
-    with pytest.raises(StorageError, match="has used ledger"):
+    with pytest.raises(StorageError, check=of_kind("ledger-missing")):
         release_plan(context, planned, BundleParameters())
     assert not (tmp_path / "empty.db").exists()
 
@@ -95,10 +98,10 @@ def test_the_machines_signing_key_wins(
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(key))
     used = publish._release_key(context, BundleParameters())
     assert used.public_key() == keys.load_private_key(key).public_key()
-    with pytest.raises(InputError, match="AUTOCODER_SIGNING_KEY"):
+    with pytest.raises(InputError, check=of_kind("signing-key-fixed")):
         publish._release_key(context, BundleParameters(signing_key=str(tmp_path / "other.pem")))
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(tmp_path / "gone.pem"))
-    with pytest.raises(InputError, match=r"gone\.pem"):
+    with pytest.raises(InputError, check=of_kind("unreadable-file", saying="gone.pem")):
         publish._release_key(context, BundleParameters())
 
 

@@ -156,8 +156,8 @@ def test_labels_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["{bundle}", "part={bundle}"], "several bundles need a name each"),
-        (["part={bundle}", "part={bundle}"], "several bundles need a name each"),
+        (["{bundle}", "part={bundle}"], "several bundles need names"),
+        (["part={bundle}", "part={bundle}"], "several bundles need names"),
         (["Part of Body={bundle}"], "is not a valid column prefix"),
     ],
 )

@@ -9,7 +9,7 @@ A test asserts the kind of a refusal; its sentence stands in the code once, and 
 import ast
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,25 +22,58 @@ Sentences = dict[str, dict[str, list[str]]]
 
 def collect() -> Sentences:
     """By room, then by kind: the type and the sentence, with {} for each value in it."""
-    found: Sentences = {}
-    for room in ROOMS:
-        kinds: dict[str, set[str]] = {}
-        for file in sorted((ROOT / room).rglob("*.py")):
-            for kind, sentence in _refusals(ast.parse(file.read_text(encoding="utf-8"))):
-                kinds.setdefault(kind, set()).add(sentence)
-        found[room] = {kind: sorted(kinds[kind]) for kind in sorted(kinds)}
-    return found
+    found: Sentences = {room: {} for room in ROOMS}
+    for file, call in _refusals():
+        kind = _kind(call)
+        if isinstance(kind, ast.Constant):
+            text = f"{_name(call)}: {': '.join(map(_text, call.args))}"
+            kinds = found[file.relative_to(ROOT).parts[0]]
+            kinds[str(kind.value)] = sorted({*kinds.get(str(kind.value), ()), text})
+    return {room: dict(sorted(kinds.items())) for room, kinds in found.items()}
 
 
-def _refusals(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            continue
-        named = {word.arg: word.value for word in call.keywords}
-        kind = named.get("kind")
-        if not isinstance(kind, ast.Constant) or not call.func.id[0].isupper():
-            continue
-        yield str(kind.value), f"{call.func.id}: {': '.join(map(_text, call.args))}"
+def without_kind() -> list[str]:
+    """The places of refusals that have no kind."""
+    return [
+        f"{file.relative_to(ROOT)}:{call.lineno}"
+        for file, call in _refusals()
+        if _kind(call) is None
+    ]
+
+
+def _refusals() -> Iterator[tuple[Path, ast.Call]]:
+    trees = {
+        file: ast.parse(file.read_text(encoding="utf-8"))
+        for room in ROOMS
+        for file in sorted((ROOT / room).rglob("*.py"))
+    }
+    types = _types(trees.values())
+    for file, tree in trees.items():
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and _name(call) in types:
+                yield file, call
+
+
+def _types(trees: Iterable[ast.AST]) -> set[str]:
+    """The names of the program's types of error, and of a part of a sentence."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    types, before = {"StorageError", "MechanismError", "Fault"}, 0
+    while len(types) > before:
+        before = len(types)
+        types |= {
+            node.name
+            for node in classes
+            if types & {ast.unparse(base).split(".")[-1] for base in node.bases}
+        }
+    return types
+
+
+def _name(call: ast.Call) -> str:
+    return ast.unparse(call.func).split(".")[-1]
+
+
+def _kind(call: ast.Call) -> ast.expr | None:
+    return next((word.value for word in call.keywords if word.arg == "kind"), None)
 
 
 def _text(node: ast.expr) -> str:

@@ -3,9 +3,9 @@
 To correct one, change it in the code and run `python tests/golden/sentences.py --write`.
 """
 
+import ast
 import importlib.util
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -32,12 +32,24 @@ def test_every_kind_that_a_test_asks_for_is_made() -> None:
     made = {name for kinds in sentences.collect().values() for name in kinds}
     tests = Path(__file__).parents[1]
     asked = {
-        name
+        word.value
         for file in tests.rglob("test_*.py")
-        for name in re.findall(r'check=of_kind\("([^"]+)"\)', file.read_text(encoding="utf-8"))
+        if file.parent.name not in ("golden", "studies")
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "of_kind"
+        for word in call.args
+        if isinstance(word, ast.Constant)
     }
     assert asked
     assert asked <= made | {"another"}
+
+
+def test_every_refusal_has_a_kind_of_its_own() -> None:
+    """In its room: two sentences are two kinds, and no refusal goes without."""
+    for room, kinds in sentences.collect().items():
+        shared = {kind: texts for kind, texts in kinds.items() if len(texts) > 1}
+        assert not shared, f"{room}: sentences that share a kind"
+    assert not sentences.without_kind()
 
 
 def test_kinds_tell_refusals_apart() -> None:

@@ -213,7 +213,9 @@ class TestEvery:
         number.
         """
         plan = planned(kind)
-        with pytest.raises(MechanismError, match=f"for {N} records, there are {N - 1}"):
+        with pytest.raises(
+            MechanismError, check=of_kind("other-records", saying=(f"{N} records", N - 1))
+        ):
             plan.fit(records(N - 1), run())
         rerun = plan.fit(records(N - 1), run(resampled=True))
         assert plan.event in (None, rerun.event)
@@ -235,7 +237,7 @@ class TestEvery:
             other = plan.model_copy(update={"task": TASK.model_copy(update=shape)})
             if other.event == plan.event:
                 continue
-            with pytest.raises(MechanismError, match="plan again"):
+            with pytest.raises(MechanismError, check=of_kind("other-shape")):
                 other.fit(records(), run())
 
     def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
@@ -246,7 +248,9 @@ class TestEvery:
         first = said(plan.fit(records(), here))
         if plan.mechanism.needs_target_epsilon:
             quiet = made(kind).plan(TASK.model_copy(update={"target_epsilon": 3.0}))
-            with pytest.raises(MechanismError, match="another event or config; remove it"):
+            with pytest.raises(
+                MechanismError, check=of_kind("another-fit", saying=("event", "config"))
+            ):
                 quiet.fit(records(), here)
         with pytest.raises(MechanismError, check=of_kind("another-fit"), match=r"records"):
             plan.fit(records(seed=2), here)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import of_kind
 from small_heads import head_of
 from torch import Tensor, nn
 
@@ -149,5 +150,5 @@ def test_the_search_meets_its_target_over_one_base_round(
     assert alone.event == fitted.event
     base = [fit for fit in fits if fit.startswith("fine-tune") and fit.endswith("/base")]
     assert len(base) == 3, "twice by the search that was killed, and once alone"
-    with pytest.raises(MechanismError, match="another event or config"):
+    with pytest.raises(MechanismError, check=of_kind("another-fit", saying=("event", "config"))):
         planned(mechanism()).fit(records(), run(folder=tmp_path))

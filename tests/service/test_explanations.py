@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from refusals import of_kind
 from starlette.testclient import TestClient
 
 from mechanisms.model import classifier
@@ -211,5 +212,5 @@ def test_sensitive_codes_are_the_bundles(coder: Coder, tmp_path: Path, row: str)
     (tmp_path / "sensitive.csv").write_text("code,why\n1972,x\n111,y\n")
     assert read_sensitive(tmp_path / "sensitive.csv", coder) == ("1972", "111")
     (tmp_path / "sensitive.csv").write_text(f"code,why\n1972,x\n{row},y\n")
-    with pytest.raises(InputError, match="row 2"):
+    with pytest.raises(InputError, check=of_kind("unknown-sensitive-code", row=2)):
         read_sensitive(tmp_path / "sensitive.csv", coder)

@@ -112,7 +112,7 @@ def test_a_file_comes_back_as_the_command_would_write_it(
     ("content", "column", "status", "said"),
     [
         (b"", "Text", 422, "is empty"),
-        (b"Text,id\nzebrafinch,1,2\n", "Text", 422, "row 1: 3 fields where the header has 2"),
+        (b"Text,id\nzebrafinch,1,2\n", "Text", 422, "row 1: 3 fields, but the header has 2"),
         (b"Text,id\nzebra\0finch,1\n", "Text", 422, "NUL"),
         (b"Text,id\nzebrafinch,1\n", "Narrative", 422, "no column 'Narrative'"),
         (

@@ -52,7 +52,7 @@ def test_a_file_is_coded_on_the_page(
         reviewed = page.get_by_text("need review").inner_text()
         page.set_input_files("#file", tmp_path / "ragged.csv")
         page.click("#send")
-        page.get_by_text("row 1: 2 fields where the header has 1").wait_for()
+        page.get_by_text("row 1: 2 fields, but the header has 1").wait_for()
         assert not page.get_by_text("Save the coded file").count()
     with (tmp_path / "coded.csv").open(newline="", encoding="utf-8") as file:
         coded = list(csv.DictReader(file))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import of_kind
 
 from storage.artifacts import MANIFEST, Store
 from storage.durable import write_atomically
@@ -71,10 +72,10 @@ def test_damaged_output_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         ref = store.find("demo", folder.name)
         assert ref is not None
         (folder / MANIFEST).write_text("{}")
-        with pytest.raises(StorageError, match=MANIFEST):
+        with pytest.raises(StorageError, check=of_kind("changed-manifest", saying=MANIFEST)):
             Store(tmp_path).open(ref)
         return
-    with pytest.raises(StorageError, match="file file"):
+    with pytest.raises(StorageError, check=of_kind("damaged-artifact", saying="file")):
         make(Store(tmp_path))
 
 

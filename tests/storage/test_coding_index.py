@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from csv_files import write_csv
+from refusals import of_kind
 
 from storage.codelist import Code
 from storage.coding_index import INDEX, load_index, read_index
@@ -32,23 +33,30 @@ def test_entries_are_read_with_their_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "rows"),
-    [(("text", "other"), ROWS), (("text", "code"), ROWS[:5]), (("text", "code"), [])],
+    ("header", "rows", "refusal"),
+    [
+        (("text", "other"), ROWS, of_kind("no-column", column="code")),
+        (("text", "code"), ROWS[:5], of_kind("index-too-small", saying=5)),
+        (("text", "code"), [], of_kind("only-a-header")),
+    ],
     ids=["column", "few", "none"],
 )
 def test_what_is_no_index_is_refused(
-    tmp_path: Path, header: tuple[str, str], rows: list[tuple[str, str]]
+    tmp_path: Path, header: tuple[str, str], rows: list[tuple[str, str]], refusal: of_kind
 ) -> None:
-    with pytest.raises(InputError, match="--examples"):
+    with pytest.raises(InputError, check=refusal) as refused:
         read_index(write_csv(tmp_path / "index.csv", header, rows))
-    with pytest.raises(InputError, match="--examples"):
+    assert "--examples" in str(refused.value)
+    with pytest.raises(InputError, check=of_kind("no-index", saying="--examples")):
         read_index(tmp_path / "absent.csv")
 
 
 def test_codes_of_another_list_are_refused_by_the_first(tmp_path: Path) -> None:
     rows = [*ROWS, ("drowned", "999")]
     index = read_index(write_csv(tmp_path / "index.csv", ("text", "code"), rows))
-    with pytest.raises(InputError, match=r"1 of 31 entries .*'999' first \(entry 31\)"):
+    with pytest.raises(
+        InputError, check=of_kind("unlisted-index-codes", row=31, saying=("1 of 31", "'999'"))
+    ):
         index.labels(CODES)
 
 

@@ -25,6 +25,11 @@ TEXTS = {
     "shift_jis": {"japanese": "作業員がはしごから落ちて腕を骨折した"},
     "gb18030": {"chinese": "工人从梯子上摔下来摔断了胳膊"},
 }
+KINDS = {name: {"another-script"} for name in TEXTS} | {
+    "cp1250": {"signs-inside-words", "central-european-letters"},
+    "cp1254": {"turkish-letters"},
+    "shift_jis": {"not-in-cp1252"},
+}
 FOREIGN = [(code, name) for code, texts in TEXTS.items() for name in texts]
 WESTERN = {
     "french": "l'ouvrier est tombé de l'échelle, œdème à la cheville, où ça, naïf",
@@ -52,8 +57,10 @@ def test_what_cp1252_misreads_is_refused(tmp_path: Path, encoding: str, language
     """
     text = TEXTS[encoding][language]
     path = written(tmp_path / "in.csv", text, encoding)
-    with pytest.raises(InputError, match="encoding=") as said:
+    with pytest.raises(InputError) as said:
         open_table(path, ["text"])
+    assert said.value.kind in KINDS[encoding]
+    assert "encoding=" in str(said.value)
     assert text[:20] not in str(said.value)
     table = open_table(path, ["text"], read=ReadOptions(encoding=encoding))
     assert next(table.text_rows(["text"])) == (f"{text} 0",)

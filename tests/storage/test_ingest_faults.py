@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
+from refusals import of_kind
 
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, check_source, ingest, pipeline
@@ -185,11 +186,11 @@ ROW_FAULTS = {
     ),
     "field too many": (
         text_of([*ROWS[:3], (*ROWS[3], "more"), *ROWS[4:]]),
-        "row 4: 5 fields where the header has 4",
+        "row 4: 5 fields, but the header has 4",
     ),
     "field too few": (
         text_of([*LATE, ("1/1/2015", MARKER)]),
-        "row 20001: 2 fields where the header has 4",
+        "row 20001: 2 fields, but the header has 4",
     ),
     "quote left open": (
         text_of().replace(f"{MARKER} narrative 5,132,r5", f'{MARKER} narrative 5,132,"r5'),
@@ -229,7 +230,7 @@ RECORD_FAULTS = {
     "narratives as codes": (
         text_of([(row[0], row[2], f"{row[1]} {'x' * 200}", row[3]) for row in ROWS]),
         {},
-        "column 'Nature' has values of over 120 characters. Give the column of codes",
+        "column 'Nature' has values of over 120 characters. Use the column of codes",
     ),
     "empty text": (
         text_of(with_cell(3, "Final Narrative", " \t")),
@@ -246,7 +247,7 @@ RECORD_FAULTS = {
     "no date": (
         text_of(with_cell(3, "EventDate", "")),
         {},
-        "(row 3). Correct them, set data.ingest.date_format (such as %m/%d/%y where years",
+        "(row 3). Correct them, set data.ingest.date_format (such as %m/%d/%y if years",
     ),
     "own date format": (
         text_of(),
@@ -289,7 +290,7 @@ def test_values_off_the_list_are_described_and_never_shown(tmp_path: Path) -> No
     said = refused(text_of(rows), tmp_path, codelist=codelist)
     assert "20 of 20 records have a code that is not on the code list" in said
     assert (
-        "(20 distinct values of 11 characters: digits, other signs). Give the right list or "
+        "(20 distinct values of 11 characters: digits, other signs). Use the right list or "
         "column, or"
     ) in said
     assert not [number for number in numbers if number in said]
@@ -308,24 +309,32 @@ def test_check_reads_the_code_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "refusal"),
     [
-        ({"Final Narrative": "fell", "Nature": [{"Name": "Fall"}], "EventDate": ""}, "an object"),
-        ({"Final Narrative": "fell", "Hazards": []}, "no column 'Nature'"),
+        (
+            {"Final Narrative": "fell", "Nature": [{"Name": "Fall"}], "EventDate": ""},
+            of_kind("nested-value"),
+        ),
+        ({"Final Narrative": "fell", "Hazards": []}, of_kind("no-column", column="Nature")),
     ],
 )
-def test_check_reads_small_json(tmp_path: Path, record: dict[str, object], said: str) -> None:
+def test_check_reads_small_json(
+    tmp_path: Path, record: dict[str, object], refusal: of_kind
+) -> None:
     """Whose columns are known at its end: what ingest would refuse is refused before it."""
     file = tmp_path / "recalls.json"
     file.write_text(json.dumps([record]))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, check=refusal):
         check_source(file, IngestConfig(), None)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     """A path that is no file is refused, and a folder without files."""
-    for path, said in ((tmp_path / "absent.csv", "no file"), (tmp_path, "is an empty folder")):
-        with pytest.raises(InputError, match=said):
+    for path, refusal in (
+        (tmp_path / "absent.csv", of_kind("no-data-file")),
+        (tmp_path, of_kind("empty-folder")),
+    ):
+        with pytest.raises(InputError, check=refusal):
             check_source(path, IngestConfig(), None)
 
 
@@ -339,9 +348,7 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
             ),
             path,
         )
-        with pytest.raises(
-            InputError, match=r"column 'Final Narrative': type .* cannot become text"
-        ):
+        with pytest.raises(InputError, check=of_kind("column-type", saying="'Final Narrative'")):
             ingest(path, tmp_path, IngestConfig(), None)
 
 
@@ -414,7 +421,7 @@ def test_full_disk_is_told_and_leaves_no_split(
     out = tmp_path / "out"
     out.mkdir()
     with (
-        pytest.raises(StorageError, match="ingest: no space left on the disk") as caught,
+        pytest.raises(StorageError, check=of_kind("disk", saying=("ingest", "no space"))) as caught,
         private_errors("ingest"),
     ):
         ingest(path, out, IngestConfig(cap_per_code=None), None)
@@ -431,6 +438,6 @@ def test_source_changed_between_the_passes(tmp_path: Path) -> None:
             with path.open("a") as file:
                 file.write(text_of(ROWS).partition("\n")[2])
 
-    with pytest.raises(StorageError, match="changed during reading"):
+    with pytest.raises(StorageError, check=of_kind("records-changed")):
         ingest(path, tmp_path, IngestConfig(), None, append)
     assert not list(tmp_path.glob("*.arrow"))

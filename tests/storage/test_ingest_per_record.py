@@ -239,15 +239,15 @@ def test_halves_by_date(tmp_path: Path, way: str) -> None:
     bad = [*rows, ("r300", "someday", "Narrative", "11", "E")]
     with pytest.raises(
         InputError,
-        match=r"1 dates are missing or do not read .* \(row 301\).*and no data.ingest.train_before",
+        check=of_kind("unreadable-dates", saying=("1", "row 301", "data.ingest.train_before")),
     ):
         taken(tmp_path / "bad", bad, **options)
     with pytest.raises(
-        InputError, match="no usable records for the train half; none is dated before"
+        InputError, check=of_kind("no-usable-records", saying=("train half", "before"))
     ):
         taken(tmp_path / "late", rows, **(options | {"train_before": "2016-04-01"}))
     with pytest.raises(
-        InputError, match="no usable records for the test half; none is dated on or"
+        InputError, check=of_kind("no-usable-records", saying=("test half", "on or after"))
     ):
         taken(tmp_path / "early", rows, **(options | {"train_before": "2017-01-01"}))
 

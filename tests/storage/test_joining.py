@@ -74,14 +74,14 @@ def test_each_table_is_read_by_its_own_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("first", "second", "refusal"),
     [
-        ("id,text\n101,a\n101.0,b\n", "id,code\n101,1\n", "2 rows share an id"),
-        ("id,text\n,a\n102,b\n", "id,code\n101,1\n", "1 ids are blank"),
-        (REPORTS, "id,text\n101,x\n", "1 of its columns besides 'id' are in the first"),
-        (REPORTS, "key,code\n101,1\n", "no column 'id'"),
+        ("id,text\n101,a\n101.0,b\n", "id,code\n101,1\n", of_kind("joined-ids", saying="2 rows")),
+        ("id,text\n,a\n102,b\n", "id,code\n101,1\n", of_kind("joined-ids", saying="1 ids")),
+        (REPORTS, "id,text\n101,x\n", of_kind("same-columns", saying=("1 of", "'id'"))),
+        (REPORTS, "key,code\n101,1\n", of_kind("no-column", column="id")),
     ],
 )
-def test_what_is_refused(tmp_path: Path, first: str, second: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_refused(tmp_path: Path, first: str, second: str, refusal: of_kind) -> None:
+    with pytest.raises(InputError, check=refusal):
         joined(tmp_path, second, first)

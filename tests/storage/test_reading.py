@@ -103,7 +103,7 @@ def test_quotes_that_are_text(tmp_path: Path, separator: str) -> None:
     rows = [*ROWS, ("12", '"BALL HIT HEAD" DX: LAC', "111"), ("13", '5" nail', "111")]
     text = "\n".join(separator.join(row) for row in [HEADER, *rows])
     assert read(tmp_path / "in.txt", text) == rows
-    with pytest.raises(InputError, match=r"row 15: a quote is open .*quotes="):
+    with pytest.raises(InputError, check=of_kind("open-quote", row=15, saying="quotes=")):
         read(tmp_path / "in.txt", text + f'\n1{separator}"open{separator}1', quotes="double")
 
 
@@ -123,7 +123,7 @@ def test_packed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     assert read(tmp_path / "in.jsonl.gz", pack(json.dumps({"text": "a"}).encode()), ["text"]) == [
         ("a",)
     ]
-    with pytest.raises(InputError, match="cannot be unpacked"):
+    with pytest.raises(InputError, check=of_kind("not-unpackable")):
         read(tmp_path / "cut.csv.gz", packed[:-9])
 
 
@@ -148,11 +148,11 @@ def test_a_workbook(tmp_path: Path) -> None:
     assert read(tmp_path / "in.xlsx", workbook(rows)) == told
     assert read(tmp_path / "in.xlsx", workbook(rows, [])) == told, "an empty sheet is none"
     with pytest.raises(
-        InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --read sheet=…"
+        InputError, check=of_kind("sheet-not-chosen", saying=("'S1', 'S2'", "--read sheet=…"))
     ):
         read(tmp_path / "in.xlsx", workbook(rows, [("note", "x")]))
     assert read(tmp_path / "in.xlsx", workbook([("note", "x")], rows), sheet="S2") == told
-    with pytest.raises(InputError, match="workbook is damaged"):
+    with pytest.raises(InputError, check=of_kind("unreadable-workbook")):
         read(tmp_path / "in.xlsx", workbook(rows).replace(b"</sheetData>", b"<sheetData>"))
 
 
@@ -168,32 +168,32 @@ def test_json_in_an_array(tmp_path: Path) -> None:
     many = json.dumps(records * 5_000)
     assert len(many) > 3 << 20
     assert len(read(tmp_path / "in.json", many)) == 60_000
-    for content, said in (
-        (json.dumps(records)[:-9], "it is not valid JSON"),
-        (json.dumps([*records, ["PLANTED"]]), "record 13: it is not a JSON object"),
-        (json.dumps({"columns": [], "data": []}), "one JSON object, not a list of records"),
-        ('[{"text": NaN}]', "it has NaN or Infinity"),
-        ('[{"text": 0.4e00669999999999999999999}]', "it is not valid JSON"),
+    for content, refusal in (
+        (json.dumps(records)[:-9], of_kind("invalid-json")),
+        (json.dumps([*records, ["PLANTED"]]), of_kind("not-an-object", saying="record 13")),
+        (json.dumps({"columns": [], "data": []}), of_kind("not-an-array")),
+        ('[{"text": NaN}]', of_kind("nan")),
+        ('[{"text": 0.4e00669999999999999999999}]', of_kind("invalid-json")),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, check=refusal):
             read(tmp_path / "in.json", content, ["text"])
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "refusal"),
     [
-        (b"<!DOCTYPE html>\n<html>", "is an HTML page, so the download failed"),
-        (b"%PDF-1.7", "is a PDF"),
-        (b"7z\xbc\xaf'\x1c", "is a 7z archive"),
-        (b"SQLite format 3\0", "is a SQLite database"),
+        (b"<!DOCTYPE html>\n<html>", of_kind("other-format", saying="HTML page")),
+        (b"%PDF-1.7", of_kind("other-format", saying="PDF")),
+        (b"7z\xbc\xaf'\x1c", of_kind("other-format", saying="7z archive")),
+        (b"SQLite format 3\0", of_kind("other-format", saying="SQLite database")),
         (
             "text,code\n1,2\n".encode("utf-16"),
-            "is UTF-16. Save it as UTF-8, or give --read encoding=utf-16",
+            of_kind("utf-32", saying="--read encoding=utf-16"),
         ),
     ],
 )
-def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, refusal: of_kind) -> None:
+    with pytest.raises(InputError, check=refusal):
         read(tmp_path / "in.csv", content)
 
 
@@ -205,13 +205,14 @@ def test_lines_in_two_encodings_are_named(tmp_path: Path) -> None:
     mixed = b"\r\n".join(
         [text[0].encode(), "1,café,1".encode("cp1252"), *["2,café,1".encode()] * 6]
     )
-    with pytest.raises(InputError, match="UTF-8 with 1 damaged bytes in line 2"):
+    with pytest.raises(InputError, check=of_kind("damaged-utf-8", saying=("1 damaged", "line 2"))):
         read(tmp_path / "in.csv", mixed)
     mixed = b"\r\n".join(
         [text[0].encode(), *["1,café,1".encode("cp1252")] * 7, "2,café,1".encode()]
     )
     with pytest.raises(
-        InputError, match="UTF-8 in line 9 and another in lines 2, 3, 4, 5, 6 and 2 more"
+        InputError,
+        check=of_kind("two-encodings", saying=("line 9", "lines 2, 3, 4, 5, 6 and 2 more")),
     ):
         read(tmp_path / "in.csv", mixed)
     for encoding in ("cp850", "mac_roman", "utf-16", "utf-8"):
@@ -225,7 +226,7 @@ def test_options_in_place_of_looking(tmp_path: Path) -> None:
     text = "a note, with, commas\n" + written("~").split("\r\n", 1)[1]
     told = read(tmp_path / "in.csv", text, separator="~", skip=1, names=HEADER)
     assert told == ROWS
-    with pytest.raises(InputError, match="row 1: 3 fields where the header has 2"):
+    with pytest.raises(InputError, check=of_kind("field-count", row=1, saying=(3, 2))):
         read(tmp_path / "in.csv", text, ["a"], separator="~", skip=1, names=["a", "b"])
     for wrong in (
         {"separator": ",,"},
@@ -242,13 +243,15 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     good = ["1,a,x", "2,b,y", "3,c,z"]
     text = "\n".join(["id,text,code", good[0], "4,too,many,PLANTED", good[1], good[2], "6,few"])
     path = tmp_path / "in.csv"
-    with pytest.raises(InputError, match=r"row 2: 4 fields .*bad_rows=skip"):
+    with pytest.raises(
+        InputError, check=of_kind("field-count", row=2, saying=("4 fields", "bad_rows=skip"))
+    ):
         read(path, text)
     assert read(path, text, bad_rows="skip") == [tuple(row.split(",")) for row in good]
     table = open_table(path, HEADER, read=ReadOptions(bad_rows="skip"))
     assert (table.rows, table.skipped) == (3, 2)
     assert "2 bad rows skipped" in table.reading[0]
-    with pytest.raises(InputError, match="a quote is open to the end"):
+    with pytest.raises(InputError, check=of_kind("open-quote")):
         read(
             path, "\n".join(["id,text,code", *good, '4,"open,x', "5,e,z", "6,f,z"]), bad_rows="skip"
         )
@@ -275,9 +278,9 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
     ]
     assert [line.split(",")[0] for line in table.reading] == ["a.csv: 5 rows", "b.csv: 7 rows"]
     assert not table.changed()
-    with pytest.raises(InputError, match=r"c\.csv has no column 'code'"):
+    with pytest.raises(InputError, check=of_kind("no-column", column="code", saying="c.csv")):
         open_table([tmp_path / "a.csv", tmp_path / "c.csv"], ["text", "code"])
-    with pytest.raises(InputError, match="named twice"):
+    with pytest.raises(InputError, check=of_kind("repeated-file")):
         open_table([tmp_path / "a.csv", tmp_path / "a.csv"], ["text"])
     (tmp_path / "b.csv").write_text(written(rows=ROWS[5:]))
     assert table.changed()
@@ -348,26 +351,29 @@ def test_a_second_reading_leaves_out_the_same_rows(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "refusal"),
     [
         (
             b"text" + b" " * 30 + b"code\n" + b"fell; cut" + b" " * 25 + b"1\n" * 9,
-            "fixed widths",
+            of_kind("no-column", saying="widths="),
         ),
         (
             "text,code\ncafé brûlé,1\n".encode("cp850") * 9,
-            "lines 2, 4, 6, 8, 10 and 4 more, if read as cp1252",
+            of_kind("signs-inside-words", saying="lines 2, 4, 6, 8, 10 and 4 more"),
         ),
-        ("text,code\ncafé brûlé,1\n".encode("mac_roman") * 9, "cp850 or mac_roman may be right"),
-        ("text,code\na,1\n".encode("utf-32"), "is UTF-32"),
-        ("text,code\nfell,1\n".encode("utf-16-le"), "encoding=utf-16-le"),
-        (b"<table><tr><td>text</td></tr></table>", "is HTML or XML"),
-        (bytes(257) + b"ustar" + bytes(300), "is a tar archive"),
-        (b"\x1f\x9d\x90abc", "is packed with compress"),
+        (
+            "text,code\ncafé brûlé,1\n".encode("mac_roman") * 9,
+            of_kind("signs-inside-words", saying=("cp850", "mac_roman")),
+        ),
+        ("text,code\na,1\n".encode("utf-32"), of_kind("utf-32", saying="UTF-32")),
+        ("text,code\nfell,1\n".encode("utf-16-le"), of_kind("utf-16", saying="utf-16-le")),
+        (b"<table><tr><td>text</td></tr></table>", of_kind("other-format", saying="HTML or XML")),
+        (bytes(257) + b"ustar" + bytes(300), of_kind("other-format", saying="tar archive")),
+        (b"\x1f\x9d\x90abc", of_kind("other-format", saying="packed with compress")),
     ],
 )
-def test_the_cause_is_the_true_one(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_the_cause_is_the_true_one(tmp_path: Path, content: bytes, refusal: of_kind) -> None:
+    with pytest.raises(InputError, check=refusal):
         read(tmp_path / "in.csv", content, ["text", "code"])
 
 
@@ -494,7 +500,7 @@ def test_files_with_a_column_more(tmp_path: Path) -> None:
     assert list(table.text_rows(["text", "code"])) == [("a", "1"), ("b", "2")]
     assert [part.apart for part in table.files] == [0, 1]
     second.write_text("year,text\n2024,b\n")
-    with pytest.raises(InputError, match="no column 'code'"):
+    with pytest.raises(InputError, check=of_kind("no-column", column="code")):
         open_table([first, second], ["text", "code"])
 
 
@@ -517,7 +523,7 @@ def test_nested_json_by_paths_of_keys(tmp_path: Path) -> None:
     content = json.dumps(NESTED)
     paths = ["data.text", "annotations.0.result.0.value.choices"]
     assert read(tmp_path / "in.json", content, paths) == [(text, code) for _, text, code in ROWS]
-    with pytest.raises(InputError, match=r"keys are nested: .* such as data\.text"):
+    with pytest.raises(InputError, check=of_kind("no-column", saying="data.text")):
         open_table(tmp_path / "in.json", ["text"])
     several = json.dumps([{"text": "a", "labels": ["1", "2"]}])
     with pytest.raises(InputError, check=of_kind("nested-value")):
@@ -526,20 +532,20 @@ def test_nested_json_by_paths_of_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "refusal"),
     [
-        (b"\x03\x7c\x01\x0f" + bytes(60), "is a dBase file"),
-        (gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0), "is an R file"),
-        (gzip.compress(b"RDX3\nX\n\0\0", mtime=0), "is an R file"),
-        (bytes(8) + b"DUCK" + bytes(90), "is a DuckDB database"),
-        (b"Obj\x01\x04\x14avro.codec", "is an Avro file"),
-        (b"\x80\x04\x95\x10\0\0\0", "is a pickle, which is never opened"),
-        (b"\x93NUMPY\x01\0", "is a NumPy array"),
-        (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+        (b"\x03\x7c\x01\x0f" + bytes(60), of_kind("other-format", saying="dBase file")),
+        (gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0), of_kind("other-format", saying="R file")),
+        (gzip.compress(b"RDX3\nX\n\0\0", mtime=0), of_kind("other-format", saying="R file")),
+        (bytes(8) + b"DUCK" + bytes(90), of_kind("other-format", saying="DuckDB database")),
+        (b"Obj\x01\x04\x14avro.codec", of_kind("other-format", saying="Avro file")),
+        (b"\x80\x04\x95\x10\0\0\0", of_kind("other-format", saying="pickle")),
+        (b"\x93NUMPY\x01\0", of_kind("other-format", saying="NumPy array")),
+        (b"\x89HDF\r\n\x1a\n", of_kind("other-format", saying="HDF5 file")),
     ],
 )
-def test_other_programs_files_are_named(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_programs_files_are_named(tmp_path: Path, content: bytes, refusal: of_kind) -> None:
+    with pytest.raises(InputError, check=refusal):
         read(tmp_path / "in.dat", content)
 
 
@@ -561,25 +567,29 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "refusal"),
     [
-        ("2025.csv", "text,kode\ncut,1\n", r"2025\.csv has no column 'code'"),
-        ("2025.pdf", "%PDF-1.7", r"2025\.pdf is a PDF"),
-        ("2025.jsonl", '{"text": "cut", "code": "1"}\n', r"2025\.jsonl has another format"),
+        ("2025.csv", "text,kode\ncut,1\n", of_kind("no-column", column="code", saying="2025.csv")),
+        ("2025.pdf", "%PDF-1.7", of_kind("other-format", saying=("2025.pdf", "PDF"))),
+        (
+            "2025.jsonl",
+            '{"text": "cut", "code": "1"}\n',
+            of_kind("mixed-formats", saying="2025.jsonl"),
+        ),
     ],
 )
 def test_a_file_of_a_folder_that_is_no_part_of_the_table(
-    tmp_path: Path, name: str, content: str, said: str
+    tmp_path: Path, name: str, content: str, refusal: of_kind
 ) -> None:
     years = yearly(tmp_path)
     (years / name).write_text(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, check=refusal):
         open_table(years, ["text", "code"])
 
 
 def test_folders_that_are_no_table(tmp_path: Path) -> None:
     years = yearly(tmp_path)
-    with pytest.raises(InputError, match=r"named twice"):
+    with pytest.raises(InputError, check=of_kind("repeated-file")):
         open_table([years, years / "2023.csv"], ["text"])
     with pytest.raises(InputError, check=of_kind("folder-of-folders"), match=r"\b1\b"):
         open_table(tmp_path, ["text"])
@@ -625,7 +635,7 @@ def test_lines_of_fixed_widths_in_several_blocks(
 
 def test_what_is_read_only_once(tmp_path: Path) -> None:
     """It is named as that, since a table is read several times; a kept stream leaves no file."""
-    with pytest.raises(InputError, match="- is standard input"):
+    with pytest.raises(InputError, check=of_kind("read-once", saying="standard input")):
         open_table(Path("-"), HEADER)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

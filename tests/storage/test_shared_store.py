@@ -124,11 +124,12 @@ def test_damage_is_refused_and_leaves_nothing(url: str, tmp_path: Path, damage: 
             b"{}" if damage == "manifest" else manifest.replace(b"folder/two", b"../../../two")
         )
         fs.pipe_file(f"{place}/manifest.json", changed)
-    said = {"manifest": "manifest.json is damaged", "outside": "outside its folder"}.get(
-        damage, "file folder/two is"
-    )
+    refusal = {
+        "manifest": of_kind("damaged-shared-manifest"),
+        "outside": of_kind("file-outside-folder"),
+    }.get(damage, of_kind("damaged-shared-file", saying="folder/two"))
     for _ in range(2):  # nor does a second try find what the first fetched
-        with pytest.raises(StorageError, match=said) as refused:
+        with pytest.raises(StorageError, check=refusal) as refused:
             make(Store(tmp_path / "b", SharedStore(url)))
         assert f"stages/demo/{made.path.name}" in str(refused.value)
         assert not (tmp_path / "b" / "stages").exists()
@@ -228,17 +229,17 @@ def test_killed_in_the_middle_of_an_upload(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "refusal"),
     [
-        ("s3://key:password@bucket/x", "the URL contains credentials"),
-        ("s3://bucket/x?secret=password", "the URL contains credentials"),
-        ("ftp://host/password", "a folder or s3://bucket/prefix, not ftp"),
-        ("s3://", "a folder or s3"),
+        ("s3://key:password@bucket/x", of_kind("credentials-in-url")),
+        ("s3://bucket/x?secret=password", of_kind("credentials-in-url")),
+        ("ftp://host/password", of_kind("store-scheme", saying="ftp")),
+        ("s3://", of_kind("store-scheme")),
     ],
 )
-def test_wrong_urls_are_refused_without_repeating_them(wrong: str, said: str) -> None:
+def test_wrong_urls_are_refused_without_repeating_them(wrong: str, refusal: of_kind) -> None:
     """They may hold a password."""
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, check=refusal) as refused:
         SharedStore(wrong)
     assert "password" not in str(refused.value)
 
@@ -248,7 +249,7 @@ def test_a_bucket_that_is_not_there_is_told(s3_bucket: Callable[[], str], tmp_pa
     """One line; what was computed stays, and is shared once the bucket is there."""
     s3_bucket()
     missing = f"none-{uuid4().hex[:12]}"
-    with pytest.raises(StorageError, match=rf"s3://{missing}/x: .*Check that it answers"):
+    with pytest.raises(StorageError, check=of_kind("store-refused", saying=f"s3://{missing}/x")):
         make(Store(tmp_path, SharedStore(f"s3://{missing}/x")))
     fsspec.filesystem("s3").mkdir(missing)
     make(Store(tmp_path, SharedStore(f"s3://{missing}/x")), {"one": b"computed anew"})
@@ -268,7 +269,7 @@ def test_a_server_that_is_away_is_told_before_there_is_work(
     fsspec.filesystem("s3").clear_instance_cache()
     with pytest.raises(
         StorageError,
-        match=rf"AUTOCODER_STORAGE: {place}: EndpointConnectionError. Check that it answers",
+        check=of_kind("store-unavailable", saying=(place, "EndpointConnectionError")),
     ):
         Store(tmp_path, SharedStore(place)).check()
     fsspec.filesystem("s3").clear_instance_cache()

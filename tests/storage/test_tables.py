@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import of_kind
 
 from storage.errors import InputError
 from storage.tables.formulas import escape_formula
@@ -180,33 +181,53 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "refusal"),
     [
-        ("a.csv", b"id,Text\n1,x\n2,secret,z\n", "row 2: 3 fields where the header has 2"),
-        ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: a quote is open to the end"),
-        ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
-        ("a.csv", b"id,text\n1,secret\n", "Did you mean 'text'"),
-        ("a.csv", b"secret one,secret two\nx,y\n", "put column names above it"),
-        ("a.csv", b"Text,Text\nsecret,y\n", "2 columns 'Text'"),
-        ("a.csv", b"", "empty"),
-        ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is not a JSON object"),
-        ("a.jsonl", b'{"Text": "secret"\n', "line 1: it is not valid JSON"),
-        ("a.jsonl", b'{"Text": "\xff secret"}\n', "line 1: it is not UTF-8"),
-        ("a.jsonl", b'{"Text": ' + b"[" * 100_000 + b"\n", "line 1: it is not valid JSON"),
-        ("a.jsonl", b'{"Text": ["secret", "b"]}\n', "line 1, key 'Text': an object, or a list"),
-        ("a.jsonl", b'{"Text": [["secret"]]}\n', "line 1, key 'Text': an object, or a list"),
-        ("a.jsonl", b'{"Text": {"a": "secret"}}\n', "line 1, key 'Text': an object, or a list"),
-        ("a.jsonl", b'{"Text": "secret \\uD800"}\n', "line 1: it has half"),
-        ("a.jsonl", b"\n", "no records"),
-        ("a.parquet", b"PAR1 secret", "is damaged"),
+        ("a.csv", b"id,Text\n1,x\n2,secret,z\n", of_kind("field-count", row=2, saying=(3, 2))),
+        ("a.csv", b'id,Text\n1,x\n2,"secret\n', of_kind("open-quote", row=2)),
+        ("a.csv", b"id,Text\n1,secret\0\n", of_kind("nul-in-header")),
+        ("a.csv", b"id,text\n1,secret\n", of_kind("no-column", saying="'text'")),
+        ("a.csv", b"secret one,secret two\nx,y\n", of_kind("no-column", saying="first row")),
+        (
+            "a.csv",
+            b"Text,Text\nsecret,y\n",
+            of_kind("repeated-column-name", column="Text", saying=2),
+        ),
+        ("a.csv", b"", of_kind("empty-file")),
+        ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', of_kind("not-an-object", saying="line 2")),
+        ("a.jsonl", b'{"Text": "secret"\n', of_kind("invalid-json", saying="line 1")),
+        ("a.jsonl", b'{"Text": "\xff secret"}\n', of_kind("json-not-utf-8", saying="line 1")),
+        (
+            "a.jsonl",
+            b'{"Text": ' + b"[" * 100_000 + b"\n",
+            of_kind("invalid-json", saying="line 1"),
+        ),
+        (
+            "a.jsonl",
+            b'{"Text": ["secret", "b"]}\n',
+            of_kind("nested-value", saying=("line 1", "'Text'")),
+        ),
+        (
+            "a.jsonl",
+            b'{"Text": [["secret"]]}\n',
+            of_kind("nested-value", saying=("line 1", "'Text'")),
+        ),
+        (
+            "a.jsonl",
+            b'{"Text": {"a": "secret"}}\n',
+            of_kind("nested-value", saying=("line 1", "'Text'")),
+        ),
+        ("a.jsonl", b'{"Text": "secret \\uD800"}\n', of_kind("half-a-surrogate", saying="line 1")),
+        ("a.jsonl", b"\n", of_kind("no-json-records")),
+        ("a.parquet", b"PAR1 secret", of_kind("damaged-parquet-file")),
     ],
 )
 def test_no_table_is_refused_by_row_and_without_cells(
-    tmp_path: Path, name: str, content: bytes, said: str
+    tmp_path: Path, name: str, content: bytes, refusal: of_kind
 ) -> None:
     """Before any work, naming file and row."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, check=refusal) as caught:
         survey(tmp_path / name, text_columns=["Text"])
     assert "secret" not in str(caught.value)
     assert name in str(caught.value)

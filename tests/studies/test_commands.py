@@ -36,25 +36,25 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
-        (["sets", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
-        (["subsamples", "--data", "nowhere"], "nowhere/mammography.csv is not there"),
-        (["regularisation", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
+        (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv does not exist"),
+        (["sets", "--data", "nowhere"], "nowhere/ecoli.csv does not exist"),
+        (["subsamples", "--data", "nowhere"], "nowhere/mammography.csv does not exist"),
+        (["regularisation", "--data", "nowhere"], "nowhere/ecoli.csv does not exist"),
         (
             ["imbalance", "--data", "x", "--systems", "gam"],
             "--systems: `gam` is unknown. Choose from plain-logistic",
         ),
         (
             ["oversampling", "--data", "nowhere", "--sets", "ecoli"],
-            "is not there. --data is a folder",
+            "does not exist. --data is a folder",
         ),
         (["images", "--models", "ham"], "--models: `ham` is unknown"),
-        (["rare-codes"], "give --records and --codelist"),
-        (["rmia"], "give --records and --codelist"),
-        (["swag-ppm"], "give --records and --codelist"),
+        (["rare-codes"], "pass --records and --codelist"),
+        (["rmia"], "pass --records and --codelist"),
+        (["swag-ppm"], "pass --records and --codelist"),
         (
             ["rare-codes", "--records", "nowhere.csv", "--codelist", "nowhere.csv"],
-            "nowhere.csv is not there",
+            "nowhere.csv does not exist",
         ),
     ],
 )

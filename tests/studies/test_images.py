@@ -140,7 +140,7 @@ def test_a_short_run_on_lesions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arrays", "said"),
-    [(None, "give --images FILE"), ({"images": [0]}, "ham.npz has no array `labels`")],
+    [(None, "pass --images FILE"), ({"images": [0]}, "ham.npz has no array `labels`")],
 )
 def test_a_wrong_file_of_images_is_told(
     arrays: dict[str, list[int]] | None,

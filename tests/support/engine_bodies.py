@@ -48,9 +48,10 @@ def die(part: str) -> str:
 
 def fail(part: str) -> str:
     """Fails as asked for; a library's error quotes a value."""
-    raise {"input": InputError("name a file"), "storage": StorageError("run again")}.get(
-        part
-    ) or KeyError("a narrative")
+    raise {
+        "input": InputError("name a file", kind="no-file"),
+        "storage": StorageError("run again", kind="records-changed"),
+    }.get(part) or KeyError("a narrative")
 
 
 def slow(part: str) -> str:

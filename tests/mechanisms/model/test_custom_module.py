@@ -7,6 +7,7 @@ import own_modules
 import pytest
 import torch
 from own_modules import Attention, one_by_one
+from refusals import of_kind
 from small_heads import clipped_sum
 from torch import Tensor, nn
 
@@ -76,7 +77,7 @@ def test_no_gradient_hangs_on_a_place() -> None:
     norms = clipped(module, CE, x, y, clip=1.0)[1]
     assert len(norms.unique()) == 1
     noisy = Own(lambda own, x: own.linear(x + torch.randn_like(x)))
-    with pytest.raises(MechanismError, match="mixes records"):
+    with pytest.raises(MechanismError, check=of_kind("mixed-records")):
         copy_of(noisy, CE, torch.ones(20, 6), y, device=CPU)
 
 
@@ -104,58 +105,64 @@ def _remembering(own: Own, x: Tensor) -> Tensor:
     return own.linear(x)
 
 
-BAD: dict[str, tuple[Callable[[], Any], str]] = {
+BAD: dict[str, tuple[Callable[[], Any], of_kind]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
-        "a buffer or a frozen parameter",
+        of_kind("changing-buffer"),
     ),
     "batch norm of the batch": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)),
-        "fails on synthetic records",
+        of_kind("fails-on-synthetic-records"),
     ),
     "a mean over the batch": (
         lambda: Own(lambda own, x: own.linear(x - x.mean(0))),
-        "mixes records: its answer",
+        of_kind("mixed-records"),
     ),
     "softmax over the batch": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)),
-        "mixes records: its answer",
+        of_kind("mixed-records"),
     ),
-    "a counter": (lambda: Own(_counting), "`seen` of the model, a buffer .* changes"),
-    "a running mean": (lambda: Own(_remembering), "`seen` of the model, a buffer .* changes"),
-    "another width": (lambda: nn.Linear(7, 3), "fails on synthetic records"),
+    "a counter": (lambda: Own(_counting), of_kind("changing-buffer", saying="`seen`")),
+    "a running mean": (lambda: Own(_remembering), of_kind("changing-buffer", saying="`seen`")),
+    "another width": (lambda: nn.Linear(7, 3), of_kind("fails-on-synthetic-records")),
     "no parameter": (
         lambda: nn.Linear(6, 3).requires_grad_(False),
-        "no parameter has requires_grad",
+        of_kind("nothing-to-train"),
     ),
     "doubles": (
         lambda: nn.Linear(6, 3).double(),
-        "`weight` is torch.float64; train in torch.float32",
+        of_kind("parameter-type", saying=("`weight`", "torch.float64")),
     ),
-    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "fails on synthetic records"),
+    "two outputs": (
+        lambda: Own(lambda own, x: (own.linear(x), x)),
+        of_kind("fails-on-synthetic-records"),
+    ),
 }
 
 
 @pytest.mark.parametrize("which", BAD)
 def test_a_module_that_has_no_gradient_a_record_is_refused(which: str) -> None:
     """Before a record is read, by name, with what to do instead."""
-    build, said = BAD[which]
+    build, refusal = BAD[which]
     x, y = torch.randn(8, 6), torch.arange(8) % 3
-    with pytest.raises(MechanismError, match=said):
+    with pytest.raises(MechanismError, check=refusal):
         copy_of(build(), CE, x, y, device=CPU)
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "refusal"),
     [
-        (lambda output, target: CE(output, target) * torch.ones(2), "one number"),
-        (lambda output, target: output.nonsense(), "its loss fails on synthetic records"),
-        (nn.CrossEntropyLoss(weight=torch.ones(3)), "reduction='sum'"),
-        (nn.Linear(3, 1), "has parameters"),
+        (lambda output, target: CE(output, target) * torch.ones(2), of_kind("loss-not-one-number")),
+        (
+            lambda output, target: output.nonsense(),
+            of_kind("fails-on-synthetic-records", saying="its loss"),
+        ),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), of_kind("weight-cancels")),
+        (nn.Linear(3, 1), of_kind("loss-with-parameters")),
     ],
 )
-def test_a_loss_that_is_none_of_a_record(loss: Any, said: str) -> None:
-    with pytest.raises(MechanismError, match=said):
+def test_a_loss_that_is_none_of_a_record(loss: Any, refusal: of_kind) -> None:
+    with pytest.raises(MechanismError, check=refusal):
         copy_of(nn.Linear(6, 3), loss, torch.randn(8, 6), torch.arange(8) % 3, device=CPU)
 
 
@@ -187,24 +194,26 @@ def test_records_of_any_data_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "refusal"),
     [
-        ((torch.zeros(3, 2), torch.zeros(4)), "in their first dimension"),
-        ((torch.zeros(0, 2), torch.zeros(0)), "give tensors"),
-        (iter([1]), "give tensors"),
-        ([1, 2], "of pairs"),
-        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], "of one shape"),
-        ((torch.tensor([[1.0, float("nan")]]), torch.zeros(1)), "not finite"),
+        ((torch.zeros(3, 2), torch.zeros(4)), of_kind("records-form")),
+        ((torch.zeros(0, 2), torch.zeros(0)), of_kind("records-form")),
+        (iter([1]), of_kind("records-form")),
+        ([1, 2], of_kind("records-form")),
+        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], of_kind("records-form")),
+        ((torch.tensor([[1.0, float("nan")]]), torch.zeros(1)), of_kind("inputs-not-finite")),
     ],
 )
-def test_a_data_set_that_is_none(dataset: Any, said: str) -> None:
-    with pytest.raises(MechanismError, match=said):
+def test_a_data_set_that_is_none(dataset: Any, refusal: of_kind) -> None:
+    with pytest.raises(MechanismError, check=refusal):
         records_of(dataset)
 
 
 def test_a_target_that_is_no_class() -> None:
     """The text has no value of a record."""
-    with pytest.raises(MechanismError, match="a target is outside 0 to 2") as caught:
+    with pytest.raises(
+        MechanismError, check=of_kind("target-outside-classes", saying="2")
+    ) as caught:
         copy_of(nn.Linear(6, 3), CE, torch.randn(8, 6), torch.full((8,), 7), device=CPU)
     assert "7" not in str(caught.value)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import of_kind
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
@@ -124,7 +125,7 @@ def test_top_k() -> None:
     assert metrics.top_k_accuracy(np.array([0, 1]), tied, k=1) == 0.5, (
         "of two alike the first is offered"
     )
-    with pytest.raises(MechanismError, match="k is 4"):
+    with pytest.raises(MechanismError, check=of_kind("k-out-of-range", saying="k is 4")):
         metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=4)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from refusals import of_kind
 from torch import nn
 
 from mechanisms.errors import MechanismError
@@ -65,7 +66,7 @@ def test_another_head_is_refused() -> None:
         ModelConfig(prior="titles", pooling="first")
     head = untrained()
     head.part = nn.Sequential(nn.Linear(3, 4))
-    with pytest.raises(MechanismError, match="pooling `mean`"):
+    with pytest.raises(MechanismError, check=of_kind("prior-needs-linear-layer")):
         prior.start(head, EMBEDDINGS, KNOWN)
 
 

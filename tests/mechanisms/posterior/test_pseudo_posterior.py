@@ -208,7 +208,7 @@ class TestRiskPass:
             torch.zeros(P), torch.full((P,), 1e38), (torch.zeros(P),) * 2, count=2, std_scale=1e25
         )
         before = made.flat.clone()
-        with pytest.raises(MechanismError, match="sample 0 is not finite"):
+        with pytest.raises(MechanismError, check=of_kind("posterior-too-wide", saying="sample 0")):
             risk_pass(
                 made,
                 inputs,

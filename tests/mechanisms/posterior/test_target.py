@@ -58,5 +58,7 @@ def test_more_than_the_data_have_is_not_chased() -> None:
 
 def test_an_unreachable_goal_says_how_near_it_came() -> None:
     """A fit that always answers 2 is refused, with the smallest Delta seen."""
-    with pytest.raises(MechanismError, check=of_kind("unreachable-target"), match=r"0\.5.*\b2\b"):
+    with pytest.raises(
+        MechanismError, check=of_kind("unreachable-sensitivity"), match=r"0\.5.*\b2\b"
+    ):
         search(0.5, risk=RISK, fit=lambda _: 2.0)

@@ -77,7 +77,7 @@ def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Pat
     (folder / SIGNATURE).unlink()
     with pytest.raises(UnsoundBundle, check=of_kind("no-key")):
         check(folder, None)
-    with pytest.raises(UnsoundBundle, match="not signed"):
+    with pytest.raises(UnsoundBundle, check=of_kind("unsigned")):
         check(folder, sealed.trust, unsigned=True)
     each_is_named(folder, set(names(folder)) - {PROOF}, flip, None)
 
@@ -89,7 +89,7 @@ def test_an_added_file(sealed: Sealed, tmp_path: Path, name: str) -> None:
     """Also one that the signing library would have left out of its digests."""
     folder = sealed.copy(tmp_path)
     (folder / name).write_bytes(b"\x80\x04added")
-    with pytest.raises(UnsoundBundle, match="not on the list") as refused:
+    with pytest.raises(UnsoundBundle, check=of_kind("unlisted-file")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == name
 
@@ -101,7 +101,7 @@ def test_an_allowed_file_added(sealed: Sealed, tmp_path: Path) -> None:
     sign(folder, sealed.key, tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
     shutil.move(tmp_path / "kept", folder / "thresholds.json")
-    with pytest.raises(UnsoundBundle, match="was added since") as refused:
+    with pytest.raises(UnsoundBundle, check=of_kind("added-file")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == "thresholds.json"
 
@@ -111,7 +111,7 @@ def test_a_link_in_place_of_a_file(sealed: Sealed, tmp_path: Path) -> None:
     folder = sealed.copy(tmp_path)
     shutil.move(folder / "LICENSE", tmp_path / "LICENSE")
     (folder / "LICENSE").symlink_to(tmp_path / "LICENSE")
-    with pytest.raises(UnsoundBundle, match="is a link"):
+    with pytest.raises(UnsoundBundle, check=of_kind("link")):
         check(folder, sealed.trust)
 
 
@@ -166,7 +166,7 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
     with pytest.raises(UnsoundBundle, check=of_kind("another-key")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == SIGNATURE
-    with pytest.raises(UnsoundBundle, check=of_kind("head-by-another-key")) as refused:
+    with pytest.raises(UnsoundBundle, check=of_kind("proof-by-another-key")) as refused:
         check(folder, Trust(tmp_path / "thief" / keys.PUBLIC_NAME))
     assert refused.value.file == PROOF
 
@@ -198,21 +198,24 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
 
     folder = sealed.copy(tmp_path)
     (folder / PROOF).write_text(json.dumps(earlier))
-    with pytest.raises(UnsoundBundle, match="was changed since it was signed") as refused:
+    with pytest.raises(UnsoundBundle, check=of_kind("changed-file", saying="signed")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == PROOF
-    for forged, problem in (
-        (earlier, "was added since the ledger's proof"),
-        (earlier | {"files": good["files"]}, "its row belongs to another bundle"),
-        (good | {"head": earlier["head"]}, "head belongs to another row"),
-        (good | {"head": good["head"] | {"stated_at": "2031-01-01"}}, "head is not signed"),
+    for forged, refusal in (
+        (earlier, of_kind("added-file", saying="proof")),
+        (earlier | {"files": good["files"]}, of_kind("proof-of-another-bundle")),
+        (good | {"head": earlier["head"]}, of_kind("head-of-another-row")),
+        (
+            good | {"head": good["head"] | {"stated_at": "2031-01-01"}},
+            of_kind("proof-by-another-key"),
+        ),
         (
             good | {"row": good["row"] | {"epsilon": "0.5"}},
-            "field epsilon differs from the ledger's row",
+            of_kind("differs-from-row", saying="epsilon"),
         ),
-        (good | {"row": good["row"] | {"state": "drawn"}}, "does not match the schema"),
+        (good | {"row": good["row"] | {"state": "drawn"}}, of_kind("schema-violation")),
     ):
-        with pytest.raises(UnsoundBundle, match=problem):
+        with pytest.raises(UnsoundBundle, check=refusal):
             check(resealed(sealed, folder, forged, tmp_path), sealed.trust)
     check(resealed(sealed, folder, good, tmp_path), sealed.trust)
 
@@ -275,10 +278,10 @@ def test_field_and_key_that_nobody_expects(sealed: Sealed, tmp_path: Path) -> No
     file = folder / STATEMENT
     statement = json.loads(file.read_text())
     file.write_text(json.dumps(statement | {"class_counts": {"111": 17}}))
-    with pytest.raises(UnsoundBundle, match="class_counts"):
+    with pytest.raises(UnsoundBundle, check=of_kind("schema-violation", saying="class_counts")):
         read_files(folder, allowed=frozenset(FILES))
     file.write_text(json.dumps(statement)[:-1] + ', "epsilon": "0.1"}')
-    with pytest.raises(UnsoundBundle, match="a key is repeated"):
+    with pytest.raises(UnsoundBundle, check=of_kind("repeated-key")):
         read_files(folder, allowed=frozenset(FILES))
     file.write_text(
         json.dumps(

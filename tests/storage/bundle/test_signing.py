@@ -51,33 +51,35 @@ def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Pa
     (folder / "codelist.csv").write_bytes(b"code,title\n")
     with pytest.raises(ValueError, match="Hash mismatch"):
         library.verify(folder, folder / SIGNATURE)
-    with pytest.raises(UnsoundBundle, match=r"codelist.csv: was changed since"):
+    with pytest.raises(UnsoundBundle, check=of_kind("changed-file", file="codelist.csv")):
         check(folder, sealed.trust)
 
 
+def enveloped(whole: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return whole | {"dsseEnvelope": whole["dsseEnvelope"] | changes}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "kind"),
     [
-        lambda whole: whole | {"mediaType": "application/json"},
-        lambda whole: (
-            whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payloadType": "text/plain"}}
-        ),
-        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": []}},
-        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": ["x", "y"]}},
-        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payload": "?"}},
-        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payload": "e30="}},
-        lambda whole: [whole],
-        lambda whole: {},
+        (lambda whole: whole | {"mediaType": "application/json"}, "invalid-signature"),
+        (lambda whole: enveloped(whole, payloadType="text/plain"), "invalid-signature"),
+        (lambda whole: enveloped(whole, signatures=[]), "damaged-signature"),
+        (lambda whole: enveloped(whole, signatures=["x", "y"]), "damaged-signature"),
+        (lambda whole: enveloped(whole, payload="?"), "damaged-signature"),
+        (lambda whole: enveloped(whole, payload="e30="), "invalid-signature"),
+        (lambda whole: [whole], "damaged-signature"),
+        (lambda whole: {}, "damaged-signature"),
     ],
 )
 def test_a_signature_of_another_form(
-    sealed: Sealed, tmp_path: Path, change: Callable[[Any], Any]
+    sealed: Sealed, tmp_path: Path, change: Callable[[Any], Any], kind: str
 ) -> None:
     folder = sealed.copy(tmp_path)
     (folder / SIGNATURE).write_text(
         json.dumps(change(json.loads((folder / SIGNATURE).read_text())))
     )
-    with pytest.raises(UnsoundBundle, match=SIGNATURE):
+    with pytest.raises(UnsoundBundle, check=of_kind(kind, file=SIGNATURE)):
         check(folder, sealed.trust)
 
 
@@ -99,7 +101,7 @@ def test_the_workspace_has_one_key(tmp_path: Path) -> None:
     with pytest.raises(InputError, check=of_kind("key-open-to-others")):
         workspace_key(private, tmp_path)
     file.unlink()
-    with pytest.raises(StorageError, match="is missing"):
+    with pytest.raises(StorageError, check=of_kind("no-secret-key")):
         workspace_key(private, tmp_path)
 
 
@@ -136,7 +138,7 @@ def test_sealing_dies_anywhere(
         with pytest.raises(Died):
             seal(folder, sealed.row, sealed.key)
     if (step, when) == ("sign", "before"):
-        with pytest.raises(UnsoundBundle, match="not signed"):
+        with pytest.raises(UnsoundBundle, check=of_kind("unsigned")):
             check(folder, sealed.trust)
     seal(folder, sealed.row, sealed.key)
     assert check(folder, sealed.trust).files == 20

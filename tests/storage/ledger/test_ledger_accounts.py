@@ -17,6 +17,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from ledger_sites import Site
+from refusals import of_kind
 from releases import make_plan
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -211,7 +212,7 @@ def test_the_fold_charges_and_refuses_as_the_plain_accounts_do(
             ledger.reserve(plan, records=RecordSet.of(contents, key=b"k" * 32))
         else:
             refused += 1
-            with pytest.raises(BudgetRefused, match="over the cap"):
+            with pytest.raises(BudgetRefused, check=of_kind("over-cap")):
                 ledger.reserve(plan, records=RecordSet.of(contents, key=b"k" * 32))
     assert refused > 3
     accounts = {(one.population, one.cohort): one for one in ledger.state().accounts.values()}

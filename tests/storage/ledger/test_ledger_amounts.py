@@ -35,35 +35,35 @@ def test_a_tenth_as_a_float_is_more_than_a_tenth():
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "kind"),
     [
-        math.nan,
-        math.inf,
-        -math.inf,
-        0.0,
-        -0.0,
-        -1.0,
-        5e-324,
-        2.2e-308,
-        1e-13,
-        1e9,
-        True,
-        "NaN",
-        "Infinity",
-        "-1",
-        "0",
-        "0.1234567890123",
-        Decimal("1e-13"),
-        Decimal("sNaN"),
-        "one",
-        "",
+        (math.nan, "not-finite"),
+        (math.inf, "not-finite"),
+        (-math.inf, "not-finite"),
+        (0.0, "not-positive"),
+        (-0.0, "not-positive"),
+        (-1.0, "not-positive"),
+        (5e-324, "subnormal"),
+        (2.2e-308, "subnormal"),
+        (1e-13, "too-precise"),
+        (1e9, "beyond-limit"),
+        (True, "not-finite"),
+        ("NaN", "not-finite"),
+        ("Infinity", "not-finite"),
+        ("-1", "not-positive"),
+        ("0", "not-positive"),
+        ("0.1234567890123", "too-precise"),
+        (Decimal("1e-13"), "too-precise"),
+        (Decimal("sNaN"), "not-finite"),
+        ("one", "not-a-number"),
+        ("", "not-a-number"),
     ],
 )
-def test_what_no_budget_can_hold_is_refused(value):
+def test_what_no_budget_can_hold_is_refused(value, kind):
     """NaN, infinite, zero, negative, subnormal, too small, too large, too precise, no number at
     all.
     """
-    with pytest.raises(InputError, match="epsilon"):
+    with pytest.raises(InputError, check=of_kind(kind, option="epsilon")):
         amounts.epsilon(value)
 
 
@@ -80,8 +80,12 @@ def test_a_chosen_delta_is_what_was_written():
     """
     assert amounts.delta(1e-4) == amounts.probability("0.0001", name="cap delta")
     assert amounts.probability(1e-4, name="delta") > Decimal("0.0001")
-    for refused in (math.nan, 1.0, 1e-19):
-        with pytest.raises(InputError, match="delta"):
+    for refused, kind in (
+        (math.nan, "not-finite"),
+        (1.0, "not-below-one"),
+        (1e-19, "too-precise"),
+    ):
+        with pytest.raises(InputError, check=of_kind(kind, option="delta")):
             amounts.delta(refused)
 
 

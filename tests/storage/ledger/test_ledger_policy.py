@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 import pytest
+from refusals import of_kind
 
 from storage.errors import InputError
 from storage.ledger import Policy
@@ -72,39 +73,51 @@ def test_the_digest_is_of_the_meaning_and_survives_storage():
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "refusal"),
     [
-        ("name: p\nname: q\n", "twice"),
-        ("name: p\nbudget: 3\n", "budget"),
-        ("name: p\ndefault: {formal: {epsilon: 1}}\n", "delta"),
-        ("name: p\ndefault: {asymptotic-local: {epsilon: 1, delta: 0.1}}\n", "has no delta"),
-        ("name: p\ndefault: {formal: {epsilon: .nan, delta: 0.1}}\n", "finite"),
-        ("name: p\ndefault: {asymptotic-local: {epsilon: -1}}\n", "above zero"),
-        ("name: p\ndefault: {asymptotic-local: {epsilon: '1.0000000000001'}}\n", "precise"),
+        ("name: p\nname: q\n", of_kind("policy-not-yaml", saying="twice")),
+        ("name: p\nbudget: 3\n", of_kind("policy-field", option="budget")),
+        ("name: p\ndefault: {formal: {epsilon: 1}}\n", of_kind("policy-field", saying="delta")),
+        (
+            "name: p\ndefault: {asymptotic-local: {epsilon: 1, delta: 0.1}}\n",
+            of_kind("policy-field", saying="no delta"),
+        ),
+        ("name: p\ndefault: {formal: {epsilon: .nan, delta: 0.1}}\n", of_kind("not-finite")),
+        ("name: p\ndefault: {asymptotic-local: {epsilon: -1}}\n", of_kind("not-positive")),
+        (
+            "name: p\ndefault: {asymptotic-local: {epsilon: '1.0000000000001'}}\n",
+            of_kind("too-precise"),
+        ),
         (
             "name: p\ndefault: {asymptotic-local: {epsilon: 1, composition: advanced}}\n",
-            "composition",
+            of_kind("policy-field", saying="composition"),
         ),
-        ("name: [\n", "line"),
-        ("- a\n", "policy"),
-        ("name: p\napprovals: {minimum: 1}\n", "needs as many `approvers`"),
-        ("name: p\napprovals: {minimum: 1, approvers: {Officer: Officer}}\n", "not a public key"),
-        ("!!python/object/apply:os.system ['true']\n", "policy file"),
+        ("name: [\n", of_kind("policy-not-yaml", saying="line")),
+        ("- a\n", of_kind("policy-field", saying="policy")),
+        ("name: p\napprovals: {minimum: 1}\n", of_kind("policy-field", saying="`approvers`")),
+        (
+            "name: p\napprovals: {minimum: 1, approvers: {Officer: Officer}}\n",
+            of_kind("not-a-public-key"),
+        ),
+        (
+            "!!python/object/apply:os.system ['true']\n",
+            of_kind("policy-not-yaml", saying="policy file"),
+        ),
     ],
 )
-def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path, text, named):
+def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path, text, refusal):
     """The error names the file and the field or line; a key given twice is an error, not the last
     one.
     """
     path = write(tmp_path, text)
-    with pytest.raises(InputError, match=named) as error:
+    with pytest.raises(InputError, check=refusal) as error:
         Policy.load(path)
     assert str(path) in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     """No default takes the place of a file that was asked for."""
-    with pytest.raises(InputError, match=r"absent\.yaml"):
+    with pytest.raises(InputError, check=of_kind("unreadable-file", saying="absent.yaml")):
         Policy.load(tmp_path / "absent.yaml")
 
 

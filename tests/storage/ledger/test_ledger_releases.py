@@ -87,7 +87,9 @@ def test_another_plan_under_a_used_key_is_refused(sqlite_site, plan, change):
     """A key stands for one release; the message names what differs."""
     ledger = sqlite_site.open(POLICY)
     ledger.reserve(plan())
-    with pytest.raises(InputError, match=next(iter(change))):
+    with pytest.raises(
+        InputError, check=of_kind("key-of-another-release", saying=next(iter(change)))
+    ):
         ledger.reserve(plan(**change))
 
 
@@ -101,7 +103,7 @@ def test_a_second_draw_or_bundle_is_refused(site, plan):
     with pytest.raises(StorageError, check=of_kind("drawn-twice")):
         ledger.mark_drawn(release, draw_digest="other")
     ledger.commit(release, bundle_digest="b")
-    with pytest.raises(StorageError, match="another bundle"):
+    with pytest.raises(StorageError, check=of_kind("committed-differently")):
         ledger.commit(release, bundle_digest="other")
     with pytest.raises(StorageError, check=of_kind("committed")):
         ledger.burn(release, reason="late")
@@ -114,7 +116,7 @@ def test_burning_keeps_the_cost(site, plan):
     burned = ledger.burn(release, reason="wrong data")
     assert (burned.state, burned.reason) == ("burned", "wrong data")
     assert ledger.burn(release, reason="again") == burned
-    with pytest.raises(StorageError, match="burned"):
+    with pytest.raises(StorageError, check=of_kind("not-reserved", saying="burned")):
         ledger.mark_drawn(release, draw_digest="d")
     assert ledger.reserve(plan()) == burned
     assert spent(ledger) == {"2023": D(4)}
@@ -127,7 +129,9 @@ def test_a_release_spends_from_each_of_its_cohorts_and_the_tightest_cap_rules(si
     ledger = site.open(POLICY)
     ledger.reserve(plan("a", cohorts=("2023", "2024")))
     ledger.reserve(plan("b", cohorts=("2023",)))
-    with pytest.raises(BudgetRefused, match=r"2024.*spent 4 \+ asked 4 = 8 > 5"):
+    with pytest.raises(
+        BudgetRefused, check=of_kind("over-cap", saying=("2024", "4 + asked 4 = 8 > 5"))
+    ):
         ledger.reserve(plan("c", cohorts=("2022", "2024")))
     assert spent(ledger) == {"2023": D(8), "2024": D(4)}
 
@@ -136,7 +140,7 @@ def test_a_cap_reached_exactly_is_not_exceeded(sqlite_site, plan):
     """5 of 5 fits; the smallest number more does not."""
     ledger = sqlite_site.open(POLICY)
     ledger.reserve(plan("a", cohorts=("2024",), claim={"epsilon": 5.0}))
-    with pytest.raises(BudgetRefused, match=r"= 5\.000000000002 > 5"):
+    with pytest.raises(BudgetRefused, check=of_kind("over-cap", saying="= 5.000000000002 > 5")):
         ledger.reserve(plan("b", cohorts=("2024",), claim={"epsilon": 1.5e-12}))
 
 
@@ -144,16 +148,16 @@ def test_delta_is_capped_beside_epsilon(sqlite_site, plan):
     """A formal claim within epsilon but over delta is refused, with delta's arithmetic."""
     ledger = sqlite_site.open(POLICY)
     ledger.reserve(plan("a", kind="formal", claim={"epsilon": 1.0, "delta": 0.0006}))
-    with pytest.raises(BudgetRefused, match=r"delta spent 0\.0006.*over the cap"):
+    with pytest.raises(BudgetRefused, check=of_kind("over-cap", saying="delta spent 0.0006")):
         ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "delta": 0.0006}))
 
 
 def test_what_has_no_cap_is_refused(sqlite_site, plan):
     """A population that the policy doesn't name, or a kind without a cap, may spend nothing."""
     ledger = sqlite_site.open(POLICY)
-    with pytest.raises(BudgetRefused, match="no cap"):
+    with pytest.raises(BudgetRefused, check=of_kind("no-cap")):
         ledger.reserve(plan(population="unknown"))
-    with pytest.raises(BudgetRefused, match="no cap"):
+    with pytest.raises(BudgetRefused, check=of_kind("no-cap")):
         ledger.reserve(plan(population="fires", kind="formal"))
     assert ledger.open_releases() == []
 
@@ -238,7 +242,7 @@ def test_an_audit_belongs_to_its_release(sqlite_site, plan):
     kinds = [row.as_json()["kind"] for row in ledger.history(release)]
     assert kinds == ["release", "audit", "audit"]
     assert ledger.release(release).state == "reserved"
-    with pytest.raises(InputError, match="not in this ledger"):
+    with pytest.raises(InputError, check=of_kind("unknown-release")):
         ledger.record(audit.model_copy(update={"release_id": "nobody"}))
 
 
@@ -286,7 +290,9 @@ def test_a_surplus_over_the_cap_burns_the_release(site, plan):
     ledger = site.open(POLICY)
     release = ledger.reserve(plan(cohorts=("2023", "2024"))).release_id
     for _ in range(2):
-        with pytest.raises(BudgetRefused, match=r"burned.*2024.*spent 4 \+ asked 2 = 6 > 5"):
+        with pytest.raises(
+            BudgetRefused, check=of_kind("burned-meanwhile", saying=("2024", "4 + asked 2 = 6 > 5"))
+        ):
             ledger.mark_drawn(release, draw_digest="d", sensitivity=3.0, epsilon=6.0)
     assert ledger.release(release).state == "burned"
     assert spent(ledger) == {"2023": D(4), "2024": D(4)}
@@ -321,7 +327,7 @@ def test_an_add_remove_claim_on_a_replace_one_account_costs_its_group_of_two(sql
     (charge,) = ledger.charges(row.release_id)
     assert charge.loss.epsilon == 2
     assert float(charge.loss.delta) == pytest.approx(3.718281828e-5, rel=1e-9)
-    with pytest.raises(BudgetRefused, match=r"asked 2 = 4 > 3"):
+    with pytest.raises(BudgetRefused, check=of_kind("over-cap", saying="asked 2 = 4 > 3")):
         ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "delta": 1e-5}))
     assert ledger.verify().ok
 
@@ -332,11 +338,11 @@ def test_a_replace_one_claim_is_not_added_to_an_add_remove_account(sqlite_site, 
     """
     ledger = sqlite_site.open(POLICY)
     ledger.reserve(plan("a", kind="formal", claim={"epsilon": 1.0}))
-    with pytest.raises(BudgetRefused, match="says nothing about add-remove"):
+    with pytest.raises(BudgetRefused, check=of_kind("relation-of-account", saying="add-remove")):
         ledger.reserve(
             plan("b", kind="formal", claim={"epsilon": 1.0, "neighbouring_relation": "replace-one"})
         )
-    with pytest.raises(BudgetRefused, match="can't be added"):
+    with pytest.raises(BudgetRefused, check=of_kind("unit-of-population")):
         ledger.reserve(plan("c", kind="formal", claim={"epsilon": 1.0, "privacy_unit": "employer"}))
 
 
@@ -363,12 +369,12 @@ def test_another_policy_needs_a_recorded_change(site, plan):
     ledger.reserve(plan("a", claim={"epsilon": 9.0}))
     wider = Policy.parse({"name": "wider", "default": {"asymptotic-local": {"epsilon": 12}}})
     reopened = site.open(wider)
-    with pytest.raises(InputError, match="change-policy"):
+    with pytest.raises(InputError, check=of_kind("policy-not-current")):
         reopened.reserve(plan("b", claim={"epsilon": 2.0}))
     row = reopened.change_policy(wider, requester="officer", reason="board decision 12")
     assert row.entry.policy.name == "wider"
     reopened.reserve(plan("b", claim={"epsilon": 2.0}))
-    with pytest.raises(BudgetRefused, match=r"spent 11 \+ asked 2 = 13 > 12"):
+    with pytest.raises(BudgetRefused, check=of_kind("over-cap", saying="11 + asked 2 = 13 > 12")):
         site.open().reserve(plan("c", claim={"epsilon": 2.0}))
     assert site.open().verify().ok
 
@@ -415,7 +421,7 @@ def test_a_pure_guarantee_has_delta_zero_when_it_says_so(sqlite_site, plan):
 def test_a_superseded_release_must_exist(sqlite_site, plan):
     """`supersedes` points into the same ledger."""
     ledger = sqlite_site.open(POLICY)
-    with pytest.raises(InputError, match="not in this ledger"):
+    with pytest.raises(InputError, check=of_kind("unknown-release")):
         ledger.reserve(plan(supersedes="nobody"))
     first = ledger.reserve(plan("a", claim={"epsilon": 1.0})).release_id
     assert (
@@ -425,5 +431,5 @@ def test_a_superseded_release_must_exist(sqlite_site, plan):
 
 def test_two_cohorts_of_one_name_would_be_charged_twice(sqlite_site, plan):
     """A duplicate is refused and not silently merged."""
-    with pytest.raises(InputError, match="cohorts"):
+    with pytest.raises(InputError, check=of_kind("repeated-cohort")):
         sqlite_site.open(POLICY).reserve(plan(cohorts=("2023", "2023")))

@@ -28,7 +28,7 @@ def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
     """By either spelling of the URL; one that is there is opened."""
     url = f"{driver}:///{tmp_path / 'ledger.db'}"
     assert Ledger.open_existing(url) is None
-    with pytest.raises(InputError, match="no ledger at"):
+    with pytest.raises(InputError, check=of_kind("no-ledger")):
         Ledger.require_existing(url)
     assert list(tmp_path.iterdir()) == []
     Ledger.open(url).ensure_genesis_row(requester="operator")
@@ -49,7 +49,10 @@ def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, pla
         *(f"DROP FUNCTION {name}" for (name,) in functions),
         owner=True,
     )
-    with pytest.raises(StorageError, match=r"has no ledger.*autocoder ledger migrate"):
+    with pytest.raises(
+        StorageError,
+        check=of_kind("schema-outdated", saying=("no ledger", "autocoder ledger migrate")),
+    ):
         postgres_site.open()
     role = make_url(postgres_site.url).username
     assert (
@@ -74,7 +77,7 @@ def test_prefects_own_database_is_refused(tmp_path):
     with engine.begin() as connection:
         for table in ("flow_run", "task_run"):
             connection.exec_driver_sql(f"CREATE TABLE {table} (id INTEGER)")
-    with pytest.raises(InputError, match="Prefect"):
+    with pytest.raises(InputError, check=of_kind("prefect-database")):
         Ledger.open(url)
 
 
@@ -83,14 +86,14 @@ def test_grants_go_to_an_ordinary_role_only(postgres_site, postgres_server):
     """Not to the owner, a superuser or no one: no grant would bind the first two."""
     database = Database(postgres_site.owner_url, lock_timeout=10)
     owner = make_url(postgres_site.owner_url).username
-    for role, reason in (
-        (owner, "owns"),
-        (postgres_server.username or "postgres", "superuser"),
-        ("nobody_x", "no role"),
+    for role, refusal in (
+        (owner, of_kind("table-owner")),
+        (postgres_server.username or "postgres", of_kind("superuser")),
+        ("nobody_x", of_kind("no-role")),
     ):
-        with pytest.raises(InputError, match=reason):
+        with pytest.raises(InputError, check=refusal):
             migrate(database, app_role=role)
-    with pytest.raises(InputError, match="another role"):
+    with pytest.raises(InputError, check=of_kind("same-roles")):
         migrate(database, app_role="training", release_role="training")
 
 
@@ -103,7 +106,7 @@ def test_the_role_of_an_officers_desk_reads_and_adds_nothing(postgres_site, plan
     migrate(database, read_role=desk)
     ledger = Ledger.open(postgres_site.training_url)
     assert [row.release_id for row in ledger.releases()]
-    with pytest.raises(StorageError, match="this role may not do that"):
+    with pytest.raises(StorageError, check=of_kind("role-may-not")):
         ledger.reserve(plan("b"))
     engine = sa.create_engine(postgres_site.training_url, poolclass=NullPool)
     for statement in (
@@ -113,14 +116,14 @@ def test_the_role_of_an_officers_desk_reads_and_adds_nothing(postgres_site, plan
         with engine.connect() as connection, pytest.raises(sa.exc.ProgrammingError):
             connection.exec_driver_sql(statement)
     for role in ("app_role", "release_role"):
-        with pytest.raises(InputError, match="another role"):
+        with pytest.raises(InputError, check=of_kind("reading-role")):
             migrate(database, read_role=desk, **{role: desk})
 
 
 @pytest.mark.postgres
 def test_a_copy_is_of_a_file(postgres_site, tmp_path):
     """A ledger on PostgreSQL has roles instead."""
-    with pytest.raises(InputError, match="--read-role"):
+    with pytest.raises(InputError, check=of_kind("not-copyable")):
         postgres_site.open().database.copy_to(tmp_path / "ledger.db")
 
 
@@ -134,8 +137,17 @@ def test_migrating_again_changes_nothing(site, plan):
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "mysql://h/db", "sqlite://", "sqlite:///:memory:"])
-def test_what_is_no_place_for_a_ledger_is_refused(url):
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("", "ledger-url"),
+        ("nonsense", "ledger-url"),
+        ("mysql://h/db", "ledger-backend"),
+        ("sqlite://", "ledger-in-memory"),
+        ("sqlite:///:memory:", "ledger-in-memory"),
+    ],
+)
+def test_what_is_no_place_for_a_ledger_is_refused(url, kind):
     """Another database, none at all, or one in memory."""
-    with pytest.raises(InputError, match="ledger URL"):
+    with pytest.raises(InputError, check=of_kind(kind)):
         Ledger.open(url)

@@ -8,6 +8,7 @@ import random
 
 import pytest
 from ledger_sites import Site
+from refusals import of_kind
 from releases import make_plan, shared_with
 
 from storage.errors import StorageError
@@ -58,7 +59,7 @@ def test_a_set_with_units_is_read_back(site: Site) -> None:
 @pytest.mark.parametrize("damage", [b"", b"autocoder records 1\n", b"{}"])
 def test_a_damaged_set_is_no_comparison(damage: bytes) -> None:
     for content in (damage, records(0, 10).encode()[:-3]):
-        with pytest.raises(StorageError, match="damaged"):
+        with pytest.raises(StorageError, check=of_kind("damaged-record-set")):
             RecordSet.decode(content)
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from refusals import of_kind
 
 from mechanisms.model import checkpoint
 from mechanisms.model.inputs import FeatureInputs
@@ -75,7 +76,7 @@ def test_only_its_owner_may_read_it(candidate: Any, tmp_path: Path) -> None:
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     modes = {stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
     assert modes == {0o600}
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, check=of_kind("export-exists")):
         place_of(Workspace(tmp_path), Path("plan.json"), place)
 
 
@@ -85,7 +86,7 @@ def test_an_export_leaves_with_a_bundle(tmp_path: Path, folder: str) -> None:
     home = Workspace(tmp_path)
     home.bundles.mkdir()
     (tmp_path / "link").symlink_to(home.bundles)
-    with pytest.raises(InputError, match="given away"):
+    with pytest.raises(InputError, check=of_kind("export-among-bundles")):
         place_of(home, Path("plan.json"), tmp_path / folder)
     assert place_of(home, Path("p.json"), None).is_relative_to(home.private.resolve())
 
@@ -93,5 +94,5 @@ def test_an_export_leaves_with_a_bundle(tmp_path: Path, folder: str) -> None:
 def test_a_model_that_is_sampled_anew_is_not_exported(candidate: Any) -> None:
     require_one_model(candidate)
     candidate.is_sampled = True
-    with pytest.raises(InputError, match="another sample"):
+    with pytest.raises(InputError, check=of_kind("no-single-model")):
         require_one_model(candidate)

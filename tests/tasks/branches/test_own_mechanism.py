@@ -13,6 +13,7 @@ import pytest
 import tiny_jobs
 import torch
 from cases import release_plan
+from refusals import of_kind
 from torch import Tensor
 
 from mechanisms import mechanism as registry
@@ -166,7 +167,7 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: ComparisonSettin
     file = publish.save_plan(context, planned, chosen.release).file
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
-    with pytest.raises(MechanismError, match=r"event `noisy-votes`\) has no bundle, so it cannot"):
+    with pytest.raises(MechanismError, check=of_kind("no-bundle-format", saying="noisy-votes")):
         release_plan(context, planned, chosen.release)
     assert not list(context.workspace.bundles.glob("*"))
 
@@ -244,20 +245,26 @@ def test_siblings_keep_their_keys(
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"),
+    ("body", "refusal"),
     [
-        ({"name": "own", "kind": "nothing"}, "no mechanism `nothing`; there are"),
-        ({"name": "own", "kind": "dp-sgd", "noise": 1}, r"own\.noise"),
-        ({"name": "release", "kind": "non-private"}, r"the name `release` is taken"),
-        ({"name": "own"}, "there is no method `own`"),
-        ("dp-sgd", "dictionary or instance"),
+        ({"name": "own", "kind": "nothing"}, of_kind("invalid-setting", saying="`nothing`")),
+        (
+            {"name": "own", "kind": "dp-sgd", "noise": 1},
+            of_kind("invalid-setting", saying="own.noise"),
+        ),
+        (
+            {"name": "release", "kind": "non-private"},
+            of_kind("invalid-setting", saying="`release`"),
+        ),
+        ({"name": "own"}, of_kind("invalid-setting", saying="`own`")),
+        ("dp-sgd", of_kind("invalid-setting", saying="dictionary")),
     ],
 )
-def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
+def test_a_branch_that_cannot_be_is_named(body: Any, refusal: of_kind) -> None:
     from storage.errors import InputError
     from tasks.method import parse_method
 
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, check=refusal):
         parse_method(body, "branches")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import of_kind
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -109,49 +110,55 @@ def test_equal_scores_stand_on_one_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels", "said"),
+    ("logits", "labels", "refusal"),
     [
-        (torch.zeros(200, 3), torch.zeros(100, dtype=torch.int64), "belong together"),
-        (torch.zeros(60, 3), torch.zeros(60, dtype=torch.int64), "100 records or more"),
+        (torch.zeros(200, 3), torch.zeros(100, dtype=torch.int64), of_kind("shapes-differ")),
+        (
+            torch.zeros(60, 3),
+            torch.zeros(60, dtype=torch.int64),
+            of_kind("too-few-calibration-records", saying="100"),
+        ),
         (
             torch.full((200, 3), float("nan")),
             torch.zeros(200, dtype=torch.int64),
-            "is not a number",
+            of_kind("score-not-a-number"),
         ),
-        (torch.zeros(200, 3), torch.full((200,), -1), "none of the records"),
+        (torch.zeros(200, 3), torch.full((200,), -1), of_kind("no-known-codes")),
     ],
     ids=["shapes", "few", "nan", "unknown codes"],
 )
-def test_what_cannot_be_calibrated_is_refused(logits: Tensor, labels: Tensor, said: str) -> None:
+def test_what_cannot_be_calibrated_is_refused(
+    logits: Tensor, labels: Tensor, refusal: of_kind
+) -> None:
     """In one sentence."""
-    with pytest.raises(MechanismError, match=said):
+    with pytest.raises(MechanismError, check=refusal):
         thresholds_for(logits, labels, fitted_on="test")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "kind"),
     [
-        {"schema": 2},
-        {"temperature": 0},
-        {"temperature": "x"},
-        {"thresholds": [{"target_accuracy": 0.9}]},
-        {"thresholds": 1},
+        ({"schema": 2}, "thresholds-schema"),
+        ({"temperature": 0}, "temperature-out-of-range"),
+        ({"temperature": "x"}, "not-thresholds"),
+        ({"thresholds": [{"target_accuracy": 0.9}]}, "not-thresholds"),
+        ({"thresholds": 1}, "not-thresholds"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object], kind: str) -> None:
     """A file comes from elsewhere; whole, it is read."""
     path, told = tmp_path / "thresholds.json", thresholds_for(*coded(400), fitted_on="test")
     path.write_text(json.dumps(told))
     assert read_thresholds(path) == told
     path.write_text(json.dumps(told | change))
-    with pytest.raises(MechanismError, match=r"thresholds\.json"):
+    with pytest.raises(MechanismError, check=of_kind(kind, saying="thresholds.json")):
         read_thresholds(path)
 
 
 def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
     """Nested deeper than a reader can follow."""
     (tmp_path / "thresholds.json").write_text("[" * 100_000)
-    with pytest.raises(MechanismError, match="not a thresholds file"):
+    with pytest.raises(MechanismError, check=of_kind("not-thresholds")):
         read_thresholds(tmp_path / "thresholds.json")
 
 

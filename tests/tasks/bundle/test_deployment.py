@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from refusals import of_kind
 
 from storage.errors import InputError
 from storage.figures import escape
@@ -125,10 +126,10 @@ def test_a_record_says_what_was_stated_when_the_release_was_reserved(tmp_path):
 
 def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
     ledger, release = made(tmp_path, statement=None)
-    with pytest.raises(InputError, match="states nothing for a registry"):
+    with pytest.raises(InputError, check=of_kind("policy-without-registry")):
         stated_deployment(ledger, release)
     unstated = Deployment.of(ledger, release)
-    with pytest.raises(InputError, match="no record"):
+    with pytest.raises(InputError, check=of_kind("no-registry-statement")):
         unstated.registry_record()
     answers = unstated.answers(("67% right", "least often right: burns"))
     assert "| How useful is the product? | 67% right |" in answers
@@ -136,6 +137,6 @@ def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
     assert "The agency has not stated it" in answers
     assert "at most ε" not in answers, "caps are told only where the policy states them"
     reserved = ledger.reserve(planned("b")).release_id or ""
-    with pytest.raises(InputError, match="is reserved"):
+    with pytest.raises(InputError, check=of_kind("uncommitted-deployment", saying="is reserved")):
         stated_deployment(ledger, reserved)
     assert "registry" not in ledger.policy().as_json()

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from csv_files import rows_of, write_csv
 from kills import killed_at
+from refusals import of_kind
 
 from storage.errors import InputError, StorageError
 from storage.tables import reader
@@ -189,9 +190,9 @@ def test_an_output_is_replaced_or_added_to_only_when_told(
     out = tmp_path / "out.csv"
     run(Bundles.of(coder), job(table, out))
     before = out.read_bytes()
-    with pytest.raises(InputError, match="--overwrite"):
+    with pytest.raises(InputError, check=of_kind("output-exists")):
         run(Bundles.of(coder), job(table, out))
-    with pytest.raises(InputError, match="other columns"):
+    with pytest.raises(InputError, check=of_kind("other-output-columns")):
         run(
             Bundles.of(coder), job(table, out, append=True, answers=(AnswerColumns(1, None, True),))
         )
@@ -201,7 +202,7 @@ def test_an_output_is_replaced_or_added_to_only_when_told(
     run(Bundles.of(coder), job(table, out, overwrite=True))
     assert out.read_bytes() == before
     out.write_text(out.read_text().replace(",OIICS,2.01,", ",OIICS,3.01,", 1))
-    with pytest.raises(InputError, match=r"another version \(row 1\)"):
+    with pytest.raises(InputError, check=of_kind("mixed-versions", row=1)):
         run(Bundles.of(coder), job(table, out, append=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -209,7 +210,7 @@ def test_an_output_is_replaced_or_added_to_only_when_told(
 def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path: Path) -> None:
     """The second says so."""
     one = job(table, tmp_path / "out.csv")
-    with coding_job._locked(one), pytest.raises(StorageError, match="another process"):
+    with coding_job._locked(one), pytest.raises(StorageError, check=of_kind("output-locked")):
         run(Bundles.of(coder), one)
 
 
@@ -224,6 +225,6 @@ def test_a_changed_input_is_noticed(
         real(*arguments)
 
     monkeypatch.setattr(coding_job, "_merge", changed)
-    with pytest.raises(StorageError, match="changed during coding"):
+    with pytest.raises(StorageError, check=of_kind("changed-during-coding")):
         run(Bundles.of(coder), one)
     assert not (tmp_path / "out.csv").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from csv_files import write_csv
+from refusals import of_kind
 
 from storage.errors import InputError
 from tasks.coding.drift import Period, compare, read_period
@@ -92,7 +93,7 @@ def test_what_was_coded_otherwise_is_not_compared(place: int) -> None:
     """Model, classification, version and temperature: the difference would be theirs."""
     now = period(100)
     origin = tuple("other" if at == place else cell for at, cell in enumerate(now.origin))
-    with pytest.raises(InputError, match="Code both with one bundle and the same thresholds"):
+    with pytest.raises(InputError, check=of_kind("incomparable-periods")):
         compare(now, Period(now.codes, now.scores, origin))
 
 
@@ -132,12 +133,15 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
     good = [["111", "", "0.5", *end]] * 45 + [["", "", "", *end]] * 5
     found = read_period(write_csv(tmp_path / "p.csv", COLUMNS, good), "CODED")
     assert (len(found.codes), found.origin) == (45, tuple(end))
-    for rows, said in (
-        (good[:10], "has 10 coded rows"),
-        ([*good, ["111", "", "0.5", "other", *end[1:]]], "2 models, versions or temperatures"),
-        ([*good, ["111", "", "high", *end]], "row 51: the score is not a number"),
-        ([*good, ["111", "", "nan", *end]], "row 51: the score is not a number"),
-        ([*good, ["111", "", "-inf", *end]], "row 51: the score is not a number"),
+    for rows, refusal in (
+        (good[:10], of_kind("too-few-coded-rows", saying="10 coded")),
+        (
+            [*good, ["111", "", "0.5", "other", *end[1:]]],
+            of_kind("mixed-origins", saying="2 models"),
+        ),
+        ([*good, ["111", "", "high", *end]], of_kind("score-not-a-number", row=51)),
+        ([*good, ["111", "", "nan", *end]], of_kind("score-not-a-number", row=51)),
+        ([*good, ["111", "", "-inf", *end]], of_kind("score-not-a-number", row=51)),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, check=refusal):
             read_period(write_csv(tmp_path / "p.csv", COLUMNS, rows), "CODED")

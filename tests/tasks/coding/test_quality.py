@@ -59,7 +59,7 @@ def test_the_sample_is_drawn_as_told_and_blind(coded: Path, tmp_path: Path) -> N
     assert {row["human_code"] for row in sample} == {""}
     assert Counter(row["qa_weight"] for row in sample) == {"1.0": 100, "20.0": 45}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["coded.csv", "s.csv"]
-    with pytest.raises(InputError, match="may contain work"):
+    with pytest.raises(InputError, check=of_kind("sample-exists")):
         draw(coded, tmp_path / "s.csv", columns=COLUMNS, seed=None)
 
 
@@ -154,20 +154,20 @@ def test_two_codes_are_one_where_a_table_program_made_two(
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "refusal"),
     [
-        ([["1", "1", ""]], "no row has a human_code"),
-        ([["1", "1", "a"], ["1", "1", "b"]], "row 2: qa_row or qa_weight"),
-        ([["1001", "1", "a"]], "row 1: qa_row or qa_weight"),
-        ([["x", "1", "a"]], "row 1: qa_row or qa_weight"),
-        ([["1", "nan", "a"]], "row 1: qa_row or qa_weight"),
+        ([["1", "1", ""]], of_kind("no-codes-in-sample", column="human_code")),
+        ([["1", "1", "a"], ["1", "1", "b"]], of_kind("changed-sample", row=2)),
+        ([["1001", "1", "a"]], of_kind("changed-sample", row=1)),
+        ([["x", "1", "a"]], of_kind("changed-sample", row=1)),
+        ([["1", "nan", "a"]], of_kind("changed-sample", row=1)),
     ],
 )
 def test_a_sample_not_as_drawn_is_refused(
-    coded: Path, tmp_path: Path, rows: list[list[str]], said: str
+    coded: Path, tmp_path: Path, rows: list[list[str]], refusal: of_kind
 ) -> None:
     """Naming the row."""
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, check=refusal):
         agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
 
 
@@ -217,7 +217,7 @@ def test_codes_that_no_list_has_are_refused(tmp_path: Path) -> None:
     )
     coded, sample = returned(tmp_path, ["narratives", "in the", "wrong column"] * 10)
     with pytest.raises(
-        InputError, match="30 of 30 codes are not among the model's codes of the file"
+        InputError, check=of_kind("unlisted-codes", saying=("30 of 30", "the model's codes"))
     ):
         agreement(coded, sample)
 
@@ -242,7 +242,8 @@ def test_a_column_that_was_sorted_alone(coded: Path, tmp_path: Path, column: str
     for falls in (False, True):
         alone = sorted((row[column] for row in rows), reverse=falls)
         sheet = [row | {column: value} for row, value in zip(rows, alone, strict=True)]
-        with pytest.raises(InputError, match="column was sorted alone"):
+        kind = "sorted-codes" if column == "human_code" else "sorted-alone"
+        with pytest.raises(InputError, check=of_kind(kind)):
             agreement(coded, saved(tmp_path / "s.csv", sheet))
 
 
@@ -252,7 +253,9 @@ def test_a_sheet_sorted_whole_and_a_sample_of_another_table(coded: Path, tmp_pat
     assert agreement(coded, saved(tmp_path / "s.csv", by_code)).share == 1.0
     other = [[f"another {n}", row["code"]] for n, row in enumerate(rows_of(coded))]
     write_csv(tmp_path / "other.csv", ["Text", "code"], other)
-    with pytest.raises(InputError, match=f"in {len(rows)} of {len(rows)} rows the text is not"):
+    with pytest.raises(
+        InputError, check=of_kind("sorted-alone", saying=f"{len(rows)} of {len(rows)}")
+    ):
         agreement(tmp_path / "other.csv", tmp_path / "s.csv")
 
 

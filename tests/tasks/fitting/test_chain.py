@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 from kills import killed_at
+from refusals import of_kind
 from tiny_jobs import Made, fitted, retrain
 
 from mechanisms.model import checkpoint
@@ -123,16 +124,16 @@ def test_what_is_in_the_way_is_not_committed(
     )
     built, drawn = card.read_text(), draw.read_bytes()
     card.write_text(built + "edited")
-    with pytest.raises(StorageError, match="is not what was built"):
+    with pytest.raises(StorageError, check=of_kind("bundle-of-another-build")):
         release(context, chosen, made)
     card.write_text(built)
     draw.unlink()
-    with pytest.raises(StorageError, match="its sample is gone"):
+    with pytest.raises(StorageError, check=of_kind("sample-gone")):
         release(context, chosen, made)
     draw.write_bytes(drawn)
     assert release(context, chosen, made).bundle == str(folder)
     card.write_text(built + "edited")
-    with pytest.raises(StorageError, match="is not the committed one"):
+    with pytest.raises(StorageError, check=of_kind("another-bundle")):
         release(context, chosen, made)
 
 
@@ -174,7 +175,7 @@ def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
         real(*arguments)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    with pytest.raises(StorageError, match="no space left on the disk"):
+    with pytest.raises(StorageError, check=of_kind("disk", saying="no space")):
         fitted(context, chosen)
     monkeypatch.setattr(checkpoint, "save", real)
     assert len(fitted(context, chosen).outcomes) == 3
@@ -185,5 +186,5 @@ def test_too_little_disk_is_refused_before_work(
 ) -> None:
     """The free space and what the run would write are reported."""
     monkeypatch.setattr(preflight, "_MARGIN", 1 << 60)
-    with pytest.raises(StorageError, match=r"disk: .* GB free"):
+    with pytest.raises(StorageError, check=of_kind("disk-space")):
         preflight.check(Context(home=str(tmp_path)), retrain(data, tiny_roberta), {})

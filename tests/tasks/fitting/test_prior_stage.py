@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 import torch
+from refusals import of_kind
 from torch import nn
 
 from mechanisms.model.config import ModelConfig
@@ -131,18 +132,18 @@ def test_the_key_is_the_lists_and_the_encoders(
 
 def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """A list without any title, and a run without a list, before work starts."""
-    with pytest.raises(InputError, match="the code list has no titles"):
+    with pytest.raises(InputError, check=of_kind("no-titles")):
         prior.titles(model(tiny_bert), [Code("1"), Code("2")])
     without: dict[str, Any] = {
         "data": {"source": "x.csv", "ingest": {}},
         "model": {"pooling": "mean", "prior": "titles"},
     }
-    with pytest.raises(InputError, match=r"Give --codelist, or --set model\.prior=none"):
+    with pytest.raises(InputError, check=of_kind("prior-without-list")):
         preflight.check(
             Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without), {}
         )
     without["model"] = {"trainable": "head", "pooling": "mean", "lexical": "titles"}
-    with pytest.raises(InputError, match=r"Give --codelist, or set model\.lexical=hashed"):
+    with pytest.raises(InputError, check=of_kind("lexicon-without-list")):
         preflight.check(
             Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without), {}
         )

@@ -167,7 +167,7 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(
     _audit(ledger, planned, 1.0)
     for _ in range(2):
         with pytest.raises(
-            BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"
+            BudgetRefused, check=of_kind("blocked", saying=("claimed ε 4", "at least ε 4.3"))
         ):
             gate.check(ReleaseCase.of(planned, ledger))
     titles = [row.title for row in ledger.rows()]
@@ -182,21 +182,21 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     """Not a stranger's key, the requester's, one without a reason, or one over a smaller
     measurement; an officer's.
     """
-    with pytest.raises(InputError, match="nothing to override"):
+    with pytest.raises(InputError, check=of_kind("nothing-to-override")):
         gate.override(ReleaseCase.of(planned, ledger), sign_anything(planned, tmp_path / "officer"))
     _audit(ledger, planned, 4.3)
     new_keys(tmp_path / "stranger")
-    for who, reason, problem in (
-        ("stranger", "memo", "the policy does not list key"),
-        ("operator", "memo", "the requester cannot decide"),
-        ("officer", " ", "the reason is missing"),
+    for who, reason, refusal in (
+        ("stranger", "memo", of_kind("not-an-approver")),
+        ("operator", "memo", of_kind("own-request")),
+        ("officer", " ", of_kind("no-reason")),
     ):
-        with pytest.raises(InputError, match=problem):
+        with pytest.raises(InputError, check=refusal):
             gate.override(
                 ReleaseCase.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason)
             )
     good = _signed(ledger, planned, tmp_path / "officer")
-    with pytest.raises(InputError, match="invalid signature"):
+    with pytest.raises(InputError, check=of_kind("invalid-approval")):
         gate.override(
             ReleaseCase.of(planned, ledger), good.model_copy(update={"reason": "another"})
         )
@@ -220,20 +220,20 @@ def test_an_inconclusive_audit_is_overridden_by_name(
     without an audit, for one without reruns, or by the requester; another audit makes the signature
     stale.
     """
-    with pytest.raises(InputError, match="nothing to override"):
+    with pytest.raises(InputError, check=of_kind("nothing-to-override")):
         gate.override(ReleaseCase.of(planned, asking), sign_anything(planned, tmp_path / "officer"))
     _audit(asking, planned, 0.2, reach=1.0, trials=0)
-    with pytest.raises(InputError, match=r"did not rerun the mechanism"):
+    with pytest.raises(InputError, check=of_kind("not-overridable")):
         gate.override(
             ReleaseCase.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
         )
     _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
-    with pytest.raises(InputError, match=r"or has a confidence above 0\.95"):
+    with pytest.raises(InputError, check=of_kind("not-overridable", saying="0.95")):
         gate.override(
             ReleaseCase.of(planned, asking), _signed(asking, planned, tmp_path / "officer")
         )
     _audit(asking, planned, 0.3, reach=1.5)
-    with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
+    with pytest.raises(BudgetRefused, check=of_kind("audit-without-result", saying="audit row 3")):
         gate.check(ReleaseCase.of(planned, asking))
     with pytest.raises(InputError, check=of_kind("own-request")):
         gate.override(
@@ -253,10 +253,10 @@ def test_an_inconclusive_audit_is_overridden_by_name(
     assert told.model_dump()["verdict"] == "inconclusive"
     assert told.line.endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
-    with pytest.raises(BudgetRefused, match="accept audit row 4"):
+    with pytest.raises(BudgetRefused, check=of_kind("audit-without-result", saying="audit row 4")):
         gate.check(ReleaseCase.of(planned, asking))
     _audit(asking, planned, 4.3)
-    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+    with pytest.raises(BudgetRefused, check=of_kind("blocked")):
         gate.check(ReleaseCase.of(planned, asking))
     assert asking.verify().ok
 
@@ -272,25 +272,30 @@ def sign_anything(planned: PlannedRelease, folder: Path) -> Decision:
 def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> None:
     """With `require_audit` an unaudited candidate is refused."""
     ledger = ledger_under(tmp_path, policy_of(require_audit=True))
-    with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
+    with pytest.raises(
+        BudgetRefused, check=of_kind("unaudited", saying="Run `autocoder audit PLAN`")
+    ):
         gate.check(ReleaseCase.of(planned, ledger))
     obstacle = gate.obstacle(ReleaseCase.of(planned, ledger))
-    assert "not audited" in str(obstacle), "who approves is told what would still be refused"
-    weak: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"confidence": 0.999}, "0.95 or less"),
-        ({"trials": 0}, "without repeating"),
-        ({"reach": 3.1}, r"at most ε 3\.1, too little for a claim of 4"),
+    assert obstacle is not None, "who approves is told what would still be refused"
+    assert obstacle.kind == "unaudited"
+    weak: tuple[tuple[dict[str, Any], of_kind], ...] = (
+        ({"confidence": 0.999}, of_kind("unaudited", saying="0.95")),
+        ({"trials": 0}, of_kind("audit-without-reruns")),
+        ({"reach": 3.1}, of_kind("audit-without-result", saying=("ε 3.1", "claim of 4"))),
     )
-    for useless, why in weak:
+    for useless, refusal in weak:
         _audit(ledger, planned, 0.5, **useless)
-        with pytest.raises(BudgetRefused, match=why):
+        with pytest.raises(BudgetRefused, check=refusal):
             gate.check(ReleaseCase.of(planned, ledger))
     _audit(ledger, planned, 0.5)
     assert gate.check(ReleaseCase.of(planned, ledger)) is not None
     assert gate.obstacle(ReleaseCase.of(planned, ledger)) is None
     rows = len(list(ledger.measurements()))
     _audit(ledger, planned, 99.0)
-    assert "contradicts the claim" in str(gate.obstacle(ReleaseCase.of(planned, ledger)))
+    contradicted = gate.obstacle(ReleaseCase.of(planned, ledger))
+    assert contradicted is not None
+    assert contradicted.kind == "contradicted"
     assert len(list(ledger.measurements())) == rows + 1, "asking records nothing"
 
 
@@ -304,7 +309,7 @@ def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(
     assert policy_of(require_audit=True, audit_reach=1).digest == plain.digest != strict.digest
     ledger = ledger_under(tmp_path, strict)
     _audit(ledger, planned, 0.5, reach=7.0)
-    with pytest.raises(BudgetRefused, match="audited without result"):
+    with pytest.raises(BudgetRefused, check=of_kind("audit-without-result")):
         gate.check(ReleaseCase.of(planned, ledger))
     _audit(ledger, planned, 0.5, reach=8.5)
     assert gate.check(ReleaseCase.of(planned, ledger)) is not None

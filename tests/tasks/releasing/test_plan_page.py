@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import of_kind
 from releases import make_audit, make_planned, make_ref, release_key
 from review_browser import CHROMIUM, check_accessible_file
 
@@ -438,7 +439,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     """Of a formal claim that is contradicted it says what that is."""
     plan = planned()
     audit(ledger, plan, 3.5)
-    with pytest.raises(BudgetRefused, match="contradicts") as refused:
+    with pytest.raises(BudgetRefused, check=of_kind("blocked")) as refused:
         gate.check(ReleaseCase.of(plan, ledger))
     text = str(refused.value)
     assert text.index("`autocoder train --profile formal`") < text.index(
@@ -446,7 +447,9 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     )
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
-    with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
+    with pytest.raises(
+        BudgetRefused, check=of_kind("blocked", saying="fault of the program")
+    ) as refused:
         gate.check(ReleaseCase.of(formal, ledger))
     assert "retrain" not in str(refused.value)
 

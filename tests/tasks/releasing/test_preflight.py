@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+from refusals import of_kind
 
 from mechanisms.mechanism import Workload
 from storage.codelist import read_codelist
@@ -103,9 +104,7 @@ def test_a_deployment_that_trains_releases_nothing(
     at_once = parameters.release.model_copy(update={"enabled": True})
     parameters = parameters.model_copy(update={"release": at_once})
     preflight.check(by_hand, parameters, {}, to_release=True)
-    with pytest.raises(
-        InputError, match=r"release\.deployment: a deployment that trains signs nothing"
-    ):
+    with pytest.raises(InputError, check=of_kind("deployment-signs-nothing")):
         preflight.check(context, parameters, {}, to_release=True)
     for release in ({"deployment": "release/release"}, {"enabled": False}):
         changed = parameters.model_copy(update={"release": at_once.model_copy(update=release)})
@@ -113,19 +112,22 @@ def test_a_deployment_that_trains_releases_nothing(
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "refusal"),
     [
-        ({"licence": "/gone"}, "release.licence"),
-        ({"signing_key": "/gone"}, "/gone"),
-        ({"supersedes": "x"}, "supersedes"),
+        ({"licence": "/gone"}, of_kind("unknown-licence")),
+        (
+            {"signing_key": "/gone"},
+            of_kind("unreadable-file", saying="/gone"),
+        ),
+        ({"supersedes": "x"}, of_kind("nothing-to-supersede")),
     ],
 )
 def test_what_could_not_release_is_refused_before_it_trains(
-    parameters: RetrainParameters, tmp_path: Path, release: dict[str, str], said: str
+    parameters: RetrainParameters, tmp_path: Path, release: dict[str, str], refusal: of_kind
 ) -> None:
     """Files that are not there, and a release that this ledger does not have."""
     asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, check=refusal):
         preflight.check(Context(home=str(tmp_path)), asked, {}, to_release=True)
 
 
@@ -133,7 +135,7 @@ def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
     parameters: RetrainParameters, tmp_path: Path
 ) -> None:
     """In any precision an engine gives what one process gives, so that nothing else is refused."""
-    with pytest.raises(InputError, match="--engine 0"):
+    with pytest.raises(InputError, check=of_kind("engine-form", saying="0")):
         preflight.check(Context(home=str(tmp_path), engine="0"), parameters, {})
 
 

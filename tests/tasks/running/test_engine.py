@@ -85,19 +85,19 @@ def test_a_part_that_kills_every_worker_ends_the_run() -> None:
 
 @pytest.mark.parametrize("chosen", ["", "2"])
 @pytest.mark.parametrize(
-    ("part", "kind", "said"),
+    ("part", "refused", "refusal"),
     [
-        ("input", InputError, "name a file"),
-        ("storage", StorageError, "run again"),
-        ("other", None, ""),
+        ("input", InputError, of_kind("no-file", saying="name a file")),
+        ("storage", StorageError, of_kind("records-changed", saying="run again")),
+        ("other", None, None),
     ],
 )
 def test_an_error_of_ours_comes_as_it_is(
-    chosen: str, part: str, kind: type[Exception] | None, said: str
+    chosen: str, part: str, refused: type[Exception] | None, refusal: of_kind | None
 ) -> None:
     """That of a library quotes a value: from a worker comes its type and place alone."""
-    if kind is not None:
-        with pytest.raises(kind, match=said):
+    if refused is not None and refusal is not None:
+        with pytest.raises(refused, check=refusal):
             engine.map_parts(engine_bodies.fail, [part], engine=chosen)
     elif chosen:
         with pytest.raises(StageError, match=r"KeyError at engine_bodies\.py") as raised:
@@ -106,21 +106,24 @@ def test_an_error_of_ours_comes_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("chosen", "refusal"),
     [
-        *(("0", "give a number of processes"), ("many", "give a number of processes")),
-        *(("tcp://10.1.2.3:8786", r"Use tls://"), ("tls://10.1.2.3:8786", "Make the files once")),
+        *(("0", of_kind("engine-form")), ("many", of_kind("engine-form"))),
         *(
-            ("http://10.1.2.3:8786", "not a valid address"),
-            ("tcp://127.0.0.1:1", "no scheduler answers"),
+            ("tcp://10.1.2.3:8786", of_kind("unencrypted-engine")),
+            ("tls://10.1.2.3:8786", of_kind("no-certificates")),
+        ),
+        *(
+            ("http://10.1.2.3:8786", of_kind("engine-address")),
+            ("tcp://127.0.0.1:1", of_kind("no-scheduler")),
         ),
     ],
 )
 def test_what_could_not_compute_is_refused(
-    chosen: str, said: str, monkeypatch: pytest.MonkeyPatch
+    chosen: str, refusal: of_kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(engine.CERTIFICATES, raising=False)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, check=refusal):
         engine.check(chosen)
 
 
@@ -129,7 +132,7 @@ def test_certificates_are_closed_and_made_once(tmp_path: Path) -> None:
     files = list((tmp_path / "cluster").iterdir())
     assert {file.name for file in files} == {engine.CERTIFICATE, engine.KEY}
     assert all(file.stat().st_mode & 0o077 == 0 for file in [tmp_path / "cluster", *files])
-    with pytest.raises(InputError, match="has a key already"):
+    with pytest.raises(InputError, check=of_kind("certificates-exist")):
         engine.make_certificates(tmp_path / "cluster")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from refusals import of_kind
 
 from mechanisms.posterior import risks
 from storage.errors import StorageError
@@ -150,7 +151,7 @@ def test_machines_share_a_place_and_are_told_digests(
     assert {fits.compute_units, fits.compute} <= set(last_of_each)
     for compute, text in last_of_each.items():
         changed = json.loads(text) | {"key": "0" * 32}
-        with pytest.raises(StorageError, match="code or libraries differ"):
+        with pytest.raises(StorageError, check=of_kind("worker-differs")):
             compute(json.dumps(changed))
 
 
@@ -166,7 +167,7 @@ def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
             break
 
     monkeypatch.setattr(engine, "map_parts", lossy)
-    with pytest.raises(StorageError, match="its output is not in this workspace"):
+    with pytest.raises(StorageError, check=of_kind("output-elsewhere", saying="this workspace")):
         fit(parameters, tmp_path / "home", "")
 
 
