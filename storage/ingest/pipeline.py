@@ -29,7 +29,7 @@ from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, Survey, places_of, survey
 from storage.ingest.units import unit_forms
 from storage.narrative_look import NarrativeLook
-from storage.tables.csv_rows import open_source
+from storage.tables.csv_layout import open_source
 from storage.tables.inputs import files_in
 from storage.tables.json_rows import scan_json
 from storage.tables.reader import MissingValues, Table, open_table, to_arrow

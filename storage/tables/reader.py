@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from storage.artifacts import file_digest
 from storage.errors import Contradiction, Missing, OutOfRange, Unreadable
 from storage.tables import guarded
-from storage.tables.csv_rows import ScanResult, csv_batches, open_source
+from storage.tables.csv_layout import open_source
+from storage.tables.csv_rows import ScanResult, csv_batches
 from storage.tables.encodings import require_one_encoding
 from storage.tables.inputs import files_in, title_of
 from storage.tables.json_rows import ABSENT, json_rows, scan_json

@@ -25,7 +25,7 @@ from workbooks import workbook
 
 from storage.errors import InputError
 from storage.tables import csv_rows, reader, source
-from storage.tables.csv_rows import dialect
+from storage.tables.csv_layout import dialect, open_source
 from storage.tables.inputs import kept
 from storage.tables.options import ReadOptions
 from storage.tables.reader import MissingValues, open_table, read_small
@@ -615,7 +615,7 @@ def test_few_blocks_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "in.csv"
     path.write_text("id,text\n" + "".join(f"{n},fell from step {n}\n" for n in range(40_000)))
     rows = 0
-    for taken, batch in enumerate(csv_rows.csv_batches(csv_rows.open_source(path), None), start=1):
+    for taken, batch in enumerate(csv_rows.csv_batches(open_source(path), None), start=1):
         rows += batch.num_rows
         assert len(reads) <= taken + csv_rows._AHEAD + 1
     assert rows == 40_000
