@@ -123,7 +123,7 @@ def _row(
 ) -> dict[str, Any]:
     own, rival = (_by_seed(scores, name, epsilon, labels) for name in (kind, "dp-sgd"))
     means = [mean_and_deviation(own[score]) for score in ("weighted_f1", "macro_f1", "default")]
-    row = {
+    row: dict[str, Any] = {
         "mechanism": "dp-sgd-titles" if kind == "dp-sgd" else kind,
         "epsilon": epsilon,
         "seeds": len(own["macro_f1"]),
