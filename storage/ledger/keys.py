@@ -1,7 +1,7 @@
-"""Heads: a small signed statement of how far the ledger went, for a partner to keep.
+"""Signing keys of releases, approvals and checkpoints, and what they sign.
 
-Anyone who holds one can tell later that the rows up to it are still the same and still there. ECDSA
-on P-256 with SHA-256 over the statement's canonical JSON (RFC 8785) without its signature.
+A signature is ECDSA on P-256 with SHA-256 over a statement's canonical JSON (RFC 8785) without its
+signature.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import rfc8785
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePrivateKey,
     EllipticCurvePublicKey,
 )
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from storage.durable import read_regular
 from storage.errors import Contradiction, InputError, Unreadable
@@ -31,23 +30,6 @@ from storage.errors import Contradiction, InputError, Unreadable
 _MOST = 1 << 16
 """Bytes of a key's file."""
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
-
-
-class Head(BaseModel):
-    """Sequence and hash of a ledger's newest row at some moment, signed or not."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    statement: Literal["autocoder release ledger head"] = "autocoder release ledger head"
-    version: Literal[1] = 1
-    sequence: int = Field(ge=0)
-    hash: str = Field(pattern="^[0-9a-f]{64}$")
-    stated_at: str
-    """UTC, ISO 8601."""
-    key_id: str | None = None
-    """SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hex."""
-    signature: str | None = None
-    """Base64, DER-encoded ECDSA."""
 
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
@@ -168,25 +150,6 @@ def _der(key: EllipticCurvePublicKey) -> bytes:
     )
 
 
-def state_head(
-    sequence: int,
-    row_hash: str,
-    *,
-    key: EllipticCurvePrivateKey | None = None,
-    stated_at: str | None = None,
-) -> Head:
-    """Return the statement that the ledger is at this row, signed when there is a key; stated now,
-    or as said.
-    """
-    head = Head(
-        sequence=sequence,
-        hash=row_hash,
-        stated_at=stated_at or datetime.now(UTC).isoformat(timespec="microseconds"),
-        key_id=None if key is None else key_id(key.public_key()),
-    )
-    return head if key is None else head.model_copy(update={"signature": signature_of(head, key)})
-
-
 def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
     """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in
     Base64.
@@ -236,27 +199,3 @@ def _loaded(public: bytes) -> EllipticCurvePublicKey:
 
 def _signed_bytes(statement: BaseModel) -> bytes:
     return rfc8785.dumps(statement.model_dump(mode="json", exclude={"signature", "signatures"}))
-
-
-def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
-    if head.signature is None or head.key_id != key_id(key):
-        raise InputError(
-            f"head of row {head.sequence}: not signed with this key", kind="head-by-another-key"
-        )
-    if not is_signed(head, head.signature, key):
-        raise InputError(
-            f"head of row {head.sequence}: invalid signature",
-            kind="invalid-head",
-            row=head.sequence,
-        )
-
-
-def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
-    """Read a head from a file, and check its signature when a public key is given."""
-    try:
-        head = Head.model_validate_json(read_regular(path, _MOST))
-    except ValueError as error:
-        raise Unreadable(f"{path}: not an exported ledger head", kind="not-a-head") from error
-    if key is not None:
-        check_signature(head, key)
-    return head
