@@ -127,7 +127,7 @@ def test_every_marker_has_a_mutation() -> None:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mutated")
-    for name in (*PACKAGES, "scripts", "tests", "pyproject.toml"):
+    for name in (*PACKAGES, "scripts", "tests", "pyproject.toml", "LICENSE"):
         of = ROOT / name
         if of.is_dir():
             shutil.copytree(of, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
