@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 
 import torch
 
+from mechanisms.descent.keyed_state import FILE, KeyedState
 from mechanisms.mechanism import CalibratedMechanism, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import build
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.privacy import claims, noise
+from mechanisms.privacy import claims
 from mechanisms.privacy.events import GaussianReleaseEvent
 
 
@@ -31,7 +32,7 @@ class NearestMean:
         return (-5 * torch.cdist(_directions(inputs), self.means).square()).log_softmax(-1)
 
     def save(self, folder: Path) -> None:
-        checkpoint.save(folder / "means.safetensors", {"means": self.means}, {})
+        checkpoint.save(folder / FILE, {"means": self.means}, {})
 
 
 @registered
@@ -47,8 +48,9 @@ class OutputPerturbation(CalibratedMechanism, frozen=True):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, GaussianReleaseEvent)
-        if run.folder and (run.folder / "means.safetensors").exists():
-            return Fitted(self.load(run.folder, run), plan.event)
+        state = KeyedState(run.folder, run.new_key)
+        if state.is_finished:
+            return Fitted(NearestMean(state.tensors["means"]), plan.event)
         # integers in units of 2^-30, cut towards zero, so that sums are exact and noise is rounded
         # without error
         vectors = (
@@ -62,17 +64,13 @@ class OutputPerturbation(CalibratedMechanism, frozen=True):
             .index_add_(0, records.labels, vectors)
         )
         std = Fraction(plan.event.noise_multiplier) * Fraction(plan.event.l2_sensitivity) * 2**30
-        noise.SecretStream(run.new_key()).add_rounded_normal_(
-            table, std=std, purpose="table", step=0
-        )
+        state.stream.add_rounded_normal_(table, std=std, purpose="table", step=0)
         model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=2**30))
-        if run.folder:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            model.save(run.folder)
+        state.finish(means=model.means)
         return Fitted(model, plan.event)
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> NearestMean:
-        return NearestMean(checkpoint.load(folder / "means.safetensors")[0]["means"])
+        return NearestMean(checkpoint.load(folder / FILE)[0]["means"])
 
 
 def main() -> None:
