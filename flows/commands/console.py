@@ -133,7 +133,7 @@ class ConsoleListener(Listener):
         by = (
             "by what stages took in this workspace"
             if measured
-            else "rough: no stage was timed in this workspace yet"
+            else "a rough guess: nothing like it has run in this workspace yet"
         )
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
 

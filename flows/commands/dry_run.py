@@ -117,7 +117,7 @@ def _time_line(preview: Preview, seconds: float, computes: bool, search: str | N
     by = (
         "by what stages took in this workspace"
         if preview.estimate.measured
-        else "rough: no stage was timed in this workspace"
+        else "a rough guess: nothing like it has run in this workspace yet"
     )
     fits = "; with a search that needs two fits" if search else ""
     return f"about {duration(seconds)} ({by}{fits})"

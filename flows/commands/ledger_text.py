@@ -156,7 +156,7 @@ def budget_text(lines: Sequence[Balance], policy: str, records: Mapping[str, int
         if most is not None and (
             large := describe_large_delta(records.get(population, 0), float(most))
         ):
-            yield f"warning: the cap of {large} in the policy"
+            yield f"warning: {large} in the policy"
             yield ""
     granted: dict[str, list[str]] = {}
     for line in lines:

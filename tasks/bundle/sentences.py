@@ -143,9 +143,8 @@ EVERY = (
         "coupled",
     ),
     assumed(
-        "The test half is not protected. Only the listed items depend on it: audit figures, an "
-        "observed label set, "
-        "undeclared cohort names.",
+        "The test half is not protected. Only the items listed under “Not covered by ε” depend on "
+        "it: audit figures, an observed label set, undeclared cohort names.",
         "If its scores decided the method, its records influenced the release.",
         "not stated",
     ),
@@ -163,8 +162,8 @@ EVERY = (
         "stated",
     ),
     assumed(
-        "Apart from that table, only the listed items depend on the test half: audit figures, an "
-        "observed label set, undeclared cohort names.",
+        "Apart from the noisy table of accuracy, only the items listed under “Not covered by ε” "
+        "depend on the test half: audit figures, an observed label set, undeclared cohort names.",
         "If its scores decided the method, its records influenced the release.",
         "stated",
     ),

@@ -26,7 +26,8 @@ def delta_for(records: int) -> float:
     """Returns the default delta for so many training records: a tenth over their number, as a power
     of ten.
 
-    Delta counts for each record, so that records x delta of them may lose the protection outright.
+    A guarantee with some delta allows a mechanism that reveals each record with that probability,
+    and so records x delta of them on average.
     """
     return min(DEFAULT_DELTA, float(f"1e-{len(str(10 * max(records, 1) - 1))}"))
 
@@ -37,9 +38,9 @@ def describe_large_delta(records: int, delta: float | None) -> str:
     if expected <= _FEW:
         return ""
     return (
-        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them may, "
-        "on average, lose the "
-        f"protection outright. Set δ to {delta_text(delta_for(records))} or less"
+        f"a guarantee with δ {delta:g} for each of about {records:,} records would still allow a "
+        f"mechanism that reveals {expected:.2g} of them, on average. "
+        f"Set δ to {delta_text(delta_for(records))} or less"
     )
 
 
