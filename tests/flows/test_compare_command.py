@@ -235,8 +235,8 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
     given = ("compare", *new.options(), *SIZES, "--home", tmp_path / "home")
     for extra, named in (
         (("--delta", "1"), "delta"),
-        (("--branches", "dp-sdg"), "branch dp-sdg does not exist"),
-        (("--branches", "dp-sgd"), "--epsilon is missing: dp-sgd need a target"),
+        (("--branches", "dp-sdg"), "--branches: unknown branch dp-sdg"),
+        (("--branches", "dp-sgd"), "--epsilon is missing: dp-sgd"),
         (("--epsilon", "-1"), "target_epsilon"),
         (("--branches", "prior-descent", "--set", "model.trainable=full"), "prior-descent"),
     ):
