@@ -137,13 +137,18 @@ def _column_of(texts: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(texts), buffers)
 
 
-def long_note(look: NarrativeLook, tokens: int | None) -> str:
-    """Says how many narratives an encoder cuts; empty where it is none or not known."""
+def long_note(look: NarrativeLook, tokens: int | None, *, characters: int | None) -> str:
+    """Says how many narratives an encoder cuts; empty where it is none or not known.
+
+    Args:
+        characters: how many of a narrative are read for single words; None: no words are read.
+    """
     if tokens is None or not (longer := look.longer_than(tokens)):
         return ""
     return (
         f"{longer:,} of {look.narratives:,} narratives are longer than the {tokens} tokens that "
-        "the encoder reads, and are cut there"
+        "the encoder reads. It ignores the rest"
+        f"{f'; single words are read up to {characters:,} characters' if characters else ''}"
     )
 
 

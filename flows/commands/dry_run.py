@@ -188,6 +188,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 def _facts_of_model(
     survey: SourcePreview, parameters: RetrainParameters
 ) -> Iterator[tuple[str, str]]:
+    from mechanisms.model.scorer import MOST_CHARACTERS
     from storage.narrative_look import language_note, long_note
     from tasks.bundle.untold import REASONS
     from tasks.releasing.test_half import untold_by_settings
@@ -200,11 +201,12 @@ def _facts_of_model(
             f"{len(index.entries):,} public examples (SHA-256 {index.digest[:16]}…): the head "
             "starts at them, near the titles. No entry may come from the records",
         )
-    cut = long_note(survey.look, model.max_length)
+    stems = model.stems_language
+    characters = None if stems is None else MOST_CHARACTERS
+    cut = long_note(survey.look, model.max_length, characters=characters)
     if cut:
         yield "warning", cut
     encoder = model.encoder_language and model.encoder_language.lower()
-    stems = model.stems_language
     language = language_note(survey.look, encoder, stems)
     if language:
         if stems is not None and _changes_stems(stems, survey.look):

@@ -137,6 +137,11 @@ class Reads:
         language = model.encoder_language
         return cls(model.max_length, language and language.lower(), model.stems_language)
 
+    @property
+    def characters(self) -> int | None:
+        """How many of a narrative it reads for single words; None where it reads none."""
+        return None if self.stems is None else MOST_CHARACTERS
+
     def cut(self, look: NarrativeLook) -> int:
         """Returns how many narratives are longer than what it reads."""
         return 0 if self.tokens is None else look.longer_than(self.tokens)
@@ -146,7 +151,7 @@ class Reads:
         return [
             note
             for note in (
-                long_note(look, self.tokens),
+                long_note(look, self.tokens, characters=self.characters),
                 language_note(look, self.encoder, self.stems),
             )
             if note

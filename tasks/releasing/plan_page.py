@@ -177,7 +177,7 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
     answers = [
         _promise(planned),
         _accuracy(scores, case),
-        _autocoded(scores),
+        _autocoded(scores, table=isinstance(planned.plan.event, ParallelEvent)),
         _cost(case, records),
         _leakage(case),
         *([] if here.lists is None else [_lists(here.lists)]),
@@ -405,7 +405,12 @@ def _accuracy(scores: Mapping[str, float], case: ReleaseCase) -> Answer:
     return Answer("accuracy", "investigate" if loss > LARGE * reference else "fine", figures)
 
 
-def _autocoded(scores: Mapping[str, float]) -> Answer:
+def _autocoded(scores: Mapping[str, float], *, table: bool) -> Answer:
+    """Answers how much can be coded without a person, by exact counts.
+
+    Args:
+        table: a noisy table of the test half is planned, from which the bundle's thresholds come.
+    """
     alone = {
         name.removeprefix("coverage_at_"): share
         for name, share in scores.items()
@@ -415,6 +420,7 @@ def _autocoded(scores: Mapping[str, float]) -> Answer:
         "alone": alone,
         "missing": [target for target, share in alone.items() if not share],
         "scores": scores,
+        "table": table,
         "points": [(int(target), 100 * share) for target, share in alone.items()],
     }
     return Answer("alone", "fine" if alone and not figures["missing"] else "note", figures)

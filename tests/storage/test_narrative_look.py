@@ -34,8 +34,11 @@ def test_narratives_that_an_encoder_cuts(tmp_path: Path, text: str, *, cut: bool
     """By words and signs, each a token or more, and two tokens around them."""
     seen = look(tmp_path / "in.csv", [text, "short", ""])
     assert (seen.narratives, seen.longer_than(128)) == (2, int(cut))
-    assert bool(long_note(seen, 128)) == cut
-    assert not long_note(seen, None)
+    assert bool(said := long_note(seen, 128, characters=None)) == cut
+    assert "single words" not in said
+    words = long_note(seen, 128, characters=32_768)
+    assert ("single words are read up to 32,768 characters" in words) == cut
+    assert not long_note(seen, None, characters=32_768)
     assert seen.longer_than(512) == 0
 
 

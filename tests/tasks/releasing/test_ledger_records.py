@@ -37,6 +37,6 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
         "best_accuracy",
         "best_coverage",
     } <= set(own)
-    answer = plan_page._autocoded(own)
+    answer = plan_page._autocoded(own, table=False)
     assert answer.verdict == "note"
     assert "80% right: no threshold achieves it" in answer.text

@@ -297,6 +297,10 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     assert "95% right: no threshold achieves it" in found.text
     assert "highest accuracy measured was 87.0%, among the 12% of records" in found.text
     assert "to fail at 90% and 95%" in found.text
+    with_table = plan_page._autocoded(own | alone, table=True).text
+    assert "95% right: no threshold achieves it" in with_table
+    assert "These are exact counts. The bundle's thresholds come from the noisy table" in with_table
+    assert "to fail" not in with_table
     again = seed.model_copy(update={"seed": 2})
     evaluated(ledger, again, own | {f"coverage_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
