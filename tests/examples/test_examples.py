@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 import torch
 
+from flows.commands import profiles
 from mechanisms import mechanism
 from mechanisms.mechanism import Model, Records, Releasable, Run, Task
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import noise
+from tasks.branches.branch import CompareParameters
 
 ROOT = Path(__file__).parents[2]
 CONFORMING = "tests/mechanisms/test_conformance.py"
@@ -168,6 +170,27 @@ def test_the_walked_through_mechanism_passes_the_tests_of_every_mechanism() -> N
     assert done.returncode == 0, done.stdout + done.stderr
     (passed,) = re.findall(r"(\d+) passed", done.stdout)
     assert int(passed) >= 12
+
+
+def test_the_page_s_branch_completes_a_profile_that_is_copied(tmp_path: Path) -> None:
+    """Appended as the page says, it is a branch of the example's mechanism beside the profile's
+    own settings, and each branch that the printed command names is there.
+    """
+    page = (ROOT / "docs" / "how-to" / "add-a-mechanism.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"`cp (\S+) mine\.yaml`", page)
+    (appended,) = re.findall(r"```yaml[^\n]*\n(.*?)```", page, flags=re.DOTALL)
+    (command,) = re.findall(r"^autocoder compare (.*?)\n```", page, flags=re.DOTALL | re.MULTILINE)
+    given = dict(re.findall(r"--(\S+) (\S+)", command))
+    written = tmp_path / given["profile"]
+    written.write_text((ROOT / source).read_text(encoding="utf-8") + appended, encoding="utf-8")
+    example = _from_example()["OutputPerturbation"]
+    files = {"data.source": given["data"], "data.codelist": given["codelist"]}
+    assert profiles.parameters(str(written), [], files).data.population == "demo"
+    settings = CompareParameters.model_validate(
+        {"branches": profiles.profile_branches(str(written))}
+    )
+    assert type(settings.all_branches["output-perturbation"].mechanism) is example
+    assert set(given["branches"].split(",")) <= settings.all_branches.keys()
 
 
 def test_the_page_quotes_the_example() -> None:
