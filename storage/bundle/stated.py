@@ -108,6 +108,20 @@ _LEAST, _WIDEST = 0.01, 0.5
 """Share of the records of a step, and the width of its interval."""
 
 
+NO_GROUPS = (
+    "accuracy by group is not stated: the test half has too few records of each group for the noise"
+)
+
+
+def lacks_groups(told: AccuracyFigures) -> bool:
+    """Checks whether the noise hides every group of a code list, so that all are told as one.
+
+    A list that has one group only lacks none.
+    """
+    groups = told["groups"]
+    return not groups or (len(groups) == 1 and len(groups[0]["names"]) > 1)
+
+
 def accuracy_lines(told: AccuracyFigures | None) -> list[str]:
     """Returns what is stated in sentences, the groups that the model is worst at last."""
     if told is None:
@@ -124,7 +138,7 @@ def accuracy_lines(told: AccuracyFigures | None) -> list[str]:
             f"least often right: {_named(group['names'])}, {_share(group['right'])} of "
             f"{group['share']:.1%} of the records"
         )
-    return lines
+    return [*lines, NO_GROUPS] if lacks_groups(told) else lines
 
 
 _WORST, _NAMED = 2, 3
@@ -139,12 +153,15 @@ def _share(figure: Share) -> str:
     return f"{figure['estimate']:.1%} ({low:.1f} to {high:.1f})"
 
 
-def difference(told: AccuracyFigures | None, right: float, records: int) -> str:
+def difference(
+    told: AccuracyFigures | None, right: float, records: int, *, set_aside: int = 0
+) -> str:
     """Returns how a partner's own accuracy compares with what is stated; empty where it is not.
 
     Args:
         right: share of the partner's own records with the right best code.
-        records: how many there are.
+        records: how many these are.
+        set_aside: how many more the partner has, by which the temperature of the scores was fitted.
     """
     if told is None or not records:
         return ""
@@ -152,16 +169,15 @@ def difference(told: AccuracyFigures | None, right: float, records: int) -> str:
     own = (right * (1 - right) / records) ** 0.5
     theirs = (stated["high"] - stated["low"]) / (2 * 1.96)
     deviations = abs(right - stated["estimate"]) / max((own**2 + theirs**2) ** 0.5, 1e-9)
+    whose = f"{records:,} of your {records + set_aside:,}" if set_aside else f"your {records:,}"
+    own_figure = f"the best code is right for {right:.1%} of {whose} records"
+    others = f". The other {set_aside:,} set the temperature of the scores" if set_aside else ""
     if deviations <= _LIKELY:
-        return (
-            f"your {records:,} records: {right:.1%} right, which agrees with the stated "
-            f"{stated['estimate']:.1%}"
-        )
+        return f"{own_figure}, which agrees with the stated {stated['estimate']:.1%}{others}"
     kind = "less" if right < stated["estimate"] else "more"
     return (
-        f"your {records:,} records: {right:.1%} right, {kind} than the stated "
-        f"{stated['estimate']:.1%} beyond chance: they are of another kind, or coded otherwise. "
-        "Go by your own thresholds"
+        f"{own_figure}, significantly {kind} than the stated {stated['estimate']:.1%}. Your "
+        f"records may differ from the agency's, so use your own thresholds{others}"
     )
 
 

@@ -82,7 +82,8 @@ class AdoptionReport:
         right = float(self.thresholds["reached"]["accuracy_of_all"])
         number = int(self.thresholds["records"])
         used = number - int(fits_temperature(number).sum())
-        return [*lines, *filter(None, [difference(told, right, used)])]
+        own = difference(told, right, used, set_aside=number - used)
+        return [*lines, *filter(None, [own])]
 
     @property
     def measured_on(self) -> str:

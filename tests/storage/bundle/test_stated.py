@@ -6,6 +6,7 @@ import pytest
 
 from storage.bundle.folder import ACCURACY
 from storage.bundle.stated import (
+    NO_GROUPS,
     NOT_STATED,
     accuracy_lines,
     clear_scores,
@@ -42,6 +43,9 @@ def test_the_groups_that_it_is_worst_at_are_named() -> None:
     assert "3 Others" in worst
     assert "2 Sprains" in second
     assert len(accuracy_lines(told(groups=told()["groups"][:1]))) == 1
+    together = [told()["groups"][0] | {"names": list("abcd")}]
+    for hidden in (together, []):
+        assert accuracy_lines(told(groups=hidden))[1:] == [NO_GROUPS]
     several = [group | {"names": list("abcd")} for group in told()["groups"]]
     assert "all other groups together" in accuracy_lines(told(groups=several))[1]
 
@@ -57,13 +61,16 @@ def test_a_bundle_without_a_table_states_nothing(contents: dict[str, Any]) -> No
     [
         (0.65, 300, "agrees"),
         (0.55, 300, "less than"),
-        (0.8, 300, "more than"),
+        (0.8, 300, "the best code is right for 80.0% of your 300 records, significantly more than"),
         (0.55, 30, "agrees"),
     ],
 )
 def test_own_records_are_held_against_it(right: float, records: int, said: str) -> None:
     """By a test at 95 %, with the uncertainty of both figures."""
     assert said in difference(told(), right, records)
+    part = difference(told(), right, records, set_aside=148)
+    assert f"of {records} of your {records + 148} records" in part
+    assert "The other 148 set the temperature of the scores" in part
 
 
 def test_scores_that_few_records_have_are_left_out() -> None:
