@@ -22,7 +22,9 @@ from storage.errors import Contradiction, InputError, Missing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from storage.ledger import Decision
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from storage.ledger import Decision, Policy
     from storage.ledger.decisions import Answer
     from tasks.parameters import LedgerParameters
     from tasks.releasing.case import ReleaseCase
@@ -150,8 +152,12 @@ def approve(
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
     elif plan is not None:
-        ask = partial(_ask, agency_key=agency_key, first=first_release, yes=yes)
-        _decide(plan, key, "refuse" if refuse else "approve", reason, to, ask)
+        if refuse:
+            ask = partial(_confirm, "Refuse this plan for good?", yes=yes)
+            _decide(plan, key, "refuse", reason, to, lambda *_: ask())
+        else:
+            check = partial(_ask, agency_key=agency_key, first=first_release, yes=yes)
+            _decide(plan, key, "approve", reason, to, check)
 
 
 def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
@@ -223,11 +229,12 @@ def _decide(
     if answer == "approve":
         planned.require_consistent()  # before anything of it is shown
     case = _case(planned, plan, context, settings)
+    if case is not None:
+        _require_asked(case.policy, private.public_key())
     if not to.only_print and not to.post and case is not None:
         _require_own_workspace(planned, context)
     _show(planned, plan, context, case)
-    if answer == "approve":
-        ask(case, context)
+    ask(case, context)
     decision = sign(
         private,
         subject="release",
@@ -244,6 +251,19 @@ def _decide(
         outcome = _accept(case, decision, context)
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
+
+
+def _require_asked(policy: Policy, key: EllipticCurvePublicKey) -> None:
+    """Refuses a key whose signature would not count, before anyone reads and confirms."""
+    from storage.ledger.decisions import approver_of
+    from storage.ledger.keys import key_id
+
+    if not policy.approvals.approvers:
+        raise Contradiction(
+            f"approve: policy {policy.name} asks for no signature; `release` needs none",
+            kind="no-signature-asked",
+        )
+    approver_of(policy.approvals, key_id(key))
 
 
 def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
@@ -293,15 +313,23 @@ def _ask(
             ),
             err=True,
         )
+    _confirm("Sign this promise?", yes=yes)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not _is_terminal():
         raise InputError(
             "approve: cannot prompt, because stdin is not a terminal. "
             "Read the plan, then use --yes",
             kind="no-terminal",
         )
-    typer.confirm("Sign this promise?", abort=True, err=True)
+    typer.confirm(question, abort=True, err=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCase | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,8 +89,17 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
         say(f"plan: {nearby(case.file)}\nnext: {command_line('release', case.file)}")
 
 
-def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
-    """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
+@dataclass(frozen=True)
+class PlanSummary:
+    """What a plan would release and charge, in sentences."""
+
+    lines: tuple[str, ...]
+    fits: bool = True
+    """The budget bears it."""
+
+
+def summary_of(file: str, home: str, settings: LedgerParameters) -> PlanSummary:
+    """Returns what a plan would release and charge; for the end of a retrain."""
     from storage.ledger import BudgetRefused
     from storage.ledger.wording import budget_after
     from tasks.releasing import ledger_records
@@ -110,23 +120,24 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     )
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
     if case.released is not None:
-        return [
+        line = (
             f"This plan is release {case.released.release_id} already ({case.released.state}); "
             "nothing more is charged."
-        ]
-    lines = [
-        (
-            f"Nothing was released. The plan would release {plan.event.of_training.mechanism}: "
-            f"{kind}, ε {epsilon}, δ {delta}{reached}."
         )
-    ]
+        return PlanSummary((line,))
+    line = (
+        f"Nothing was released. The plan would release {plan.event.of_training.mechanism}: "
+        f"{kind}, ε {epsilon}, δ {delta}{reached}."
+    )
     try:
         records = ledger_records.find_record_set(context, case.planned.candidate.dataset)
         charges = case.ledger.quote(plan, records=records)
     except BudgetRefused as refused:
-        return [*lines, f"It does not fit the budget: {refused}."]
+        why = str(refused).rstrip(".")
+        return PlanSummary((line, f"It does not fit the budget: {why}."), fits=False)
     tightest = min(charges, key=lambda charge: charge.balance.left)
-    return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
+    charged = f"It would be charged to {whose}; after it the {budget_after(tightest)}."
+    return PlanSummary((line, charged))
 
 
 def load_page(plan: Path, home: Path | None) -> PlanPage:

@@ -217,6 +217,8 @@ def _remedy(console: Console, command: str) -> None:
 def _approval(plan: WaitingPlan) -> str:
     if plan["releasing"]:
         return "is being released"
+    if plan["unfit"]:
+        return f"does not fit the budget: {plan['unfit'].rstrip('.')}"
     if plan["obstacle"]:
         return str(plan["obstacle"])
     approvers, missing = ", ".join(plan["approved_by"]), plan["missing"]

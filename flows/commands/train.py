@@ -251,8 +251,9 @@ def _deploy(
 
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
-    following = (("read", "plan"), ("next", "audit"), ("then", "release"))
+    summary = summary_of(plan, home, parameters.release)
+    following = [("read", "plan")]
+    if summary.fits:
+        following += [("next", "audit"), ("then", "release")]
     commands = [f"{name}: {command_line(*words, nearby(plan))}" for name, *words in following]
-    return "\n".join(
-        (*summary_of(plan, home, parameters.release), f"plan: {nearby(plan)}", *commands)
-    )
+    return "\n".join((*summary.lines, f"plan: {nearby(plan)}", *commands))

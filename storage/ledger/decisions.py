@@ -105,6 +105,23 @@ def sign(
     return plain.model_copy(update={"signature": signature_of(plain, key)})
 
 
+def approver_of(rule: ApprovalRule, key: str) -> str:
+    """Returns the name of the approver whose public key has this id.
+
+    Raises:
+        Unknown: when the rule lists no such key.
+    """
+    keys = rule.keys()
+    name = next((name for name, listed in keys.items() if key_id(listed) == key), None)
+    if name is None:
+        names = ", ".join(sorted(keys)) or "no one"
+        raise Unknown(
+            f"approval: the policy does not list key {key[:12]}…. Its approvers: {names}",
+            kind="not-an-approver",
+        )
+    return name
+
+
 def signer(
     decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None
 ) -> str:
@@ -115,16 +132,8 @@ def signer(
             decides on their own request.
         moment: that the rule's age limit is compared with; now when not given.
     """
-    keys = rule.keys()
-    name = next((name for name, key in keys.items() if key_id(key) == decision.key_id), None)
-    if name is None:
-        names = ", ".join(sorted(keys)) or "no one"
-        raise Unknown(
-            f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: "
-            f"{names}",
-            kind="not-an-approver",
-        )
-    if not is_signed(decision, decision.signature, keys[name]):
+    name = approver_of(rule, decision.key_id)
+    if not is_signed(decision, decision.signature, rule.keys()[name]):
         raise InputError(f"approval by {name}: invalid signature", kind="invalid-approval")
     if (decision.subject, decision.digest, decision.terms) != (
         matter.subject,

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
-from storage.errors import InputError
+from storage.errors import Fault, InputError
 from storage.figures import delta_text, epsilon_text
 from storage.ledger import BudgetRefused, Ledger, Policy, amounts, budget
 from storage.ledger.budget import Balance, accounts_of
@@ -192,6 +192,8 @@ class WaitingPlan(TypedDict):
     missing: int
     """Approvals that are still needed."""
     refused: str | None
+    unfit: str | None
+    """Why the budget would refuse it."""
     obstacle: str | None
     releasing: bool
     unaudited: bool
@@ -241,9 +243,12 @@ def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
         status, obstacle = case.approvals, gate.obstacle(case)
         refusal = ledger.refusal(planned.plan)
         unaudited, quoted = case.measurement is None, shlex.quote(str(file))
+        unfit = None if refusal is not None else _over_budget(context, case)
         releasing = context.store.is_locked(release_lock(planned.plan))
         if refusal is not None or releasing:
             remedy = ""
+        elif unfit is not None:
+            remedy = _without_budget(case, unfit, quoted)
         elif obstacle is not None:
             remedy = f"autocoder {'audit' if unaudited else 'plan show'} {quoted}"
         elif status.missing:
@@ -259,6 +264,7 @@ def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
                 "approved_by": status.approved,
                 "missing": status.missing,
                 "refused": None if refusal is None else refusal.entry.reason,
+                "unfit": None if unfit is None else unfit.text,
                 "obstacle": None if obstacle is None else obstacle.text,
                 "releasing": releasing,
                 "unaudited": unaudited,
@@ -266,3 +272,21 @@ def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
             }
         )
     return plans
+
+
+def _over_budget(context: Context, case: ReleaseCase) -> Fault | None:
+    """Returns why the budget would refuse a plan now. Records nothing."""
+    try:
+        records = find_record_set(context, case.planned.candidate.dataset)
+        case.ledger.quote(case.plan, records=records)
+    except BudgetRefused as refused:
+        return Fault(str(refused), kind=refused.kind)
+    return None
+
+
+def _without_budget(case: ReleaseCase, unfit: Fault, quoted: str) -> str:
+    if case.policy.approvals.approvers:
+        return f'autocoder approve {quoted} --refuse --key YOUR-KEY.pem --reason "…"'
+    if unfit.kind == "over-cap":
+        return "repeat its command, `autocoder train`, with a smaller ε"
+    return f"autocoder plan {quoted}"

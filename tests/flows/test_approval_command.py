@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import slow_imports
+import typer
 from in_process import command, invoke, write_policy
 from jobs import Job
 from refusals import of_kind
 
+from flows.commands import approve as approve_command
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, ReleaseRow
 from storage.paths import Workspace
@@ -27,7 +29,7 @@ def approve(job: Job, plan: str, name: str) -> str:
 
 def refuse(job: Job, plan: str, name: str) -> str:
     return command(
-        *("approve", plan, "--refuse", "--reason", "too early"),
+        *("approve", plan, "--refuse", "--reason", "too early", "--yes"),
         *("--key", str(job.home.parent / name / "signing-key.pem")),
     )
 
@@ -229,6 +231,47 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     assert "director refused: too early" in after.stderr
     assert refusals(job) == ["director refused: too early"]
     assert releases(job) == []
+
+
+def test_a_refusal_is_confirmed_too(site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal nothing is signed; at one, "no" signs nothing either."""
+    job, plan = site
+    key = job.home.parent / "officer" / "signing-key.pem"
+    words = ("approve", plan, "--refuse", "--reason", "too early", "--key", key)
+    with pytest.raises(InputError, check=of_kind("no-terminal")):
+        invoke(*words)
+    assert refusals(job) == []
+    asked: list[str] = []
+
+    def declines(question: str, **_: object) -> None:
+        asked.append(question)
+        raise typer.Abort
+
+    monkeypatch.setattr(approve_command, "_is_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", declines)
+    code, *_ = invoke(*words)
+    assert (code, len(asked)) == (1, 1)
+    assert refusals(job) == []
+    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))
+    code, *_ = invoke(*words)
+    assert (code, asked[0]) == (0, asked[1])
+    assert refusals(job) == ["officer refused: too early"]
+
+
+@pytest.mark.parametrize("refusing", [(), ("--refuse", "--reason", "too early")])
+def test_a_signature_that_would_not_count_is_refused_before_the_prompt(
+    finished: Job, site: tuple[Job, str], tmp_path: Path, refusing: tuple[str, ...]
+) -> None:
+    """Without --yes and without a terminal, so that the prompt would be refused as such."""
+    _, plan = site
+    write_policy(tmp_path, "stranger", minimum=1)
+    key = tmp_path / "stranger" / "signing-key.pem"
+    with pytest.raises(InputError, check=of_kind("not-an-approver")):
+        invoke("approve", plan, "--key", key, *refusing)
+    open_to_all = finished.copy(tmp_path / "open")
+    free = open_to_all.planned_as(finished)
+    with pytest.raises(InputError, check=of_kind("no-signature-asked", saying="policy default")):
+        invoke("approve", free, "--key", key, *refusing)
 
 
 def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path: Path) -> None:

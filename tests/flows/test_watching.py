@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from in_process import invoke, write_policy
+import yaml
+from in_process import command, invoke, write_policy
 from jobs import Job, answers, environment
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -21,12 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from refusals import of_kind
 from stack import free_port
 
-from flows.commands import status
+from flows.commands import status, train
 from flows.deployed import formal as retrain
 from flows.deployed import release
 from storage.artifacts import Store
 from storage.errors import InputError
 from storage.paths import Workspace
+from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing.plan import PlannedRelease, release_lock
 from tasks.running import worker_metrics
 from tasks.running.worker_metrics import running_stages
@@ -91,6 +93,39 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert refused.returncode == 2
     assert "PREFECT_API_URL" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("names", [(), ("officer",)])
+def test_a_plan_over_the_budget_is_not_advised_to_be_released(
+    finished: Job, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Neither by `status` nor at the end of `train`: it is refused where an approver can, and
+    otherwise trained again.
+    """
+    job = finished.copy(tmp_path / "home")
+    file = write_policy(tmp_path, *names, minimum=len(names))
+    policy = yaml.safe_load(file.read_text())
+    policy["default"] = {"asymptotic-local": {"epsilon": 0.01}}
+    file.write_text(yaml.safe_dump(policy))
+    command(
+        *("ledger", "change-policy", "--home", job.home, "--policy", file),
+        *("--requester", "a", "--reason", "b"),
+    )
+    plan = str(job.planned_as(finished))
+    (found,) = json.loads(invoke("status", "--json", "--home", job.home)[1])["plans"]
+    assert "policy strict" in found["unfit"]
+    refusing = found["remedy"].startswith(f"autocoder approve {plan} --refuse --key ")
+    assert refusing == bool(names)
+    assert "autocoder release" not in found["remedy"]
+    shown = invoke("status", "--home", job.home)[1]
+    assert "does not fit the budget: " in shown
+    assert "ready to release" not in shown
+    told = train._next(
+        RetrainParameters.model_construct(release=LedgerParameters()), plan, str(job.home)
+    )
+    assert "autocoder plan" in told
+    assert "autocoder release" not in told
+    assert "autocoder audit" not in told
 
 
 def test_a_second_run_is_advised_only_when_none_works(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from refusals import of_kind
 from releases import make_audit, make_planned, make_ref, release_key
 from review_browser import CHROMIUM, check_accessible_file
@@ -32,6 +33,7 @@ from storage.ledger import (
     Sensitivity,
     Subject,
 )
+from storage.ledger.keys import public_pem
 from storage.ledger.records import RecordSet
 from tasks.pages import render
 from tasks.releasing import gate, ledger_access, plan_page
@@ -207,7 +209,21 @@ def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) 
     assert len(spent) > 2
     assert sorted(spent) == spent
     assert spent[-1] <= 8
-    assert "autocoder approve plans/k.json --key KEY.pem" in text[text.index("<h2>Decide") :]
+    end = text[text.index("<h2>Decide") :]
+    assert "autocoder release plans/k.json" in end
+
+
+def test_only_a_policy_with_approvals_asks_the_reader_to_sign(tmp_path: Path) -> None:
+    """Otherwise the page neither heads nor ends with what `approve` would refuse."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    approvals = {"minimum": 1, "approvers": {"B. Officer": public_pem(key.public_key()).decode()}}
+    for rule in (approvals, {"minimum": 0}):
+        policy = Policy.parse({"name": "test", "default": CAPS, "approvals": rule})
+        ledger = Ledger.open(f"sqlite:///{tmp_path / str(rule['minimum'])}.db", policy=policy)
+        text = plan_page.html(page(ledger, planned()))
+        end = text[text.index("<h2>Decide") :]
+        asks = bool(rule["minimum"])
+        assert ("asked to sign" in text, "autocoder approve" in end) == (asks, asks)
 
 
 def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> None:
