@@ -8,30 +8,31 @@ may be released.
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import typer
 
 from mechanisms.errors import MechanismError
 
-try:
-    from studies import (
-        boundaries,
-        images,
-        imbalance,
-        mixture,
-        oversampling,
-        rare_codes,
-        rmia,
-        schedules,
-        subsamples,
-        suite,
-        swag_ppm,
-    )
-except ModuleNotFoundError as error:
-    sys.exit(f"{error.name} is missing. Install the extra `studies`: pip install '.[studies]'")
+STUDIES = (
+    "imbalance",
+    "oversampling",
+    "mixture",
+    "boundaries",
+    "images",
+    "subsamples",
+    "schedules",
+    "swag_ppm",
+    "rare_codes",
+    "rmia",
+)
+EXTRA = frozenset({"imblearn", "mlxtend", "rtdl_revisiting_models", "xgboost"})
+"""Modules that the extra `studies` brings."""
+INSTALL = "Run `make setup`, or `pip install -e '.[studies]'`"
 
 app = typer.Typer(
     help=__doc__,
@@ -41,21 +42,36 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for study in (
-    imbalance,
-    oversampling,
-    mixture,
-    boundaries,
-    images,
-    subsamples,
-    schedules,
-    swag_ppm,
-    rare_codes,
-    rmia,
-):
-    app.command(study.__name__.removeprefix("studies.").replace("_", "-"))(study.run)
-for command in (suite.sets, suite.regularisation):
-    app.command()(command)
+
+
+def _add(name: str, module: str, function: str = "run") -> None:
+    """Adds a study; without the extra that it needs, a command that says so in its place, so that
+    the list of studies is whole.
+    """
+    try:
+        study = getattr(importlib.import_module(f"studies.{module}"), function)
+        options: dict[str, Any] = {}
+    except ModuleNotFoundError as error:
+        absent = (error.name or "").partition(".")[0]
+        if absent not in EXTRA:
+            raise
+        study = _without(absent)
+        options = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, context_settings=options)(study)
+
+
+def _without(module: str) -> Callable[[], None]:
+    def study() -> None:
+        raise MechanismError(f"{module} is missing. {INSTALL}", kind="not-installed")
+
+    study.__doc__ = f"Needs the extra `studies`. {INSTALL}."
+    return study
+
+
+for _module in STUDIES:
+    _add(_module.replace("_", "-"), _module)
+for _command in ("sets", "regularisation"):
+    _add(_command, "suite", _command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

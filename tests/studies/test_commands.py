@@ -1,16 +1,20 @@
 """`python -m studies`: help, refusals, and the short run of a study."""
 
-import importlib
+import re
+import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
-import studies
 from studies import __main__ as commands
 from studies import rare_codes, results
 
+ROOT = Path(__file__).parents[2]
 STUDIES = [
     "imbalance",
     "sets",
@@ -92,8 +96,34 @@ def test_a_whole_study_of_mixtures(tmp_path: Path) -> None:
     assert files == {"mixture.csv", "mixture.svg", "mixture-formulas.csv", "mixture-thresholds.csv"}
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(studies, "rmia")
-    monkeypatch.setitem(sys.modules, "studies.rmia", None)
-    with pytest.raises(SystemExit, match=r"\.\[studies\]"):
-        importlib.reload(commands)
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(["imblearn", "mlxtend", "rtdl_revisiting_models", "xgboost"]))
+from studies.__main__ import main
+assert main(["--help"]) == 0
+sys.exit(main(["images", "--models", "short", "--out", "results"]))
+"""
+
+
+def test_without_the_extra_every_study_is_listed_and_the_installation_named() -> None:
+    """One that needs no package of the extra is there; the others say how to keep the checkout's
+    installation editable.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 1
+    listed = re.findall(r"^  ([a-z-]+)  ", done.stdout, flags=re.MULTILINE)
+    assert set(STUDIES) <= set(listed)
+    assert done.stderr == "mlxtend is missing. Run `make setup`, or `pip install -e '.[studies]'`\n"
+
+
+def test_modules_of_the_extra_are_those_of_its_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = {
+        Requirement(line).name.replace("-", "_")
+        for line in project["optional-dependencies"]["studies"]
+    }
+    owners = metadata.packages_distributions()
+    found = {name.replace("-", "_") for module in commands.EXTRA for name in owners[module]}
+    assert found == asked
