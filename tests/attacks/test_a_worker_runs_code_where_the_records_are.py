@@ -78,3 +78,4 @@ def test_a_reason_in_another_form_is_no_reason(
         engine.map_parts(engine_bodies.square, [str(tmp_path / "x")], engine=cluster.address)
     assert "\x1b" not in str(raised.value)
     assert str(raised.value).endswith("red")
+    assert raised.value.kind == ""

@@ -96,13 +96,13 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(
     ("options", "says"),
     [
         (("--deploy", "osha-formal"), "delivered deployment"),
-        (("--deploy", "a/b"), "is no name"),
+        (("--deploy", "a/b"), "--deploy: 'a/b'"),
         (("--deploy", "wrong", "--cron", "every quarter"), "is not a cron line"),
         (("--deploy", "wrong", "--cron", "0 0 6 * * 1"), "is not a cron line of five fields"),
         (("--deploy", "wrong", "--cron", "0 6 30 2 *"), "a day that never comes"),
         (
             ("--deploy", "wrong", "--cron", "0 6 1 * *", "--time-zone", "Mars/Base"),
-            "--time-zone: 'Mars/Base' is not known",
+            "--time-zone: unknown time zone 'Mars/Base'",
         ),
         (("--deploy", "wrong", "--set", "model.max_length=9000"), "less than or equal to 512"),
     ],

@@ -113,7 +113,9 @@ def rogue_events(_: Callable[[str], object], file: str, topic: str) -> NoReturn:
         "no JSON",
         "[]",
         json.dumps(["unknown", "x"]),
-        json.dumps(["input", "\x1b[31mred"]),
+        json.dumps(["input", "without a kind"]),
+        json.dumps(["input", "x", 1]),
+        json.dumps(["input", "\x1b[31mred", "\x1b[31m"]),
     ):
         get_worker().log_event(topic, said)
     raise RuntimeError
