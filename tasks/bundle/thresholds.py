@@ -56,8 +56,8 @@ def thresholds_of(stated: StatedAccuracy) -> Thresholds:
         "temperature": 1.0,
         "thresholds": list(stated.thresholds),
         "reached": stated.reached,
-        "fitted_on": "records of the agency's test half, with noise that its budget was charged "
-        "for",
+        "fitted_on": "the agency's test records, counted with noise (the release's ε, charged "
+        "once, covers these counts)",
         "records": records,
         "confidence": CONFIDENCE,
     }
@@ -193,21 +193,35 @@ def warnings(thresholds: Thresholds | None) -> list[str]:
     """Returns warnings on a bundle's missing thresholds for the person who releases it."""
     if thresholds is None:
         return [f"the bundle has no thresholds. {WITHOUT_TABLE}"]
-    missing = [
-        f"{entry['target_accuracy']:.0%}"
-        for entry in thresholds["thresholds"]
-        if entry["threshold"] is None
-    ]
+    entries = thresholds["thresholds"]
+    missing = [one["target_accuracy"] for one in entries if one["threshold"] is None]
     if not missing:
         return []
+    reached = [one["target_accuracy"] for one in entries if one["threshold"] is not None]
+    lacking = _targets(missing, "or")
+    which = (
+        f"thresholds for {_targets(reached, 'and')} accuracy, but none for {lacking}"
+        if reached
+        else f"no threshold for {lacking} accuracy"
+    )
+    seen = thresholds.get("reached")
+    why = (
+        "too few records to be sure"
+        if seen is not None and seen["accuracy"] >= max(missing)
+        else "no score reached it with confidence"
+    )
     best = best_accuracy(thresholds)
     return [
-        f"no score reached {' or '.join(missing)} accuracy with confidence on "
-        f"{thresholds['fitted_on']}. "
+        f"the bundle has {which}: {why}, on {thresholds['fitted_on']}. "
         f"{best}{' ' if best else ''}"
         "`autocoder code --accuracy` fails at such a target. Partners can fit thresholds with "
         f"{CALIBRATION_ADVICE}."
     ]
+
+
+def _targets(targets: Sequence[float], word: str) -> str:
+    *most, last = [f"{target:.0%}" for target in targets]
+    return f"{', '.join(most)} {word} {last}" if most else last
 
 
 CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded manually"

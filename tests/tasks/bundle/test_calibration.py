@@ -176,12 +176,18 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["coverage"] >= 50 / 1500
     (said,) = warnings(told)
     for part in (
-        "80% or 90% or 95%",
+        "the bundle has no threshold for 80%, 90% or 95% accuracy: no score reached it",
         f"{best['accuracy']:.1%} were right",
         "a test",
         "autocoder adopt --data",
     ):
         assert part in said
+    some = told | {"thresholds": [{**one, "threshold": 0.9} for one in told["thresholds"][:2]]}
+    some["thresholds"].append(told["thresholds"][2])
+    (said,) = warnings(some)
+    assert "thresholds for 80% and 90% accuracy, but none for 95%: no score reached it" in said
+    (said,) = warnings(some | {"reached": best | {"accuracy": 0.978}})
+    assert "but none for 95%: too few records to be sure" in said
     assert best_accuracy(thresholds_file()) == "", "a file of before says nothing"
     assert warnings(thresholds_file([(0.8, 0.5)])) == []
 
