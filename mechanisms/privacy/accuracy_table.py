@@ -217,6 +217,11 @@ def events_of(mu: float) -> tuple[GaussianReleaseEvent, GaussianReleaseEvent]:
     return temperature, accuracy
 
 
+def counts_scale_and_accuracy(evaluation: Sequence[GaussianReleaseEvent]) -> bool:
+    """Checks that both vectors of a table, and nothing else, were released of the test records."""
+    return [part.what for part in evaluation] == [TEMPERATURE, ACCURACY]
+
+
 @dataclass(frozen=True)
 class AccuracyTable:
     """The noisy vectors, which may be published.

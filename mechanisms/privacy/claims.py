@@ -12,6 +12,7 @@ from typing import TypedDict, TypeVar
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
 from mechanisms.privacy.events import (
     Claim,
     ComposedEvent,
@@ -23,7 +24,7 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
     is_exact,
 )
-from mechanisms.privacy.numerics import failure_probability, upper_text
+from mechanisms.privacy.numerics import epsilon_text, failure_probability
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
@@ -325,7 +326,7 @@ def gaussian(
         )
     replaced = (
         f"replacing one {'record' if m == 1 else 'unit'} costs epsilon "
-        f"{upper_text(figures.epsilon_replace_one)} at the same "
+        f"{epsilon_text(figures.epsilon_replace_one)} at the same "
         "delta"
         if figures.epsilon_replace_one is not None
         else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"
@@ -385,14 +386,20 @@ def _how_read(event: Event) -> tuple[str, str]:
 
 
 def _of_halves(event: Event) -> tuple[str, ...]:
-    """Returns what the maximum over both halves rests on."""
+    """Returns what the maximum over training and test records rests on."""
     if not isinstance(event, ParallelEvent):
         return ()
-    decides = "all records of its unit" if event.split == "unit" else "itself"
+    decides = "its unit" if event.split == "unit" else "itself"
+    tables = (
+        "two noisy tables, one for the scale of the model's scores and one for its accuracy, whose "
+        "costs are added"
+        if counts_scale_and_accuracy(event.evaluation)
+        else "what the event says was counted of them with noise"
+    )
     return (
-        "the test half enters nothing but one noisy table of how often the released model is "
-        f"right: a record's half follows from {decides} alone, so that it pays the larger of both "
-        "parts (parallel composition)",
+        "apart from the unprotected inputs, the test records enter the release only through "
+        f"{tables}: whether a record is a training or a test record follows from {decides} alone, "
+        "so that it pays the larger of both parts (parallel composition)",
     )
 
 

@@ -41,6 +41,16 @@ def upper_text(value: float | Decimal, digits: int = 4) -> str:
     return _rounded_text(value, digits, ROUND_CEILING)
 
 
+def epsilon_text(value: float) -> str:
+    """Writes an epsilon in a claim with at most four decimals, rounded up, as ledger and pages do.
+
+    >>> epsilon_text(11.52109), epsilon_text(5.0)
+    ('11.5211', '5')
+    """
+    exact = Decimal(repr(value)).quantize(Decimal("0.0001"), rounding=ROUND_CEILING)
+    return format(exact, "f").rstrip("0").rstrip(".")
+
+
 def lower_text(value: float | Decimal, digits: int = 3) -> str:
     """Writes a lower bound, rounded down to so many significant digits.
 

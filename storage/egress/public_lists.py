@@ -23,6 +23,10 @@ order.
 """
 
 
+DEMONSTRATION = "demo-data"
+"""The list that comes with this program and that its demonstration's records are coded by."""
+
+
 def entry_digest(entry: Code) -> str:
     """Returns the first 128 bits of SHA-256 of a code and its title, in hexadecimal."""
     return digest([entry.code, entry.title])[:32]

@@ -234,6 +234,12 @@ class Charge:
         return Balance(self.after, self.cap, self.after.last)
 
     @property
+    def alone(self) -> Decimal:
+        """What the release alone would cost, by the account's rule."""
+        rule = self.after.rule or "basic"
+        return composition.total(self.own_loss, rule=rule, delta=self.after.delta_cap)
+
+    @property
     def earlier(self) -> Decimal:
         """What was spent before on the records of this release, under whatever name."""
         spent, rule = self.after.spent.plus(self.own_loss, -1), self.after.rule or "basic"

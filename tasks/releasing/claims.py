@@ -43,9 +43,9 @@ CHOSEN = (
 """The same with and without any one record. The plan has the number of runs, which is not: one
 shared record changes it.
 """
-SETTINGS = "settings (rates, epochs, encoder) that someone chose by looking at these records"
+SETTINGS = "settings (rates, epochs, encoder), if someone chose them by looking at these records"
 CHAIN_SETTINGS = (
-    "settings (rates, epochs, encoder, c, g, k) that someone chose by looking at these records"
+    "settings (rates, epochs, encoder, c, g, k), if someone chose them by looking at these records"
 )
 LABELS = "the label set: the codes observed in the records"
 COHORTS = (
@@ -155,14 +155,12 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
 def _prior_settings(model: ModelConfig) -> str:
     sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{sentence}`" for sentence in sentences)
-    words = (
-        f"the sentence that titles are read in ({quoted}) and their scale"
-        if quoted
-        else "the scale of the titles"
-    )
+    scale = f"({model.prior_scale:g})"
+    if not quoted:
+        return f"the scale of the titles {scale}, if it was chosen by looking at these records"
     return (
-        f"{words} ({model.prior_scale:g}): hyperparameters that someone chose by looking at "
-        "these records"
+        f"the sentence that titles are read in ({quoted}) and their scale {scale}, if someone "
+        "chose them by looking at these records"
     )
 
 

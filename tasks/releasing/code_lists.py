@@ -11,7 +11,7 @@ from typing import Literal
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code
 from storage.datasets import load_codes
-from storage.egress.public_lists import advice, published_name
+from storage.egress.public_lists import DEMONSTRATION, advice, published_name
 from storage.ingest import read_codes
 from tasks.bundle.texts import code_texts
 from tasks.fitting.ingest import ingest_records
@@ -36,8 +36,11 @@ class CodeListVerdict:
     @property
     def description(self) -> str:
         """Describes the verdict, with what to do where anything is to be done."""
+        known = f"recognised as published ({self.published_name})"
+        if self.published_name == DEMONSTRATION:
+            known = "the program's own demonstration list, not a published one"
         return {
-            "published": f"recognised as published ({self.published_name})",
+            "published": known,
             "numbers": "the list has numbers and no titles",
             "to be signed": f"not a published list: the plan lists its {self.texts} entries, and "
             "anyone who approves "

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mechanisms.privacy.events import ParallelEvent, is_exact
+from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
+from mechanisms.privacy.events import Claim, ParallelEvent, is_exact
 from storage.bundle.stated import AccuracyFigures, accuracy_lines
 from storage.figures import delta_text
 from storage.figures import epsilon_text as up
@@ -23,6 +24,7 @@ from storage.ledger import (
     Charge,
     Ledger,
     ReleaseRow,
+    amounts,
 )
 from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
@@ -234,10 +236,16 @@ def _accuracy_for_partners(page: PlanPage) -> str:
     event = planned.plan.event
     if not isinstance(event, ParallelEvent):
         return f"none: {REASONS[planned.untold or 'no noise']}"
-    decides = "all records of its unit" if event.split == "unit" else "a record itself"
+    decides = "its unit alone" if event.split == "unit" else "a record alone"
+    tables = (
+        "two noisy tables of the test records, one for the scale of the scores and one for the "
+        "accuracy"
+        if counts_scale_and_accuracy(event.evaluation)
+        else "noisy counts of the test records"
+    )
     return (
-        f"a noisy table of the test half, drawn with the model, at no further cost: {decides} "
-        "decides its half"
+        f"{tables}, drawn with the model, at no further cost: {decides} decides whether a record "
+        "is a training or a test record"
     )
 
 
@@ -311,8 +319,12 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     tightest = min(charges, key=lambda charge: charge.balance.left)
     left, cap = tightest.balance.left, tightest.epsilon_cap
     figures["left"], figures["cap"] = down(left), up(cap)
-    delta_cap = tightest.after.delta_cap
+    # None: claims add up there, at the sum of their deltas
+    kept_at = {charge.after.delta_cap if charge.after.exact else None for charge in charges}
+    delta_cap = kept_at.pop() if len(kept_at) == 1 else None
     figures["delta"] = None if delta_cap is None else delta_text(delta_cap)
+    figures["claim_delta"] = _claim_beside_budget(plan.claim, tightest)
+    figures["alone"] = up(tightest.alone)
     figures["budget"] = _releases(tightest)
     more = min(charge.balance.more or 0 for charge in charges)
     figures["further"] = f"ε {down(left)} is left, with {describe_successors(more)}"
@@ -325,6 +337,22 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     elif spent:
         verdict = "investigate"
     return Answer("cost", verdict, figures, table=_charges(charges))
+
+
+def _claim_beside_budget(claim: Claim, charge: Charge) -> Literal["smaller", "same"] | None:
+    """Tells the δ at which a claim is stated beside its account's, where ε differs as that says."""
+    cap = charge.after.delta_cap
+    if cap is None or claim.delta is None or claim.epsilon is None:
+        return None
+    relation = charge.after.neighbouring_relation
+    if relation is not None and relation != claim.neighbouring_relation:
+        return None  # two claims of different neighbours differ for that reason too
+    delta, epsilon = amounts.delta(claim.delta), amounts.epsilon(claim.epsilon)
+    if delta < cap and charge.alone < epsilon:
+        return "smaller"
+    # only of Gaussian noise is the part of δ that is set apart the one reason
+    of_noise = delta == cap and charge.after.rule == "gaussian" and charge.alone > epsilon
+    return "same" if of_noise and up(charge.alone) != up(epsilon) else None
 
 
 def _cost_of_released(case: ReleaseCase, released: ReleaseRow) -> Answer:

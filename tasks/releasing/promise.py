@@ -17,19 +17,20 @@ def promise_of(claim: Claim, event: Event, *, listed: str = "below") -> tuple[st
         listed: where a reader finds the items that are not covered.
     """
     if claim.guarantee_kind == "formal":
-        return _formal(claim, both_halves=isinstance(event, ParallelEvent), listed=listed)
+        return _formal(claim, of_test=isinstance(event, ParallelEvent), listed=listed)
     if claim.guarantee_kind == "asymptotic-local":
         return _estimated(claim)
     return ("Nothing is promised: the model was trained without protection.",)
 
 
-def _formal(claim: Claim, *, both_halves: bool, listed: str) -> tuple[str, ...]:
+def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
     assert claim.epsilon is not None
     unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
     change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
     excess = f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
+    records = "the training records and the test records" if of_test else "the training records"
     sentences = [
-        f"Each {unit} {'of either half' if both_halves else 'of the training half'} is protected, "
+        f"Each {unit} among {records} is protected, "
         "whoever holds the released folder and whatever else they know.",
         f"{change} changes the probability of anything that is released by at most a factor of "
         f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}.",
@@ -40,11 +41,24 @@ def _formal(claim: Claim, *, both_halves: bool, listed: str) -> tuple[str, ...]:
             f"factor is {odds(claim.epsilon_replaced)} "
             f"(ε = {epsilon_text(claim.epsilon_replaced)})."
         )
+    sentences.append(_whom(claim))
     number = len(claim.unprotected_inputs)
     others = f" and the {number} items that are listed {listed}" if number else ""
-    half = "" if both_halves else "the test half, "
-    sentences.append(f"This does not cover {half}figures that are published elsewhere{others}.")
+    test = "" if of_test else "the test records, "
+    sentences.append(f"This does not cover {test}figures that are published elsewhere{others}.")
     return tuple(sentences)
+
+
+def _whom(claim: Claim) -> str:
+    if claim.privacy_unit == "record":
+        return (
+            "One record, not one person, is protected, on the assumptions that the plan lists. "
+            "A person with several records is protected less."
+        )
+    return (
+        f"All used records of one {claim.privacy_unit} are protected together, on the assumptions "
+        "that the plan lists."
+    )
 
 
 def _estimated(claim: Claim) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from mechanisms.model.config import ModelConfig
+from mechanisms.privacy import numerics
+from storage import figures
 from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
 from tasks.fitting.ingest import ingest_records
@@ -88,8 +90,8 @@ def test_what_is_public_is_named() -> None:
         unprotected_inputs(FACTS, model=ModelConfig())
     )
     assert (
-        "the sentence that titles are read in (`Someone had {}.`) and their scale (16): "
-        "hyperparameters"
+        "the sentence that titles are read in (`Someone had {}.`) and their scale (16), if someone "
+        "chose them"
     ) in settings
     bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-1]
     assert bare.startswith("the scale of the titles (16)")
@@ -112,3 +114,9 @@ def test_what_is_public_is_named() -> None:
         )
         == 2
     )
+
+
+def test_a_claim_spells_epsilon_as_every_page_does() -> None:
+    """Four decimals, rounded up, by the formulas of both packages."""
+    for value in (11.52109, 5.0, 0.00001, 8.05908, 100.0):
+        assert numerics.epsilon_text(value) == figures.epsilon_text(value)

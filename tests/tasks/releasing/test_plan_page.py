@@ -16,6 +16,7 @@ from review_browser import CHROMIUM, check_accessible_file
 from flows.commands.layout import Console
 from flows.commands.plan import print_wide_table, wrap_lines
 from mechanisms.model.config import ModelConfig
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.accuracy_table import events_of
 from mechanisms.privacy.events import (
     Claim,
@@ -167,7 +168,7 @@ def test_the_promise_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
 
 
 def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
-    """In four sentences; the factor and epsilon are rounded up, never down."""
+    """And that a record is no person; the factor and epsilon are rounded up, never down."""
     claim = FORMAL.model_copy(
         update={
             "epsilon": 4.99999,
@@ -177,22 +178,25 @@ def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
             "unprotected_inputs": ("n", "settings"),
         }
     )
-    who, how_much, content, left_out = promise_of(claim, DESCENT)
-    assert "Each record of the training half" in who
+    who, how_much, content, person, left_out = promise_of(claim, DESCENT)
+    assert "Each record among the training records is protected" in who
     assert "at most a factor of 149 (ε = 5), plus δ = 1e-5" in how_much
     assert "101,000 (ε = 11.5211)" in content
+    assert person.startswith("One record, not one person, is protected, on the assumptions")
     assert "the 2 items" in left_out
     units = claim.model_copy(update={"privacy_unit": "person", "max_records_per_unit": 3})
-    assert "Each person with at most 3 records" in promise_of(units, DESCENT)[0]
+    of_units = promise_of(units, DESCENT)
+    assert "Each person with at most 3 records" in of_units[0]
+    assert "All used records of one person are protected together" in of_units[3]
     assert "No formal guarantee" in promise_of(LOCAL, DRAW)[0]
 
 
 def test_an_officer_signs_that_both_halves_are_protected_where_accuracy_is_stated() -> None:
     event = ParallelEvent(training=DESCENT, evaluation=events_of(0.5), split="record")
     who, *_, left_out = promise_of(FORMAL, event)
-    assert "of either half" in who
-    assert "test half" not in left_out
-    assert "test half" in promise_of(FORMAL, DESCENT)[-1]
+    assert "among the training records and the test records" in who
+    assert "test records" not in left_out
+    assert "the test records" in promise_of(FORMAL, DESCENT)[-1]
 
 
 def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
@@ -285,6 +289,42 @@ def test_no_figure_has_twelve_decimals(ledger: Ledger, claim: Claim) -> None:
         assert before + this == pytest.approx(after, abs=2e-4)
         assert (after < before + 2.1234, cap) == (True, 8)
         assert after + left == pytest.approx(8, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("cap", "said", "unsaid"),
+    [
+        ("0.001", "stated at a smaller δ, where the same release has a larger ε", "same δ"),
+        ("0.00001", "because it keeps 1% of δ in reserve", "smaller δ"),
+    ],
+)
+def test_the_delta_of_the_claim_is_told_beside_the_budgets(
+    tmp_path: Path, cap: str, said: str, unsaid: str
+) -> None:
+    """By the figures of both: a claim at the budget's own δ is not called one at a smaller."""
+    epsilon = gaussian_cost.epsilon_of_event(DESCENT, delta=1e-5)
+    claim = FORMAL.model_copy(update={"epsilon": epsilon})
+    books = opened(tmp_path / "other.db", {"formal": {"epsilon": 8, "delta": cap}})
+    found = answer(page(books, planned(claim)), "cost")
+    assert said in found.text
+    assert unsaid not in found.text
+    assert (found.figures["claim_delta"] == "smaller") == (float(found.figures["alone"]) < epsilon)
+
+
+def test_a_claim_of_another_relation_is_not_compared_with_the_budget(tmp_path: Path) -> None:
+    """Its ε differs for two reasons, of which δ is one."""
+    rules = {"epsilon": 8, "delta": "0.001", "neighbouring_relation": "replace-one"}
+    books = opened(tmp_path / "other.db", {"formal": rules})
+    found = answer(page(books, planned(FORMAL)), "cost")
+    assert "The budget is kept at δ 0.001" in found.text
+    assert found.figures["claim_delta"] is None
+
+
+def test_the_demonstrations_list_is_not_called_published() -> None:
+    """Its titles owe nothing to a record, but nobody published them."""
+    verdict = CodeListVerdict("demo-data", "published")
+    assert verdict.description == "the program's own demonstration list, not a published one"
+    assert verdict.warning is None
 
 
 def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
