@@ -99,6 +99,8 @@ def test_the_graph_gives_the_codes_of_the_folder(
         codes, scores = model.run(["codes", "scores"], {"texts": TEXTS})
         assert codes[:, 0].tolist() == [CODES[place] for place in exact.argmax(1).tolist()]
         assert np.allclose(scores, exact.softmax(1).sort(1, descending=True).values, atol=1e-5)
+        (of_blank,) = model.run(["codes"], {"texts": [""]})
+        assert of_blank[0, 0] in CODES, "the documentation says to leave blank narratives out"
     assert graphs[0] == graphs[1]
 
 
