@@ -47,7 +47,15 @@ __all__ = [*_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module `autocoder` has no attribute `{name}`")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        from tasks.running.installation import refusal_of
+
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        raise ModuleNotFoundError(f"`{name}`: {refusal}", name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from tasks.running.installation import PARTNER, TRAINING
 
 ROOT = Path(__file__).parents[2]
 LAST = "This needs the extra `train`: pip install '.[train]'\n"
-PROGRAM = """
+HIDING = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -36,6 +36,8 @@ class Light(PathFinder):
         return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Light
+"""
+PROGRAM = f"""{HIDING}
 from flows.cli import main
 for words in COMMANDS:
     sys.argv = ["autocoder", *words]
@@ -120,6 +122,24 @@ def test_the_extras_are_what_is_hidden(bare: set[str], hidden: set[str]) -> None
     assert set(_names(EXTRAS["partner"])) | {"starlette"} == PARTNER
     assert hidden >= TRAINING | {"model_signing", "sigstore", "boto3"}
     assert bare >= hidden | PARTNER
+
+
+@pytest.mark.parametrize("name", ["PrivateClassifier", "compare", "swag_ppm"])
+def test_a_name_of_the_package_that_trains_names_its_extra(bare: set[str], name: str) -> None:
+    """Such an import ends with what is missing and how it is installed; `open_bundle` is there."""
+    program = f"HIDDEN = {bare}\n{HIDING}\nfrom autocoder import open_bundle\nimport autocoder\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}autocoder.{name}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines(keepends=True)[-1]
+    assert re.fullmatch(
+        rf"ModuleNotFoundError: `{name}`: not installed: \w+\. {re.escape(LAST)}", last
+    )
 
 
 @pytest.mark.servers
