@@ -10,13 +10,15 @@ result=$HOME_FOLDER/release.json
 
 step() { printf '[%s/3] %s\n' "$1" "$2"; }
 fail() { echo "demo: step $1 failed. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
+# The command tells of a release when it is made, ten seconds after the scores.
+shown='s/^/      /; /s  score  /a\              releasing: charge, build and sign, about 10 s'
 
-echo "About a minute in three steps:"
+echo "Demo, three steps, about a minute:"
 step 1 "1,800 synthetic injury reports with their codes, in $HOME_FOLDER/data"
 "$BIN/autocoder" demo-data --out "$HOME_FOLDER/data" >"$log" 2>&1 || fail 1
 step 2 "A classifier trained with a formal guarantee (epsilon 5), and its release (log: $log)"
 "$BIN/autocoder" train --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" \
-  --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --release --json >"$result" 2> >(tee -a "$log" | sed -u 's/^/      /' >&2) || fail 2
+  --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --release --json >"$result" 2> >(tee -a "$log" | sed -u "$shown" >&2) || fail 2
 step 3 "Three new reports, coded with the release"
 "$BIN/autocoder" code --home "$HOME_FOLDER" --top-k 1 \
   "Employee fell from a ladder and broke his left wrist." \
@@ -39,5 +41,6 @@ print(f"""Done in {seconds} s. You made one release from synthetic reports:
 Look:  {program} plan {os.path.relpath(result["plan"])}
        {program} ledger show --home {home}
 Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
+       {program} handover {release["release_id"]} --to "Statistics Office" --out outbox --home {home}
 Next:  docs/tutorials/own-data.md""")
 PY

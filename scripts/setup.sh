@@ -14,7 +14,7 @@ started=$SECONDS
 log=$VENV/install.log
 
 fail() { echo "setup: $1. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
-step() { printf '[%s/3] %s\n' "$1" "$2"; }
+step() { printf 'setup [%s/3] %s\n' "$1" "$2"; }
 
 command -v "$PYTHON" >/dev/null || { echo "setup: '$PYTHON' is not installed. Install Python 3.11 to 3.13, or call make with PYTHON=/path/to/python3." >&2; exit 1; }
 "$PYTHON" - <<'PY' || exit 1

@@ -76,6 +76,21 @@ def test_the_page_of_python_runs_as_printed(
     assert {"model", "table", "coder"} <= set(names)
 
 
+def test_each_block_of_the_readme_runs_by_itself(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first needs the training installation, so the second takes no name from it."""
+    shutil.copytree(sealed.folder, tmp_path / "coder")
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    training, coding = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    for block, made in ((training, "model"), (coding, "coder")):
+        names: dict[str, object] = {}
+        exec(compile(block, "README.md", "exec"), names)
+        assert made in names
+    assert "from autocoder import open_bundle\n" in coding
+
+
 def test_the_page_of_python_has_every_name_of_the_package() -> None:
     """Under the name by which it is imported."""
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")

@@ -91,10 +91,10 @@ def serve(
     Examples
 
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
-          --key agency.pub.pem --api-key-file key.txt
+          --key signing-key.pub.pem --api-key-file key.txt
 
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
-          --key agency.pub.pem --api-key-file key.txt \
+          --key signing-key.pub.pem --api-key-file key.txt \
           --proxy 127.0.0.1 --allowed-host coder.agency.example
 
       autocoder serve --allow-unsigned --no-key
