@@ -120,7 +120,12 @@ def fill(
     documents = _Documents(folder)
     if deployment is not None:
         _add_deployment(documents, deployment, accuracy)
-    claimed = statement(row, sampling=facts["sampling"], documents=tuple(documents.texts))
+    claimed = statement(
+        row,
+        sampling=facts["sampling"],
+        train_before=_ingest(context, candidate).train_before,
+        documents=tuple(documents.texts),
+    )
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))
     released, score = export.load(folder), export.Released.logits
@@ -241,8 +246,12 @@ def _told(
         return None
     if table is None:  # owes nothing to the records, as the whole rehearsal
         table = AccuracyTable.example(_OF_EXAMPLE, len(groups(codes)[0]))
-    ingest = context.store.recipe(candidate.dataset)["config"]["ingest"]
-    return ToldAccuracy.of(table, event, codes, IngestConfig.model_validate(ingest))
+    return ToldAccuracy.of(table, event, codes, _ingest(context, candidate))
+
+
+def _ingest(context: Context, candidate: Candidate) -> IngestConfig:
+    recipe = context.store.recipe(candidate.dataset)
+    return IngestConfig.model_validate(recipe["config"]["ingest"])
 
 
 class _Documents:

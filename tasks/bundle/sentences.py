@@ -23,15 +23,48 @@ COUPLED = (
 )
 """The unprotected input of every sampling but `per-record`."""
 AUDITED = (
-    "the figures of the audit, computed from the training half, the test half and the released "
-    "model or repeated "
-    "training runs"
+    "the figures of the audit, computed from the training records, the test records and the "
+    "released model or repeated training runs"
 )
 """The unprotected input of a statement that holds an audit."""
 
+_OF_NOISE = (
+    "dp-sgd",
+    "dp-sgd-class-weights",
+    "gaussian-release",
+    "composed",
+    "prior-descent",
+)
+"""Mechanisms of Gaussian noise in training, whose steps read their noise from the event."""
+
+
+def _per_record(*, by_date: bool, of_units: bool) -> Callable[[Mapping[str, Any]], bool]:
+    def holds(fields: Mapping[str, Any]) -> bool:
+        return (
+            fields["sampling"] == "per-record"
+            and (fields.get("train_before") is not None) == by_date
+            and ((fields.get("privacy_unit") or "record") != "record") == of_units
+        )
+
+    return holds
+
+
 _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "coupled": ("stratified sampling", lambda fields: fields["sampling"] != "per-record"),
-    "per record": ("sampling per record", lambda fields: fields["sampling"] == "per-record"),
+    "by hash": ("sampling per record", _per_record(by_date=False, of_units=False)),
+    "by date": ("sampling per record, split by date", _per_record(by_date=True, of_units=False)),
+    "by hash of units": (
+        "sampling per record, with units",
+        _per_record(by_date=False, of_units=True),
+    ),
+    "by date with units": (
+        "sampling per record, split by date, with units",
+        _per_record(by_date=True, of_units=True),
+    ),
+    "not of noise": (
+        "another mechanism",
+        lambda fields: fields["mechanism"] not in _OF_NOISE,
+    ),
     "float": ("floating point", lambda fields: not fields["exact_arithmetic"]),
     "exact": ("integer sums", lambda fields: fields["exact_arithmetic"]),
     "exact batches": (
@@ -39,6 +72,16 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         lambda fields: fields["exact_arithmetic"] and fields["mechanism"].startswith("dp-sgd"),
     ),
     "stated": ("accuracy stated", lambda fields: fields.get("accuracy_stated", False)),
+    "two tables": (
+        "accuracy and scale stated",
+        lambda fields: fields.get("accuracy_stated", False) and fields.get("scale_stated", False),
+    ),
+    "other tables": (
+        "accuracy stated without the scale",
+        lambda fields: (
+            fields.get("accuracy_stated", False) and not fields.get("scale_stated", False)
+        ),
+    ),
     "not stated": (
         "accuracy not stated",
         lambda fields: not fields.get("accuracy_stated", False),
@@ -114,26 +157,44 @@ EVERY = (
         "`autocoder audit`; another attack may find more.",
         "audited",
     ),
-    measured(
-        "No audit has measured what this release leaks.",
-        "`autocoder audit` would.",
+    assumed(
+        "Nothing measured what this release leaks. If the program has a mistake, the figures may "
+        "be wrong.",
+        "Then a measurement exists that is not stated here. `autocoder audit` makes one.",
         "not audited",
     ),
     proved(
         "What is computed only from the released files reveals no more than they do.",
         (
-            "Dwork and Roth 2014, 2.1. Thresholds come from the noisy table, in the demo from "
-            "synthetic narratives, test vectors from titles."
+            "Dwork and Roth 2014, proposition 2.1. Thresholds that are fitted on records come from "
+            "a noisy table of them, test vectors from the code list."
         ),
     ),
     tested(
         "Adding, removing or changing a record does not move any other in or out of training.",
-        (
-            "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must "
-            "not "
-            "be reused."
-        ),
-        "per record",
+        "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must not be "
+        "reused.",
+        "by hash",
+    ),
+    tested(
+        "Adding, removing or changing a record does not move any other in or out of training.",
+        "The record's own date decides, and a keyed hash of its id or content where a holdout is "
+        "kept (`storage/ingest/sampling.py`).",
+        "by date",
+    ),
+    tested(
+        "Adding, removing or changing a record does not move a record of another unit in or out of "
+        "training.",
+        "A keyed hash decides, of the unit or of the record's id or content. Which records of a "
+        "unit are used depends on that unit's records alone (`storage/ingest/sampling.py`).",
+        "by hash of units",
+    ),
+    tested(
+        "Adding, removing or changing a record does not move a record of another unit in or out of "
+        "training.",
+        "The record's own date decides, and a keyed hash where a holdout is kept. Which records of "
+        "a unit are used depends on that unit's records alone (`storage/ingest/sampling.py`).",
+        "by date with units",
     ),
     assumed(
         "How records were sampled for training is outside the claim.",
@@ -143,28 +204,48 @@ EVERY = (
         "coupled",
     ),
     assumed(
-        "The test half is not protected. Only the items listed under “Not covered by ε” depend on "
-        "it: audit figures, an observed label set, undeclared cohort names.",
-        "If its scores decided the method, its records influenced the release.",
+        "The test records are not protected. Only the items listed under “Not covered by ε” depend "
+        "on them: audit figures, an observed label set, undeclared cohort names.",
+        "If their scores decided the method, they influenced the release.",
         "not stated",
     ),
     proved(
-        "The test half is protected by the same ε and δ. One noisy table of how often the model is "
-        "right was computed from it, and a record is in one half alone.",
-        "Parallel composition (McSherry 2009, theorem 4; Smith et al. 2022): "
-        "`mechanisms/privacy/accuracy_table.py`.",
+        "Because each record is in one set only (tested), the test records are protected by the "
+        "same ε and δ as the training records.",
+        "Parallel composition (McSherry 2009, theorem 4; Smith et al. 2022). The proof, for units "
+        "of several records too, is in `mechanisms/privacy/accuracy_table.py`.",
         "stated",
     ),
     tested(
-        "The table was drawn once, with the model, in integers with rounded noise.",
+        "Each record is in the training set or in the test set, never in both.",
+        "`storage/ingest/sampling.py`, `tests/storage/test_ingest_per_record.py`.",
+        "stated",
+    ),
+    tested(
+        "Two noisy tables of the test records were computed: one for the scale of the model's "
+        "scores (part of its weights, if an accuracy is stated) and one for its accuracy. Their "
+        "costs are added.",
+        "`mechanisms/privacy/accuracy_table.py`, `mechanisms/privacy/gaussian_cost.py`; "
+        "`tests/mechanisms/privacy/test_accuracy_table.py`.",
+        "two tables",
+    ),
+    tested(
+        "What was computed of the test records are the noisy counts that the event lists. Their "
+        "costs are added.",
+        "`mechanisms/privacy/gaussian_cost.py`; `tests/mechanisms/privacy/test_accuracy_table.py`.",
+        "other tables",
+    ),
+    tested(
+        "What was counted of the test records was drawn once, with the model, in integers with "
+        "rounded noise.",
         "`tasks/releasing/drawing.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/mechanisms/privacy/test_accuracy_table.py`.",
         "stated",
     ),
     assumed(
-        "Apart from the noisy table of accuracy, only the items listed under “Not covered by ε” "
-        "depend on the test half: audit figures, an observed label set, undeclared cohort names.",
-        "If its scores decided the method, its records influenced the release.",
+        "Apart from the noisy tables, only the items listed under “Not covered by ε” depend on the "
+        "test records: audit figures, an observed label set, undeclared cohort names.",
+        "If their scores decided the method, they influenced the release.",
         "stated",
     ),
     assumed(
@@ -200,10 +281,13 @@ EVERY = (
         "float",
     ),
     proved(
-        (
-            "The bound holds for the released bits: sums are of integers, noise is rounded to "
-            "integers without error."
-        ),
+        "Rounding noise that was drawn exactly costs nothing. As sums are integers (tested), the "
+        "bound holds for the released bits.",
+        "Post-processing: Dwork and Roth 2014, proposition 2.1.",
+        "exact",
+    ),
+    tested(
+        "The program's sums are integers and its noise is rounded without error.",
         "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
@@ -262,6 +346,12 @@ _PSEUDO_POSTERIOR = (
 )
 """Sentences of a posterior sample at the end of SWAG-PPM's rounds."""
 
+_BY_ACCOUNTANT = (
+    "The accountant that the claim names: where every step reads all records, Balle and Wang 2018, "
+    "theorem 8 (noise adds up by Dong, Roth and Su 2022, corollary 3.3); where records are "
+    "sampled, privacy loss distributions (Koskela et al. 2020, by dp-accounting)."
+)
+
 SECTIONS = (
     Section(
         title="Formal",
@@ -270,44 +360,40 @@ SECTIONS = (
         lead="These sentences apply to every formal mechanism.",
         sentences=(
             proved(
-                "For any two training sets that differ by one unit added or removed (with n "
-                "fixed), any set of "
-                "released models is at most e^ε times as likely under one as under the other, "
-                "plus δ.",
-                "`mechanisms/privacy/claims.py`, from the event that ran.",
+                "If training ran the event that is stated (see below), then for any two training "
+                "sets that differ by one unit added or removed (with n fixed), any set of released "
+                "models is at most e^ε times as likely under one as under the other, plus δ.",
+                _BY_ACCOUNTANT,
                 "added",
             ),
             proved(
-                "For any two training sets that differ in the values of one unit, any set of "
-                "released models is at "
-                "most e^ε times as likely under one as under the other, plus δ.",
-                "`mechanisms/privacy/claims.py`, from the event that ran.",
+                "If training ran the event that is stated (see below), then for any two training "
+                "sets that differ in the values of one unit, any set of released models is at most "
+                "e^ε times as likely under one as under the other, plus δ.",
+                _BY_ACCOUNTANT,
                 "replaced",
             ),
             proved(
                 "This holds for every data set and unit, whatever else an attacker knows.",
                 "By definition (Dwork and Roth 2014, 2.4).",
             ),
+            assumed(
+                "Training ran the event that is stated.",
+                "If it added less noise or read the records more often, ε and δ are too small.",
+                "not of noise",
+            ),
         ),
     ),
     Section(
         title="Formal: noise in training",
         kind="formal",
-        mechanisms=(
-            "dp-sgd",
-            "dp-sgd-class-weights",
-            "gaussian-release",
-            "composed",
-            "prior-descent",
-        ),
+        mechanisms=_OF_NOISE,
         lead="For prior descent and DP-SGD, these sentences apply in addition.",
         sentences=(
             proved(
-                "ε and δ cover all training steps together and all else released with noise.",
-                (
-                    "Closed form, or privacy loss distributions "
-                    "(`mechanisms/privacy/gaussian_cost.py`)."
-                ),
+                "If training ran the event that is stated (tested, below), ε and δ cover all of "
+                "its steps together and all else that it lists as released with noise.",
+                _BY_ACCOUNTANT,
             ),
             tested(
                 "Training read its noise, its clip and its sampling from the event that is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from mechanisms.privacy import gaussian_cost
@@ -17,7 +18,7 @@ from mechanisms.privacy.events import (
 )
 from storage.ledger import ReleaseRow, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
-from tasks.bundle.untold import untold_of
+from tasks.bundle.untold import states_scale, untold_of
 from tasks.pages.render import render
 
 
@@ -25,6 +26,7 @@ def statement(
     row: ReleaseRow,
     *,
     sampling: str,
+    train_before: date | None = None,
     documents: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the privacy statement of a drawn release, without anything that reveals records.
@@ -33,16 +35,20 @@ def statement(
 
     Args:
         sampling: of the records, by the ingest's figures.
+        train_before: day that splits the records, where their dates do.
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle
             has them.
     """
     audit = row.reserved.audit
     content: dict[str, Any] = {"schema": 1} | repeated_fields(row)
     content["sampling"] = sampling
+    if train_before is not None:
+        content["train_before"] = train_before.isoformat()
     event = decode(row.event)
     content["exact_arithmetic"] = is_exact(event)
     untold = untold_of(event, sampling=sampling)
     content["accuracy_stated"] = untold is None
+    content["scale_stated"] = states_scale(event)
     if untold is not None:
         content["accuracy_untold"] = untold
     replaced = _epsilon_replaced(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
 from mechanisms.privacy.claims import formal
 from mechanisms.privacy.events import (
     ComposedEvent,
@@ -45,6 +46,11 @@ def untold_of(event: Event, *, sampling: str) -> Untold | None:
     if isinstance(event, ParallelEvent):
         return None
     return untold_by_kind(event, sampling=sampling) or "few"
+
+
+def states_scale(event: Event) -> bool:
+    """Tells whether noisy counts of the test records also set the scale of the model's scores."""
+    return isinstance(event, ParallelEvent) and counts_scale_and_accuracy(event.evaluation)
 
 
 def untold_by_kind(training: Event, *, sampling: str) -> Untold | None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
 from mechanisms.privacy.events import Claim, ParallelEvent, is_exact
 from storage.bundle.stated import AccuracyFigures, accuracy_lines
 from storage.figures import delta_text
@@ -33,7 +32,7 @@ from storage.ledger.report import revocation_text
 from storage.ledger.wording import describe_successors
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
-from tasks.bundle.untold import REASONS
+from tasks.bundle.untold import REASONS, states_scale
 from tasks.pages.render import Table, render
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.code_lists import CodeListVerdict
@@ -160,20 +159,22 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
     """
     here = here or Surroundings()
     records, planned, ledger = here.records, case.planned, case.ledger
-    claim = planned.plan.claim
+    claim, ingest = planned.plan.claim, planned.method.get("data", {}).get("ingest", {})
     statements = sentences_of(
         {
             "guarantee_kind": claim.guarantee_kind,
             "mechanism": planned.plan.event.of_training.mechanism,
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
+            "privacy_unit": claim.privacy_unit,
             # of a method that does not say it, the weaker promise
-            "sampling": planned.method.get("data", {})
-            .get("ingest", {})
-            .get("sampling", "stratified"),
+            "sampling": ingest.get("sampling", "stratified"),
+            "train_before": ingest.get("train_before"),
             "exact_arithmetic": is_exact(planned.plan.event),
             "accuracy_stated": isinstance(planned.plan.event, ParallelEvent),
+            "scale_stated": states_scale(planned.plan.event),
         }
+        | ({} if case.measurement is None else {"audit": case.measurement.line})
     )
     scores = candidate_scores(case.measurements, planned)
     answers = [
@@ -240,7 +241,7 @@ def _accuracy_for_partners(page: PlanPage) -> str:
     tables = (
         "two noisy tables of the test records, one for the scale of the scores and one for the "
         "accuracy"
-        if counts_scale_and_accuracy(event.evaluation)
+        if states_scale(event)
         else "noisy counts of the test records"
     )
     return (

@@ -104,7 +104,7 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     assert said == ["approved by director", f"next: autocoder release {plan}"]
     done = job.command(*shlex.split(said[1])[2:])
     assert done.returncode == 0, done.stderr
-    assert "release: about 15 s (rough" in done.stderr
+    assert "release: about 15 s (a rough guess" in done.stderr
     assert "release" in json.loads((job.home / "private" / "timings.json").read_text())
     (row,) = releases(job)
     assert (row.state, sorted(row.reserved.approvals)) == ("committed", ["director", "officer"])

@@ -4,6 +4,7 @@ hand.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from sealed_bundle import Sealed
 
 from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.accuracy_table import events_of
 from mechanisms.privacy.events import DpSgdEvent, GaussianReleaseEvent, NoiseSegment, ParallelEvent
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.bundle import folder as bundle
@@ -67,8 +69,12 @@ def test_what_a_sentence_names_is_there() -> None:
     [
         ({}, "outside the claim", "does not move any other"),
         ({"sampling": "per-record"}, "does not move any other", "outside the claim"),
-        ({}, "No audit has measured", "An attack on this mechanism found"),
-        ({"audit": {}}, "An attack on this mechanism found", "No audit has measured"),
+        ({}, "Nothing measured what this release leaks", "An attack on this mechanism found"),
+        (
+            {"audit": {}},
+            "An attack on this mechanism found",
+            "Nothing measured what this release leaks",
+        ),
         ({}, "Each person has one record", "a unit with all of its records"),
         (
             {"max_records_per_unit": 3},
@@ -78,10 +84,10 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "e^ε times", "SWAG"),
         ({}, "Low-order bits", "the released bits"),
         ({"exact_arithmetic": True}, "the released bits", "Low-order bits"),
-        ({}, "all training steps together", "SWAG"),
-        ({}, "The test half is not protected", "one noisy table"),
-        ({"accuracy_stated": True}, "drawn once, with the model", "test half is not protected"),
-        ({"mechanism": "noisy-votes"}, "e^ε times", "all training steps together"),
+        ({}, "cover all of its steps together", "SWAG"),
+        ({}, "The test records are not protected", "noisy tables of the test records"),
+        ({"accuracy_stated": True}, "drawn once, with the model", "records are not protected"),
+        ({"mechanism": "noisy-votes"}, "Training ran the event", "cover all of its steps together"),
         ({}, "(with n fixed)", "that differ in the values of one unit"),
         (
             {"neighbouring_relation": "replace-one"},
@@ -101,6 +107,40 @@ def test_what_is_said_is_true_of_the_release(
     """Kind, mechanism, sampling, audit and unit each decide which sentences are there."""
     assert said in texts(**changed)
     assert unsaid not in texts(**changed)
+
+
+@pytest.mark.parametrize(
+    ("split", "basis"),
+    [
+        ({}, "A keyed hash of its id or content decides"),
+        ({"train_before": "2023-01-01"}, "The record's own date decides"),
+        ({"privacy_unit": "unit (Employer)"}, "A keyed hash decides, of the unit"),
+        (
+            {"privacy_unit": "unit (Employer)", "train_before": "2023-01-01"},
+            "Which records of a unit are used",
+        ),
+    ],
+)
+def test_what_decides_about_a_record_is_told_by_the_split(
+    split: dict[str, Any], basis: str
+) -> None:
+    """One sentence of each split, and none where records decide about each other."""
+    fields = RELEASE | {"sampling": "per-record"} | split
+    found = [one for one in sentences_of(fields) if "in or out of training" in one["text"]]
+    assert len(found) == 1
+    assert basis in found[0]["basis"]
+    assert ("another unit" in found[0]["text"]) == ("privacy_unit" in split)
+    coupled = sentences_of(fields | {"sampling": "stratified"})
+    assert not [one for one in coupled if "in or out of training" in one["text"]]
+
+
+def test_only_a_table_of_the_scale_is_called_the_second() -> None:
+    """By what the event lists; what training ran is assumed only where no test checks it."""
+    told = {"accuracy_stated": True}
+    assert "Two noisy tables" in texts(**told, scale_stated=True)
+    assert "Two noisy tables" not in texts(**told)
+    assert "noisy counts that the event lists" in texts(**told)
+    assert "Training ran the event that is stated." not in texts()
 
 
 FIGURES: dict[str, Any] = {
@@ -139,6 +179,23 @@ def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
     assert "2.8 times as high" in page_of(epsilon="1.0")
     assert "δ is 0: nothing exceeds this limit" in page_of(delta="0")
     assert "with some values in the record" in page_of(neighbouring_relation="replace-one")
+
+
+def test_what_was_used_is_told_by_the_split() -> None:
+    """A year after the day of the split trained nothing; what is counted is protected as well."""
+    by_date = page_of(train_before="2023-01-01")
+    assert "trained on records of demo dated before 2023-01-01. Records dated from then" in by_date
+    assert "did not train it." in by_date
+    assert "This protects the training records." in by_date
+    assert "The probability that the released model is in that set" in by_date
+    counted = page_of(train_before="2023-01-01", accuracy_stated=True)
+    assert "but were counted, with noise, to measure its accuracy" in counted
+    assert "The probability that the results are in that set" in counted
+    assert "apart from what is listed under “Not covered by ε”" in counted
+    assert "This protects training and test records." in counted
+    at_random = page_of(accuracy_stated=True)
+    assert "demo, 2021, were used to train the model and to measure its accuracy." in at_random
+    assert "were used to train the model. The records are not in this folder." in page_of()
 
 
 def test_no_odds_are_stated_where_no_one_knows_how_often_they_hold() -> None:
@@ -186,6 +243,13 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     told = anticipated(planned.model_copy(update={"event": both}), audit=None)
     with_table = statement(told, sampling="per-record")
     check_schema(bundle.STATEMENT, with_table, "privacy_statement")
+    assert not with_table["scale_stated"]
+    tables = ParallelEvent(training=event, evaluation=events_of(0.1), split="unit")
+    told = anticipated(planned.model_copy(update={"event": tables}), audit=None)
+    day = datetime.date(2023, 1, 1)
+    by_date = statement(told, sampling="per-record", train_before=day)
+    check_schema(bundle.STATEMENT, by_date, "privacy_statement")
+    assert (by_date["scale_stated"], by_date["train_before"]) == (True, "2023-01-01")
     assert with_table["accuracy_stated"]
     assert "accuracy_untold" not in with_table
     made = statement(anticipated(planned, audit=None), sampling="stratified")
