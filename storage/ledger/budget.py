@@ -25,7 +25,7 @@ from storage.ledger import amounts, composition
 from storage.ledger.composition import EventJson, Loss, Rule
 from storage.ledger.models import Exact, ReleasePlan
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
-from storage.ledger.wording import arithmetic
+from storage.ledger.wording import describe_excess
 
 RECORD = "record"
 """The privacy unit of a single record."""
@@ -332,12 +332,22 @@ def charge_account(
     charge = Charge(before, after, loss, losses[0], cap, own)
     # guard: test_a_race_of_sixteen_for_ten_reservations_has_ten_winners
     if not charge.fits:
-        problems.append(
-            BudgetRefused(
-                f"{account.name} under policy {policy}: {arithmetic(charge)}", kind="over-cap"
-            )
-        )
+        problems.append(over_cap([charge], policy))
     return charge, problems[0] if problems else None
+
+
+def over_cap(
+    charges: Sequence[Charge], policy: str, *, adds: str = "this release", then: str = ""
+) -> BudgetRefused:
+    """Returns why charges that exceed their caps are refused.
+
+    Args:
+        charges: at least one.
+        policy: the name of the policy in force.
+        adds: what is charged.
+        then: what follows from it.
+    """
+    return BudgetRefused(f"{describe_excess(charges, policy, adds=adds)}{then}", kind="over-cap")
 
 
 def balances(policy: Policy, accounts: Iterable[Account] = ()) -> list[Balance]:

@@ -29,7 +29,15 @@ from pydantic import ValidationError
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import DamagedData, InputError, Missing, Unknown
 from storage.ledger import amounts, chain
-from storage.ledger.budget import Account, BudgetRefused, Charge, Cost, accounts_of, charge_account
+from storage.ledger.budget import (
+    Account,
+    BudgetRefused,
+    Charge,
+    Cost,
+    accounts_of,
+    charge_account,
+    over_cap,
+)
 from storage.ledger.chain import Damage, StoredRow
 from storage.ledger.composition import Loss
 from storage.ledger.content import policy_terms, terms_of
@@ -432,13 +440,16 @@ class State:
             replace(release.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA),
         )
         names = [*own, *sorted(release.accounts - set(own))]
-        return self._charges({name: [cost] for name in names}, release.kind, own)
+        costs = {name: [cost] for name in names}
+        return self._charges(costs, release.kind, own, adds="the surplus of its sample")
 
     def _charges(
         self,
         costs: Mapping[tuple[str, str], Sequence[Cost]],
         kind: GuaranteeKind,
         own: Sequence[tuple[str, str]],
+        *,
+        adds: str = "this release",
     ) -> Priced:
         policy = self.in_force
         priced = [
@@ -451,9 +462,12 @@ class State:
             )
             for name, each in costs.items()
         ]
-        return tuple(charge for charge, _ in priced), next(
-            (problem for _, problem in priced if problem), None
-        )
+        charges = tuple(charge for charge, _ in priced)
+        first = next((problem for _, problem in priced if problem), None)
+        if first is None or first.kind != "over-cap":
+            return charges, first
+        over = [charge for charge, problem in priced if problem and problem.kind == "over-cap"]
+        return charges, over_cap(over, policy.name, adds=adds)
 
     def _unit_conflict(
         self, names: Iterable[tuple[str, str]], kind: GuaranteeKind, unit: str

@@ -22,6 +22,7 @@ from storage.ledger.budget import (
     accounts_of,
     balances,
     charge_account,
+    over_cap,
 )
 from storage.ledger.content import settled
 from storage.ledger.database import Database
@@ -37,6 +38,7 @@ from storage.ledger.registry import (
     stored_sequences,
     stored_sets,
 )
+from storage.ledger.wording import describe_need
 
 if TYPE_CHECKING:
     from storage.ledger.checkpoints import Checkpoint
@@ -325,6 +327,10 @@ class LedgerReader:
             state = State(policy=self._policy)
         shared = self._sharing(connection, state, Sought.of(plan), records)
         charges, problem = state.price(plan, shared)
+        if problem is not None and problem.kind == "over-cap":
+            over = [charge for charge in charges if not charge.fits]
+            need = f". Nothing was released or charged. {describe_need(over)}"
+            raise over_cap(over, state.in_force.name, then=need)
         if problem:
             raise problem
         return charges, shared

@@ -4,9 +4,9 @@ and JSON of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from storage.figures import delta_text, epsilon_text, left_text
@@ -17,31 +17,85 @@ if TYPE_CHECKING:
     from storage.ledger.budget import Balance, Charge
 
 
-def arithmetic(charge: Charge) -> str:
-    """Says what a charge adds up to, and whether that is within the cap."""
-    show, before, after = amounts.short, charge.before, charge.after
-    if after.exact:
-        sign, verdict = ("<=", "within") if charge.fits else (">", "over")
-        return (
-            f"epsilon spent {show(before.epsilon)}, with this release {show(after.epsilon)} at "
-            "delta "
-            f"{show(after.delta)} {sign} {show(charge.epsilon_cap)}, {verdict} the cap"
-        )
-    parts = [_sum("epsilon", before.spent.epsilon, charge.loss.epsilon, charge.epsilon_cap)]
-    if after.delta_cap is not None:
-        share = after.delta_cap if after.rule == "basic" else after.delta_cap / 100
-        parts.append(_sum("delta", before.spent.delta, charge.loss.delta, share))
-    return "; ".join(parts)
+def describe_excess(charges: Sequence[Charge], policy: str, *, adds: str) -> str:
+    """Says by how much charges exceed their caps, in whole sentences without the last full stop;
+    accounts with equal amounts share them.
 
-
-def _sum(name: str, before: Decimal, charged: Decimal, cap: Decimal) -> str:
-    after = amounts.add(before, charged)
-    sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
-    show = amounts.short
-    return (
-        f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} "
-        f"{show(cap)}, {verdict}"
+    Args:
+        charges: those that do not fit, at least one.
+        policy: the name of the policy in force.
+        adds: what is charged, such as `this release`.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for charge in charges:
+        key = (charge.after.population, _excess(charge, policy, adds))
+        groups.setdefault(key, []).append(charge.after.cohort)
+    return ". ".join(
+        f"The budget of {population}, {_listed(cohorts)} {told}"
+        for (population, told), cohorts in groups.items()
     )
+
+
+def _excess(charge: Charge, policy: str, adds: str) -> str:
+    after, delta_cap = charge.after, _summed_delta_cap(charge)
+    granted, spent = f"ε {short(charge.epsilon_cap)}", f"ε {_cents(charge.earlier)}"
+    total, verb = f"ε {_cents(after.epsilon)}", "is"
+    if delta_cap is not None:
+        granted += f" and δ {delta_text(delta_cap)}"
+        spent += f" and δ {delta_text(_earlier_delta(charge))}"
+        total += f" and δ {delta_text(after.delta)}"
+        verb = "are"
+    elif after.delta_cap is not None:
+        granted += f" at δ {delta_text(after.delta_cap)}"
+    write = {"ε": _cents, "δ": delta_text}
+    much = " and ".join(
+        f"{sign} {write[sign](amounts.add(value, -cap))}" for sign, _, value, cap in _over(charge)
+    )
+    return (
+        f"(policy {policy}) is {granted}. {spent} {verb} already spent. "
+        f"With {adds} it would be {total}, which is {much + ' ' if much else ''}too much"
+    )
+
+
+def _summed_delta_cap(charge: Charge) -> Decimal | None:
+    """Returns what the claims' deltas may add up to, where the account adds them up."""
+    after = charge.after
+    if after.exact or after.delta_cap is None:
+        return None
+    return after.delta_cap if after.rule == "basic" else after.delta_cap / 100
+
+
+def _earlier_delta(charge: Charge) -> Decimal:
+    """Returns the δ that was spent before on the records of a release, under whatever name."""
+    return charge.after.spent.plus(charge.own_loss, -1).delta
+
+
+def _over(charge: Charge) -> Iterator[tuple[str, Decimal, Decimal, Decimal]]:
+    """Yields the sign of what exceeds its cap, what was spent before and after, and the cap."""
+    after, delta_cap = charge.after, _summed_delta_cap(charge)
+    if after.epsilon > charge.epsilon_cap:
+        yield "ε", charge.earlier, after.epsilon, charge.epsilon_cap
+    if delta_cap is not None and after.delta > delta_cap:
+        yield "δ", _earlier_delta(charge), after.delta, delta_cap
+
+
+def describe_need(charges: Iterable[Charge]) -> str:
+    """Says what would let charges fit that do not."""
+    over = [each for charge in charges for each in _over(charge)]
+    if not over or any(before >= cap for _, before, _, cap in over):
+        return "A new policy would be needed"
+    signs = " and ".join(dict.fromkeys(sign for sign, *_ in over))
+    return f"A smaller {signs}, or a new policy, would be needed"
+
+
+def _cents(epsilon: Decimal) -> str:
+    """Writes an epsilon that is spent with two decimals, rounded up."""
+    return short(epsilon.quantize(Decimal("0.01"), ROUND_CEILING, Context(prec=80)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def cost_text(charge: Charge) -> str:

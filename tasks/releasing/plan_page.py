@@ -25,6 +25,7 @@ from storage.ledger import (
     ReleaseRow,
     amounts,
 )
+from storage.ledger.decisions import approver_of
 from storage.ledger.fold import Sought
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
@@ -490,6 +491,7 @@ def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSe
 def _decision(case: ReleaseCase) -> Answer:
     status = case.approvals
     rule = status.policy.approvals
+    refusal = _refusal(case)
     figures = {
         "policy": status.policy.name,
         "minimum": rule.minimum,
@@ -498,16 +500,36 @@ def _decision(case: ReleaseCase) -> Answer:
         "given": status.approved,
         "missing": status.missing,
         "problems": status.problems,
-        "refused": status.refusal is not None,
+        "refusal": refusal,
         "released": case.released is not None,
         "file": shlex.quote(str(case.file)),
     }
     open_ = status.missing or status.problems
     return Answer(
         "decision",
-        "warning" if status.refusal is not None else "investigate" if open_ else "fine",
+        "warning" if refusal is not None else "investigate" if open_ else "fine",
         figures,
     )
+
+
+def _refusal(case: ReleaseCase) -> dict[str, Any] | None:
+    """Returns who refused a plan, when, why and in which row; the row is None where the ledger
+    does not have the refusal yet.
+    """
+    row = case.ledger.refusal(case.plan)
+    if row is not None:
+        decision, by, number = row.entry.decision, row.entry.by, row.sequence
+    elif case.approvals.refusal is not None:
+        decision, number = case.approvals.refusal, None
+        by = approver_of(case.policy.approvals, decision.key_id)
+    else:
+        return None
+    return {
+        "by": by,
+        "on": decision.signed_at[:10],
+        "reason": decision.reason,
+        "row": number,
+    }
 
 
 def release_of_fit(case: ReleaseCase) -> ReleaseRow | None:

@@ -231,6 +231,12 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     assert "director refused: too early" in after.stderr
     assert refusals(job) == ["director refused: too early"]
     assert releases(job) == []
+    state = Ledger.open(Workspace(job.home).ledger_url).state()
+    (row,) = state.refusals.values()
+    answers = json.loads(command("plan", plan, "--json"))["answers"]
+    told = next(answer["answer"] for answer in answers if answer["key"] == "decision")
+    for part in ("director", row.entry.decision.signed_at[:10], "too early", f"row {row.sequence}"):
+        assert part in told
 
 
 def test_a_refusal_is_confirmed_too(site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,8 +221,8 @@ def fill(ledger, number, **changes):
 @pytest.mark.parametrize(
     ("rule", "cap", "delta", "refusal"),
     [
-        ("exact", 5, "0.00001", of_kind("over-cap", saying=("release 5.", "0.00001 > 5"))),
-        ("basic", 14, "0.001", of_kind("over-cap", saying="14 + asked 1 = 15 > 14")),
+        ("exact", 5, "0.00001", of_kind("over-cap", saying=("ε 5 at δ 1e-5", "ε 5."))),
+        ("basic", 14, "0.001", of_kind("over-cap", saying=("ε 14 ", "ε 15 ", "ε 1 "))),
     ],
 )
 def test_a_forecast_says_how_many_more_fit(site, rule, cap, delta, refusal):
@@ -359,7 +359,7 @@ def test_a_release_above_the_cap_is_charged_named_and_never_drawn(site):
     written = append_past(ledger, another(row), key=release_key())
     report = ledger.verify()
     assert [(bad.sequence, bad.void) for bad in report.bad] == [(written, False)]
-    assert "over the cap" in report.problem
+    assert "injuries, 2023 (policy" in report.problem
     with pytest.raises(StorageError, check=of_kind("unfounded-release")):
         ledger.mark_drawn("f" * 16, draw_digest="d")
     (line,) = (line for line in ledger.budget() if line.used)

@@ -331,10 +331,19 @@ def test_the_demonstrations_list_is_not_called_published() -> None:
 
 
 def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
-    """With the ledger's arithmetic."""
-    found = page(ledger, planned(LOCAL.model_copy(update={"epsilon": 7.0})))
-    assert answer(found, "cost").verdict == "warning"
-    assert "over the cap" in answer(found, "cost").text
+    """With the ledger's amounts, spent and over rounded up, of every cohort it is charged to."""
+    spent = LOCAL.model_copy(update={"epsilon": 3.621496532196})
+    ledger.reserve(planned(spent, idempotency_key="before").plan)
+    cohorts = ("2015", "2016", "2017")
+    found = page(ledger, planned(LOCAL.model_copy(update={"epsilon": 7.0}), cohorts=cohorts))
+    cost = answer(found, "cost")
+    assert cost.verdict == "warning"
+    assert cost.figures["refusal"] in cost.text
+    for part in ("injuries, 2015 (policy test)", "ε 3.63 ", "ε 10.63", "ε 4.63 "):
+        assert part in cost.text
+    assert "injuries, 2016 and 2017 (policy test)" in cost.text
+    assert not re.search(r"\d\.\d{3}", cost.text)
+    assert "needed. Only names" in cost.text
 
 
 def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Ledger) -> None:
