@@ -5,7 +5,7 @@ ledger.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from storage.ledger import Ledger
     from storage.ledger.reader import Report
     from storage.ledger.recovery import Finding
+    from storage.paths import Workspace
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
 
@@ -405,6 +406,8 @@ def recover(
         say("nothing to recover: every release is committed or burned, every bundle has its row")
     else:
         _show_findings(findings)
+        for command in _resuming(ledger, workspace, findings):
+            say(f"next: {command} (resumes it without a second charge)")
     if not all(finding.done for finding in findings):
         raise typer.Exit(1)
 
@@ -432,6 +435,17 @@ def _is_current(place: LedgerOptions, *, apply: bool, policy: Path | None) -> bo
         rows = restore(place.url, place.workspace, rollback, key=own, policy=known)
         say(f"{count_of(rows, 'row')} restored: {rollback.mark}")
     return bool(rollback.missing) and apply
+
+
+def _resuming(ledger: Ledger, workspace: Workspace, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yields the commands that resume what is still open."""
+    from tasks.releasing.budgets import resuming_command
+
+    still = {finding.release_id for finding in findings if not finding.done}
+    for row in ledger.open_releases():
+        command = resuming_command(workspace, row)
+        if row.release_id in still and command is not None:
+            yield command
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:

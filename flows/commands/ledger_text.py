@@ -193,8 +193,7 @@ def _balance(line: Balance) -> Iterator[str]:
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
         yield f"left ε {left_text(line.left)}{counted}"
         more = line.more or 0
-        years = f" ({more // 4} year{'' if more // 4 == 1 else 's'})" if more >= 4 else ""
-        yield f"at this size about {more} more quarterly release{'' if more == 1 else 's'}{years}"
+        yield f"about {more} more release{'' if more == 1 else 's'} of this size"
     yield f"composition {_COMPOSITION[account.rule or 'basic']}"
 
 

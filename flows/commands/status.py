@@ -184,7 +184,8 @@ def _show(overview: Overview) -> None:
     console.print(f"ledger    row {ledger['row']}, policy {ledger['policy']}")
     for release in overview["open_releases"]:
         console.print(f"open      release {release['release']} is {release['state']}")
-        _remedy(console, "autocoder ledger recover")
+        if release["remedy"]:
+            _remedy(console, release["remedy"])
     for plan in overview["plans"]:
         decision = plan["refused"] or _approval(plan)
         console.print(

@@ -161,7 +161,7 @@ class _Subject(BaseModel):
 class ComparisonFit(_Subject):
     """Holds which fit of a comparison an evaluation is of."""
 
-    LABEL: ClassVar[str] = "compare: {branch}, seed {seed}"
+    LABEL: ClassVar[str] = "fit: {branch}, seed {seed}"
     kind: Literal["comparison"] = "comparison"
     branch: Name
     seed: int

@@ -126,7 +126,7 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     """Say what each open release needs, and which bundles the ledger doesn't confirm. Changes
     nothing.
     """
-    findings = [_assess(row, workspace) for row in ledger.open_releases()]
+    findings = [assess(row, workspace) for row in ledger.open_releases()]
     releases = {row.release_id: row for row in ledger.releases()}
     for release_id, row in releases.items():
         path = workspace.bundles / release_id
@@ -147,7 +147,12 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     return findings
 
 
-def _assess(row: ReleaseRow, workspace: Workspace) -> Finding:
+RESUMED = frozenset({Step.DRAW, Step.MEASURE, Step.MARK_DRAWN, Step.BUILD, Step.COMMIT})
+"""What the same release does when it is run again, without a second charge."""
+
+
+def assess(row: ReleaseRow, workspace: Workspace) -> Finding:
+    """Finds what one open release needs."""
     release_id, state, plan_digest = row.release_id, row.state, row.plan_digest
     draw = draw_path(workspace, release_id)
     drawn = file_digest(draw) if draw.is_file() else None
@@ -235,7 +240,7 @@ def _apply(ledger: Ledger, workspace: Workspace, finding: Finding) -> list[Findi
     row = ledger.mark_drawn(
         finding.release_id, draw_digest=finding.draw_digest or "", plan_digest=plan_digest
     )
-    return [done, _assess(row, workspace)]
+    return [done, assess(row, workspace)]
 
 
 def _plan_of(draw: Path) -> str | None:

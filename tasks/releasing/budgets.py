@@ -13,11 +13,12 @@ from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import Fault, InputError
 from storage.figures import delta_text, epsilon_text
-from storage.ledger import BudgetRefused, Ledger, Policy, amounts, budget
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleaseRow, amounts, budget, recovery
 from storage.ledger.budget import Balance, accounts_of
 from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
 from storage.ledger.wording import BudgetLine, budget_json, describe_balance
+from storage.paths import Workspace
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import gate, ledger_access
 from tasks.releasing.case import ReleaseCase
@@ -179,6 +180,8 @@ class OpenRelease(TypedDict):
     release: str
     state: str
     since: str
+    remedy: str
+    """The command that a person types next; empty while it is being released."""
 
 
 class WaitingPlan(TypedDict):
@@ -222,12 +225,33 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> LedgerOverv
         "ledger": {"row": sequence, "hash": row_hash, "policy": ledger.policy().name},
         "budget": budget_json([line for line in ledger.budget() if line.used]),
         "open_releases": [
-            {"release": row.release_id, "state": row.state, "since": row.recorded_at}
+            {
+                "release": row.release_id,
+                "state": row.state,
+                "since": row.recorded_at,
+                "remedy": _next_of_open(context, row),
+            }
             for row in ledger.open_releases()
         ],
         "plans": _plans(context, ledger),
         "stages": stages,
     }
+
+
+def resuming_command(workspace: Workspace, row: ReleaseRow) -> str | None:
+    """Returns the command that resumes an open release, without a second charge; None where it
+    cannot be resumed from this workspace.
+    """
+    file = workspace.private / "plans" / f"{row.plan.idempotency_key[:16]}.json"
+    if not file.is_file() or recovery.assess(row, workspace).step not in recovery.RESUMED:
+        return None
+    return f"autocoder release {shlex.quote(str(file))}"
+
+
+def _next_of_open(context: Context, row: ReleaseRow) -> str:
+    if context.store.is_locked(release_lock(row.plan)):
+        return ""
+    return resuming_command(context.workspace, row) or "autocoder ledger recover"
 
 
 def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:

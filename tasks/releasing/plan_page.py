@@ -398,7 +398,8 @@ def _charges(charges: Sequence[Charge]) -> Table:
     """
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.after.delta_cap is not None for charge in charges)
-    head += ["δ after", "δ cap"] if with_delta else []
+    exact = all(due.after.exact for due in charges if due.after.delta_cap is not None)
+    head += [] if not with_delta else ["at δ"] if exact else ["δ after", "δ cap"]
     rows = []
     for due in charges:
         after, spent = due.after, due.earlier
@@ -408,7 +409,9 @@ def _charges(charges: Sequence[Charge]) -> Table:
             *map(up, (spent, after.epsilon - spent, after.epsilon, due.epsilon_cap)),
             down(due.balance.left),
         ]
-        if with_delta:
+        if with_delta and exact:
+            row.append("–" if after.delta_cap is None else delta_text(after.delta_cap))
+        elif with_delta:
             row += [
                 f"{float(after.delta):.3g}",
                 "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}",

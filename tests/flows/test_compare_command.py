@@ -97,11 +97,11 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(
 ) -> None:
     """One internal row a branch and seed."""
     every = [row for row in new.at(compared[0]).ledger() if row["kind"] == "evaluation"]
-    rows = [row for row in every if row["label"].startswith("compare: ")]
+    rows = [row for row in every if row["label"].startswith("fit: ")]
     rows = rows[: len(CHOSEN)]  # later comparisons of this file add theirs
-    assert {row["label"].split(",")[0].removeprefix("compare: ") for row in rows} == set(CHOSEN)
+    assert {row["label"].split(",")[0].removeprefix("fit: ") for row in rows} == set(CHOSEN)
     kinds = {
-        row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows
+        row["label"].split(",")[0].removeprefix("fit: "): row["guarantee_kind"] for row in rows
     }
     assert kinds["non-private"] == "none"
     assert kinds["prior-descent"] == "formal"

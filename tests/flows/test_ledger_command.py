@@ -156,7 +156,7 @@ def test_a_budget_in_four_lines_a_cohort(home, width):
     at = lines.index("2024 (estimated): spent ε 4.5 of 5")
     assert lines[at + 1 : at + 5] == [
         "  left ε 0.5",
-        "  at this size about 0 more quarterly releases",
+        "  about 0 more releases of this size",
         "  composition basic: the releases' epsilons and deltas are added",
         "",
     ]

@@ -32,7 +32,7 @@ def test_every_epsilon_is_in_the_ledger(finished: Job) -> None:
     """Also those of the posteriors that nothing was released from."""
     internal = {row["label"]: row for row in finished.ledger() if row["kind"] == "evaluation"}
     earlier = [f"sensitivity of the {name} posterior, no release" for name in ("base", "weighted")]
-    (released,) = (label for label in internal if label.startswith("compare: swag-ppm-reweighted"))
+    (released,) = (label for label in internal if label.startswith("fit: swag-ppm-reweighted"))
     for label in (*earlier, released):
         assert float(internal[label]["epsilon"]) > 0
         assert {"weighted_f1", "macro_f1", "accuracy"} <= set(internal[label]["details"])

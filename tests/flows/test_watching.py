@@ -26,7 +26,9 @@ from flows.commands import status, train
 from flows.deployed import formal as retrain
 from flows.deployed import release
 from storage.artifacts import Store
+from storage.bundle.seal import release_key
 from storage.errors import InputError
+from storage.ledger import Ledger
 from storage.paths import Workspace
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing.plan import PlannedRelease, release_lock
@@ -126,6 +128,30 @@ def test_a_plan_over_the_budget_is_not_advised_to_be_released(
     assert "autocoder plan" in told
     assert "autocoder release" not in told
     assert "autocoder audit" not in told
+
+
+def test_a_release_that_died_is_resumed_by_its_own_command(finished: Job, tmp_path: Path) -> None:
+    """After its reservation: `status` and `ledger recover` print the command that goes on without
+    a second charge; while it runs, none is advised.
+    """
+    job = finished.copy(tmp_path / "home")
+    file = Path(job.planned_as(finished))
+    planned = PlannedRelease.load(file)
+    ledger = Ledger.open(Workspace(job.home).ledger_url, key=release_key(Workspace(job.home)))
+    ledger.reserve(planned.plan, plan_digest=planned.digest)
+
+    def remedies() -> list[str]:
+        found = json.loads(invoke("status", "--json", "--home", job.home)[1])
+        return [release["remedy"] for release in found["open_releases"]]
+
+    assert remedies() == [f"autocoder release {shlex.quote(str(file))}"]
+    code, out, _ = invoke("ledger", "recover", "--home", job.home)
+    assert code == 1
+    assert f"autocoder release {file}" in out
+    with Store(Workspace(job.home).private).lock(release_lock(planned.plan)):
+        assert remedies() == [""]
+    file.unlink()
+    assert remedies() == ["autocoder ledger recover"]
 
 
 def test_a_second_run_is_advised_only_when_none_works(

@@ -5,6 +5,8 @@ stops it early.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from decimal import Decimal
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from refusals import of_kind
@@ -21,6 +24,7 @@ from safetensors.torch import load_file
 from sealed_bundle import Sealed, plan
 
 import storage
+from flows import cli
 from mechanisms.model import export
 from mechanisms.privacy.events import GaussianReleaseEvent
 from storage.bundle import folder as bundle
@@ -327,10 +331,15 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         text = (folder / page).read_text()
         assert f"]({bundle.RECORD})" in text
         assert f"]({bundle.ANSWERS})" in text
-    assert (
-        f"autocoder ledger export record {sealed.row.release_id}"
-        in (sealed.folder / bundle.PAGE).read_text()
-    )
+    told = (sealed.folder / bundle.PAGE).read_text()
+    assert "export record" not in told  # without a statement for registries there is none
+    (words,) = re.findall(r"`autocoder (ledger export [^`]+)`", told)
+    assert sealed.row.release_id in words
+    command = typer.main.get_command(cli.app)
+    group, name, *given = shlex.split(words)
+    exporting = command.commands[group].commands[name]  # type: ignore[attr-defined]
+    parsed = exporting.make_context(name, given).params
+    assert (parsed["what"], parsed["release"]) == ("page", sealed.row.release_id)
     gate.inspect(folder, expected)
     (folder / bundle.ANSWERS).write_text(
         (folder / bundle.ANSWERS).read_text() + sealed.narratives[0]
