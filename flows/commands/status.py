@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
 _QUIET = 60
-"""Seconds without a report; a stage at work reports every few."""
+"""Seconds without a report; a stage at work reports every few. On this host its process is checked
+at once.
+"""
 
 
 def status(
@@ -163,14 +166,15 @@ def _show(overview: Overview) -> None:
     for stage in overview["stages"]:
         ago, share = stage["seconds_since"], f"{stage['share']:.0%}"
         what = f"{stage['flow']}: {stage['stage']}, {share}"
-        if ago < _QUIET:
+        gone = not stage["working"] and (ago >= _QUIET or stage["host"] == socket.gethostname())
+        if not gone and ago < _QUIET:
             told = f"last report {ago:.0f} s ago"
-        elif stage["working"]:
+        elif not gone:
             told = f"no report for {duration(ago)}; its process is at work"
         else:
             told = f"no report for {duration(ago)}; its process is gone"
         console.print(f"stage     {what}; {told}", soft_wrap=True)
-        if ago >= _QUIET and not stage["working"] and not _goes_on(server, stage["flow"]):
+        if gone and not _goes_on(server, stage["flow"]):
             _remedy(
                 console,
                 (

@@ -333,12 +333,25 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     figures["after"] = [up(tightest.after.epsilon), up(cap)]
     spent = [charge.account for charge in charges if _spends_delta(charge)]
     figures["delta_spent"] = spent
+    figures["large_delta"] = _large_delta(case, charges)
     verdict: PlanVerdict = "fine"
     if same is not None:
         verdict = "warning"
-    elif spent:
+    elif spent or figures["large_delta"]:
         verdict = "investigate"
     return Answer("cost", verdict, figures, table=_charges(charges))
+
+
+def _large_delta(case: ReleaseCase, charges: Sequence[Charge]) -> dict[str, str] | None:
+    """Returns the δ of the policy and the records that it is too large for; None where it is not
+    too large.
+    """
+    caps = [charge.after.delta_cap for charge in charges if charge.after.delta_cap is not None]
+    records = case.policy.round_records(case.plan.records_rounded)
+    if not caps or not describe_large_delta(records, float(max(caps))):
+        return None
+    more = "more than" if max(caps) * records > 1 else "close to"
+    return {"delta": delta_text(max(caps)), "records": f"{records:,}", "more": more}
 
 
 def _claim_beside_budget(claim: Claim, charge: Charge) -> Literal["smaller", "same"] | None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -95,6 +96,30 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert refused.returncode == 2
     assert "PREFECT_API_URL" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_process_that_died_here_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lock is free, so no silence has to pass; of another host's only the silence tells."""
+    private = tmp_path / "private"
+    here, away = (
+        worker_metrics.MetricsListener(private, flow, host=host)
+        for flow, host in (("retrain", socket.gethostname()), ("audit", "another host"))
+    )
+    for listener in (here, away):
+        listener.started("fit")
+    none: Any = {"ledger": None, "open_releases": [], "plans": [], "budget": [], "server": None}
+
+    def shown() -> str:
+        status._show(none | {"stages": running_stages(private)})
+        return capsys.readouterr().out
+
+    assert "repeat its command" not in shown()
+    del here, away, listener
+    told = shown()
+    assert "`autocoder train`" in told
+    assert "`autocoder audit`" not in told
 
 
 @pytest.mark.parametrize("names", [(), ("officer",)])

@@ -628,6 +628,22 @@ def test_a_delta_that_is_large_for_the_records_is_warned_of() -> None:
     assert not ledger_access.describe_large_delta(300_000, None)
 
 
+@pytest.mark.parametrize(
+    ("delta", "verdict"), [("0.001", "investigate"), ("0.0001", "fine"), ("0.00001", "fine")]
+)
+def test_what_fits_under_a_delta_that_is_large_for_the_records_is_for_the_reader_to_judge(
+    tmp_path: Path, delta: str, verdict: str
+) -> None:
+    """With the δ that the policy allows, and the rounded number of records."""
+    caps = {"formal": {"epsilon": 8, "delta": delta}}
+    few = FORMAL.model_copy(update={"epsilon": 1.0, "delta": 1e-6})
+    plan = planned(few, records_rounded=1_800)
+    cost = answer(page(opened(tmp_path / "ledger.db", caps), plan), "cost")
+    assert cost.verdict == verdict
+    assert ("1 in 1,800 records" in cost.text) == (verdict != "fine")
+    assert (f"δ {float(delta):g}, which" in cost.text) == (verdict != "fine")
+
+
 def test_texts_that_leave_are_on_the_plans_own_page(ledger: Ledger) -> None:
     """Whole and in their order, with their digest; nothing of them acts in HTML. Prefect stores the
     Markdown page, and an entry of a list may be a narrative: it has their number and digest alone.
