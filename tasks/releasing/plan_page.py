@@ -238,7 +238,11 @@ def _accuracy_for_partners(page: PlanPage) -> str:
     event = planned.plan.event
     if not isinstance(event, ParallelEvent):
         return f"none: {REASONS[planned.untold or 'no noise']}"
-    decides = "its unit alone" if event.split == "unit" else "a record alone"
+    decides = (
+        "its unit alone decides whether a record"
+        if event.split == "unit"
+        else "the record alone decides whether it"
+    )
     tables = (
         "two noisy tables of the test records, one for the scale of the scores and one for the "
         "accuracy"
@@ -246,8 +250,8 @@ def _accuracy_for_partners(page: PlanPage) -> str:
         else "noisy counts of the test records"
     )
     return (
-        f"{tables}, drawn with the model, at no further cost: {decides} decides whether a record "
-        "is a training or a test record"
+        f"{tables}, drawn with the model, at no further cost: {decides} is a training or a test "
+        "record"
     )
 
 
