@@ -199,7 +199,7 @@ def test_what_was_used_is_told_by_the_split() -> None:
     assert "train the model, to set the scale of its scores and to measure its" in at_random
     at_random = page_of(accuracy_stated=True)
     assert "demo, 2021, were used to train the model and to measure its accuracy." in at_random
-    assert "were used to train the model. None is in this folder." in page_of()
+    assert "were used to train the model. No record is in this folder." in page_of()
 
 
 def test_no_odds_are_stated_where_no_one_knows_how_often_they_hold() -> None:
