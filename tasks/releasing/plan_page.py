@@ -325,10 +325,7 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     tightest = min(charges, key=lambda charge: charge.balance.left)
     left, cap = tightest.balance.left, tightest.epsilon_cap
     figures["left"], figures["cap"] = down(left), up(cap)
-    # None: claims add up there, at the sum of their deltas
-    kept_at = {charge.after.delta_cap if charge.after.exact else None for charge in charges}
-    delta_cap = kept_at.pop() if len(kept_at) == 1 else None
-    figures["delta"] = None if delta_cap is None else delta_text(delta_cap)
+    figures["delta"] = _shared_delta(charges)
     figures["claim_delta"] = _claim_beside_budget(plan.claim, tightest)
     figures["alone"] = up(tightest.alone)
     figures["budget"] = _releases(tightest)
@@ -356,6 +353,15 @@ def _large_delta(case: ReleaseCase, charges: Sequence[Charge]) -> dict[str, str]
         return None
     more = "more than" if max(caps) * records > 1 else "close to"
     return {"delta": delta_text(max(caps)), "records": f"{records:,}", "more": more}
+
+
+def _shared_delta(charges: Sequence[Charge]) -> str | None:
+    """Writes the δ at which all accounts are kept; None if they differ, or if claims add up there,
+    at the sum of their deltas.
+    """
+    kept_at = {charge.after.delta_cap if charge.after.exact else None for charge in charges}
+    (delta_cap,) = kept_at if len(kept_at) == 1 else (None,)
+    return None if delta_cap is None else delta_text(delta_cap)
 
 
 def _claim_beside_budget(claim: Claim, charge: Charge) -> Literal["smaller", "same"] | None:
