@@ -335,9 +335,9 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
     assert "export record" not in told  # without a statement for registries there is none
     (words,) = re.findall(r"`autocoder (ledger export [^`]+)`", told)
     assert sealed.row.release_id in words
-    command = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.app)
     group, name, *given = shlex.split(words)
-    exporting = command.commands[group].commands[name]  # type: ignore[attr-defined]
+    exporting = command.commands[group].commands[name]
     parsed = exporting.make_context(name, given).params
     assert (parsed["what"], parsed["release"]) == ("page", sealed.row.release_id)
     gate.inspect(folder, expected)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.calibration import autocoded_shares, fit_temperature, thresholds_for
+from mechanisms.thresholds_file import Threshold, Thresholds
 from storage.codelist import Code
 from tasks.bundle.thresholds import (
     best_accuracy,
@@ -182,11 +183,12 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
         "autocoder adopt --data",
     ):
         assert part in said
-    some = told | {"thresholds": [{**one, "threshold": 0.9} for one in told["thresholds"][:2]]}
-    some["thresholds"].append(told["thresholds"][2])
+    two: list[Threshold] = [{**one, "threshold": 0.9} for one in told["thresholds"][:2]]
+    some: Thresholds = {**told, "thresholds": [*two, told["thresholds"][2]]}
     (said,) = warnings(some)
     assert "thresholds for 80% and 90% accuracy, but none for 95%: no score reached it" in said
-    (said,) = warnings(some | {"reached": best | {"accuracy": 0.978}})
+    better: Thresholds = {**some, "reached": {**best, "accuracy": 0.978}}
+    (said,) = warnings(better)
     assert "but none for 95%: too few records to be sure" in said
     assert best_accuracy(thresholds_file()) == "", "a file of before says nothing"
     assert warnings(thresholds_file([(0.8, 0.5)])) == []

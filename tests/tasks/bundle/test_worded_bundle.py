@@ -5,7 +5,6 @@ read it alike.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from sealed_bundle import Sealed, answers_by_the_card
 
 from mechanisms.model import export, lexicon
 from storage.bundle.check import check
-from storage.bundle.folder import CARD, PAGE, UnsoundBundle
+from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress.allow_list import FILES, check_layers, read_files
@@ -48,12 +47,6 @@ def test_the_vocabulary_comes_from_the_titles(worded: Sealed) -> None:
     stems = {stem for code in titles_of(worded) for stem in lexicon.stems_of(code.title)}
     assert set(content["vocabulary"]) <= stems
     assert bool(content["vocabulary"]) == (content["kind"] == "titles")
-
-
-def test_the_two_pages_have_900_words_at_most(worded: Sealed) -> None:
-    """README for an engineer, PRIVACY for a lawyer; signs of Markdown are no words."""
-    words = [word for name in (CARD, PAGE) for word in (worded.folder / name).read_text().split()]
-    assert len([word for word in words if re.search(r"\w", word)]) <= 900
 
 
 def test_onnxruntime_alone_gives_the_golden_answers(titled: Sealed) -> None:
