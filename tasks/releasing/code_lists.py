@@ -38,7 +38,7 @@ class CodeListVerdict:
         """Describes the verdict, with what to do where anything is to be done."""
         known = f"recognised as published ({self.published_name})"
         if self.published_name == DEMONSTRATION:
-            known = "the program's own demonstration list, not a published one"
+            known = "from the program's own demonstration list, which is not published"
         return {
             "published": known,
             "numbers": "the list has numbers and no titles",
