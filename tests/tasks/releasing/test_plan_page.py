@@ -326,7 +326,9 @@ def test_a_claim_of_another_relation_is_not_compared_with_the_budget(tmp_path: P
 def test_the_demonstrations_list_is_not_called_published() -> None:
     """Its titles owe nothing to a record, but nobody published them."""
     verdict = CodeListVerdict("demo-data", "published")
-    assert verdict.description == "from the program's own demonstration list, which is not published"
+    assert (
+        verdict.description == "from the program's own demonstration list, which is not published"
+    )
     assert verdict.warning is None
 
 
