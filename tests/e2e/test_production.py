@@ -14,6 +14,11 @@ import pytest
 from runs import ended, in_state, processes_of, releases, small, start, with_settings
 from stacks import Stack
 
+from storage.ledger.content import release_terms
+from storage.ledger.decisions import sign
+from storage.ledger.keys import load_private_key
+from tasks.releasing.plan import PlannedRelease
+
 pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 
@@ -163,10 +168,22 @@ def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_pa
     stack.command("keys", "new", "--out", str(stranger))
     # The rule against zombies may take the run up once more after such a night; it asks again then.
     stack.wait("the waiting run", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
-    posted = stack.command(
-        "approve", plan, "--key", str(stranger / "signing-key.pem"), "--yes", "--post"
+    key = stranger / "signing-key.pem"
+    refused = stack.command("approve", plan, "--key", str(key), "--yes", "--post")
+    assert refused.returncode == 2, refused.stderr
+    # a stranger writes to the form without this command
+    planned = PlannedRelease.load(Path(plan))
+    decision = sign(
+        load_private_key(key),
+        subject="release",
+        decision="approve",
+        digest=planned.digest,
+        terms=release_terms(planned.plan),
     )
-    assert posted.returncode == 0, posted.stderr
+    posted = stack.post(
+        f"/flow_runs/{asked['id']}/resume", {"run_input": {"decision": decision.token}}
+    )
+    assert posted.json()["status"] == "ACCEPT"
     stack.wait(
         "its refusal",
         lambda: [line for line in stack.said(asked["id"]) if "does not count" in line],
