@@ -230,14 +230,14 @@ EVERY = (
         "two tables",
     ),
     tested(
-        "What was computed of the test records are the noisy counts that the event lists. Their "
+        "Only the noisy counts that the event lists were computed from the test records. Their "
         "costs are added.",
         "`mechanisms/privacy/gaussian_cost.py`; `tests/mechanisms/privacy/test_accuracy_table.py`.",
         "other tables",
     ),
     tested(
-        "What was counted of the test records was drawn once, with the model, in integers with "
-        "rounded noise.",
+        "The counts of the test records were drawn once, with the model, in integers with rounded "
+        "noise.",
         "`tasks/releasing/drawing.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/mechanisms/privacy/test_accuracy_table.py`.",
         "stated",
