@@ -1,13 +1,15 @@
-"""Measures the strongest reference without privacy that we have: adapters in all layers of the
-encoder, averaged with the head alone.
+"""Measures the strongest reference without privacy that we have: the average of heads and of an
+encoder with adapters in all its layers.
 
-    python benchmarks/reference.py --data osha.csv --codelist oiics201_nature.csv --folder reference
+    python benchmarks/reference.py --data osha.csv --codelist oiics201_nature.csv --mpnet \\
+        --folder reference
 
-Both models are fitted by `autocoder compare` on the records that `osha-formal` trains on, once for
-each seed, in a workspace of their own in --folder. An interrupted measurement continues there. The
-average is that of the log-probabilities. Prints one JSON object with the weighted and macro F1 of
-the held-out records, each as its mean and standard deviation over the seeds. It takes about an hour
-on two processor cores.
+The models are fitted by `autocoder compare` on the records that `osha-formal` trains on, once for
+each seed, in a workspace of their own in --folder: the head alone, adapters with a head, and with
+--mpnet the head of the larger encoder. An interrupted measurement continues there. An average is
+that of the log-probabilities. Prints one JSON object with the weighted and macro F1 of the held-out
+records, each as its mean and standard deviation over the seeds. It takes about an hour on two
+processor cores, and with --mpnet half an hour more.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from workspaces import compare, held_out_labels, held_out_scores, mean_and_deviation
 
 from mechanisms.model import metrics
 
 ADAPTERS = Path(__file__).parent.parent / "docs" / "studies" / "formal" / "reference.yaml"
-PROFILES = {"head": "osha-formal", "adapters": str(ADAPTERS)}
+FORMAL = ["--profile", "osha-formal"]
+MODELS = {"head": FORMAL, "adapters": ["--profile", str(ADAPTERS)]}
+MPNET = {"head of mpnet": [*FORMAL, "--set", "model.encoder=packaged-mpnet"]}
 
 
 def main() -> None:
@@ -35,33 +40,50 @@ def main() -> None:
     )
     parser.add_argument("--data", required=True, help="OSHA's reports")
     parser.add_argument("--codelist", required=True, help="OIICS 2.01, nature")
+    parser.add_argument("--mpnet", action="store_true", help="also a head on the encoder mpnet")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the workspaces")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     options = ["--branches", "non-private-titles", "--epsilon", "5", "--delta", "1e-5"]
     options += ["--data", given.data, "--codelist", given.codelist, "--seeds", str(given.seeds)]
+    models = MODELS | MPNET if given.mpnet else MODELS
     scores: dict[str, dict[int, Tensor]] = {}
-    for model, profile in PROFILES.items():
-        home = given.folder / model
-        compare(home, "--profile", profile, *options)
+    commit = ""
+    for model, profile in models.items():
+        home = _home(given.folder, model)
+        result = compare(home, *profile, *options)
+        report = json.loads((Path(result["folder"]) / "results.json").read_text(encoding="utf-8"))
+        commit = report["code"]["commit"][:8]
         fits = held_out_scores(home, ["non-private"])
         scores[model] = {fit.seed: values for fit, values in fits.items()}
-    labels = held_out_labels(given.folder / "head")
-    if not np.array_equal(labels, held_out_labels(given.folder / "adapters")):
-        sys.exit("The two workspaces hold out different records. Use an empty --folder.")
-    seeds = sorted(scores["head"].keys() & scores["adapters"].keys())
-    rows = [
-        _row(model, [of_seed[seed] for seed in seeds], labels) for model, of_seed in scores.items()
-    ]
-    sums = [scores["head"][seed] + scores["adapters"][seed] for seed in seeds]
-    rows.append(_row("average of both", sums, labels))
-    print(json.dumps({"seeds": len(seeds), "test": len(labels), "rows": rows}, indent=2))
+    labels = held_out_labels(_home(given.folder, "head"))
+    if any(
+        not np.array_equal(labels, held_out_labels(_home(given.folder, model))) for model in models
+    ):
+        sys.exit("The workspaces hold out different records. Use an empty --folder.")
+    seeds = sorted(set.intersection(*({*of_seed} for of_seed in scores.values())))
+    averages = [["head", "adapters"], [*models]] if given.mpnet else [[*models]]
+    alone = [[model] for model in models]
+    rows = [_row(members, scores, seeds, labels) for members in [*alone, *averages]]
+    figures = {"commit": commit, "seeds": len(seeds), "test": len(labels), "rows": rows}
+    print(json.dumps(figures, indent=1))
 
 
-def _row(model: str, scores: Sequence[Tensor], labels: np.ndarray) -> dict[str, Any]:
-    measured = [metrics.classification(labels, one.argmax(-1).numpy()) for one in scores]
+def _home(folder: Path, model: str) -> Path:
+    return folder / model.replace(" ", "-")
+
+
+def _row(
+    members: Sequence[str],
+    scores: dict[str, dict[int, Tensor]],
+    seeds: Sequence[int],
+    labels: np.ndarray,
+) -> dict[str, Any]:
+    """Returns the scores of the average of these models."""
+    sums = [torch.stack([scores[model][seed] for model in members]).sum(0) for seed in seeds]
+    measured = [metrics.classification(labels, one.argmax(-1).numpy()) for one in sums]
     return {
-        "model": model,
+        "models": list(members),
         "weighted_f1": mean_and_deviation([one.weighted_f1 for one in measured]),
         "macro_f1": mean_and_deviation([one.macro_f1 for one in measured]),
     }
