@@ -1,7 +1,6 @@
-"""What a person imports: `from autocoder import PrivateClassifier, open_bundle`.
+"""The public names of the package: `from autocoder import PrivateClassifier, open_bundle`.
 
-Holds no code of its own but `open_bundle`; each name is imported at its first use, as torch takes
-seconds.
+Each name is imported when it is first used, because importing torch takes seconds.
 """
 
 from __future__ import annotations

@@ -17,19 +17,19 @@ def open_bundle(
 ) -> Coder:
     """Loads a bundle's model, code list and thresholds on the CPU.
 
-        coder = open_bundle("coder")  # the folder that `autocoder adopt` wrote: checked again
+        coder = open_bundle("coder")  # a folder written by `autocoder adopt`; it is checked again
         coder.code(["Fell from a ladder."], top_k=3)[0].answers[0].code
 
     Args:
-        path: folder of a bundle, its `.tar.zst`, or a folder of `autocoder adopt`.
-        key: the agency's first public key (PEM), from a safe source. The signature, all digests and
-            the place in the ledger are checked against it before anything is loaded. None: nothing
-            is checked, unless the bundle was adopted.
-        roots: with `key`, the agency's newest roots (`roots.json`): replaced keys are followed, and
-            a revoked bundle is refused.
+        path: a bundle's folder, its `.tar.zst`, or a folder written by `autocoder adopt`.
+        key: the agency's first public key (PEM), obtained through a trusted channel. The signature,
+            all digests and the position in the ledger are checked against it before anything is
+            loaded. If None, only an adopted bundle is checked.
+        roots: the agency's newest roots (`roots.json`), used together with `key`. Replaced keys are
+            followed, and a revoked bundle is refused.
 
     Raises:
-        storage.errors.InputError: there is no bundle, or it is damaged.
+        storage.errors.InputError: the path contains no bundle, or the bundle is damaged.
         storage.bundle.folder.UnsoundBundle: a check failed; the message names the file.
     """
     with open_folder(Path(path).expanduser()) as folder:

@@ -1,4 +1,4 @@
-"""The HTTP service of one released bundle: `/code`, `/file` and its two pages, closed by a key.
+"""HTTP service for one released bundle: `/code`, `/file` and two pages, protected by an API key.
 
-Requests are coded in memory and are neither stored nor logged.
+Requests are processed in memory. They are neither stored nor logged.
 """

@@ -1,5 +1,5 @@
 """Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/metrics`, `/health`,
-and its two pages.
+and two pages.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ _COUNTED = (
     "/",
     "/review",
 )
-"""Paths that `/metrics` counts each."""
+"""Paths that `/metrics` counts separately."""
 _KEY_HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, description="The key of this service."
 )
@@ -74,24 +74,25 @@ _KEY_HEADER = APIKeyHeader(
 @dataclass(frozen=True)
 class Settings:
     state: State = field(default_factory=State)
-    """Clients and withdrawal at the start."""
+    """Clients, and whether the bundle is withdrawn, when the service starts."""
     renew: Callable[[], State] | None = None
-    """Returns the state again while the service runs; raises nothing."""
+    """Reads the state again while the service runs; never raises."""
     renew_seconds: float = 10.0
     most_bytes: int = files.MOST_BYTES
     hosts: tuple[str, ...] = ("*",)
-    """Names by which the service may be asked, against pages that make a name mean this machine."""
+    """Accepted Host headers, which protects against DNS rebinding."""
     signed_by: str | None = None
     sensitive: tuple[str, ...] = ()
-    """Codes that the review shows early."""
+    """Codes that the review page shows first."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
-    """Of codes, which the review searches too."""
+    """Description of each code, which the search on the review page also covers."""
     accuracy: float = 0.9
-    """Accuracy whose threshold the page begins with, or the nearest that has one."""
+    """Accuracy whose threshold the page preselects, or the nearest accuracy that has a threshold.
+    """
 
 
 class _Running:
-    """What the routes of a service share: the coder, its batches, and who may ask."""
+    """State that the routes share: the coder, its batches, and the accepted clients."""
 
     def __init__(self, coder: Coder, settings: Settings) -> None:
         self.coder = coder
@@ -104,11 +105,11 @@ class _Running:
 
     @property
     def fitted_on(self) -> str | None:
-        """Returns what the thresholds were fitted on."""
+        """Describes the records that the thresholds were fitted on."""
         return self.coder.thresholds["fitted_on"] if self.coder.thresholds else None
 
     def admit(self, request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
-        """Returns the client's name, or, where no keys are asked for, its address."""
+        """Returns the client's name, or its address if no keys are required."""
         if self.state.clients is None:
             return request.client.host if request.client else "unknown"
         name = None if key is None else self.state.clients.name_of(key)
@@ -145,7 +146,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             "Codes for narratives from one released model. Narratives are neither stored "
             "nor logged."
         ),
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # FastAPI's page would load scripts from another host
         redoc_url=None,
         lifespan=running.lifespan,
     )
@@ -228,7 +229,8 @@ def _add_files(app: FastAPI, running: _Running) -> None:
     coding: set[str] = set()
     answering: set[str] = set()
 
-    # For the page: a program has `autocoder code`, which takes any size and resumes after a crash.
+    # This is for the page. Programs use `autocoder code`, which takes any size and resumes after a
+    # crash.
     @app.post("/file", include_in_schema=False)
     async def file(
         request: Request,
@@ -238,9 +240,9 @@ def _add_files(app: FastAPI, running: _Running) -> None:
         read: Annotated[str, Query(max_length=4000)] = "{}",
         name: str = running.keyed,
     ) -> files.Answer:
-        """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be.
+        """Code a CSV. Lines are sent as soon as they are coded, and `X-Rows` gives their number.
 
-        `read` has the settings of `--read` as JSON: {"separator": "|"}.
+        `read` takes the settings of `--read` as JSON: {"separator": "|"}.
         """
         running.require_not_revoked()
         if request.headers.get("content-type", "").startswith("multipart/"):
@@ -255,7 +257,7 @@ def _add_files(app: FastAPI, running: _Running) -> None:
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
             raise HTTPException(
-                503, "other files are being coded. Wait.", headers={"Retry-After": "10"}
+                503, "other files are being coded. Try again later.", headers={"Retry-After": "10"}
             )
         coding.add(name)
         answering.add(name)
@@ -280,8 +282,8 @@ def _add_files(app: FastAPI, running: _Running) -> None:
         try:
             upload = await asyncio.shield(reading)
         except asyncio.CancelledError:
-            # a thread cannot be stopped: it holds its place to its end, also where no one waits for
-            # it
+            # a thread cannot be stopped: it keeps its slot until it ends, even if no client waits
+            # for it
             reading.add_done_callback(end)
             raise
         except InputError as error:
@@ -331,7 +333,7 @@ def _add_explanations(app: FastAPI, running: _Running) -> None:
         running.require_not_revoked()
         if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise HTTPException(
-                501, f"words are not explained here. {installation.refusal(absent)}"
+                501, f"explanations are not available here. {installation.refusal(absent)}"
             )
         from tasks.coding.explain import explain
 
@@ -360,14 +362,14 @@ def _add_facts(app: FastAPI, running: _Running) -> None:
 
     @app.get("/metrics", responses=_problems(401, 413, 500), dependencies=[running.keyed])
     async def counts() -> PlainTextResponse:
-        """Returns counts since the start for Prometheus: requests, latency, answers above the
-        threshold, narratives that are too long.
+        """Returns counts since the start in Prometheus format: requests, latency, answers above the
+        threshold, and narratives that were truncated.
         """
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/health", responses=_problems(413, 500, 503))
     async def health() -> Health:
-        """Checks that the service answers, and codes."""
+        """Checks that the service answers and can code."""
         running.require_not_revoked()
         return Health(status="ok")
 
@@ -404,7 +406,7 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Overloaded)
     async def postpone(_: Request, __: Overloaded) -> JSONResponse:
-        answer = {"detail": "too many narratives are waiting. Try again."}
+        answer = {"detail": "too many narratives are waiting. Try again later."}
         return JSONResponse(answer, status_code=503, headers={"Retry-After": "1"})
 
 

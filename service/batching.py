@@ -1,8 +1,8 @@
-"""Batches narratives that arrive while the model works: they go through it together next.
+"""Batches the narratives that arrive while the model is busy, so that they are coded together next.
 
-Nothing waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow
-with the load. A batch is bounded by its number and its characters, so that a narrative waits for
-one such batch and is in the next.
+The service never waits for a batch to fill: an idle service codes a single narrative at once, and
+batches grow with the load. A batch has a maximum number of narratives and of characters, so that a
+narrative waits for one batch at most before its own.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from mechanisms.model.scorer import Scores
 
 T = TypeVar("T")
 _MOST_SINGLE = 8
-"""Explanations that wait at a time."""
+"""Maximum number of explanations in the queue."""
 Scoring = Callable[[Sequence[str]], Scores]
-"""Texts to scores, float32 [n, codes]."""
+"""Computes scores, float32 [n, codes], from n texts."""
 
 
 class Overloaded(Exception):
-    """Signals that too many narratives are waiting."""
+    """Raised when too many narratives are in the queue."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Batcher:
         self._pool.shutdown()
 
     async def scores(self, texts: Sequence[str]) -> Scores:
-        """Returns scores of texts, float32 [n, codes], in their order."""
+        """Returns the scores of the texts, float32 [n, codes], in the same order."""
         if not texts:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._scores, [])
         if self._queue.qsize() + len(texts) > self._waiting:
@@ -69,11 +69,11 @@ class Batcher:
         try:
             return np.stack(await asyncio.gather(*(item.answer for item in items)))
         finally:
-            for item in items:  # the rest of an abandoned request is not coded
+            for item in items:  # the rest of an abandoned request is skipped
                 item.answer.cancel()
 
     async def single(self, work: Callable[[], T]) -> T:
-        """Returns what other work on the model gives; it takes its turn on the model's thread."""
+        """Runs other work on the model's thread when its turn comes, and returns the result."""
         if self._single >= _MOST_SINGLE:
             raise Overloaded
         self._single += 1

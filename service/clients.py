@@ -1,4 +1,4 @@
-"""Holds the clients of the service, each with a name and a key, and whether it may answer."""
+"""Clients of the service (each has a name and a key), and whether the service may answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 SHORTEST_KEY = 16
 UNNAMED = "key"
-"""Name of the client of a single key without a name."""
+"""Client name for a single key that has no name."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Clients:
         return cls.of(keys)
 
     def name_of(self, key: str) -> str | None:
-        """Returns the client of a key; every key is compared, in constant time."""
+        """Returns the name of the client with this key. All keys are compared, in constant time."""
         digest = hashlib.sha256(key.encode()).digest()
         names = [
             name for name, stored in self.digests.items() if hmac.compare_digest(digest, stored)
@@ -62,6 +62,6 @@ class Clients:
 @dataclass(frozen=True)
 class State:
     clients: Clients | None = None
-    """None admits everyone who reaches the port."""
+    """None admits everyone who can reach the port."""
     withdrawn: str | None = None
-    """Reason that nothing is coded any more, such as a revocation."""
+    """Why the service no longer codes, such as a revocation."""

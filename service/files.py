@@ -1,6 +1,6 @@
 """Codes an uploaded file of narratives in memory, with the strict reader of `autocoder code`.
 
-Nothing is written to a disk, and nothing remains when the answer ends, however it ends.
+Nothing is written to disk, and the memory is freed when the response ends, even if it ends early.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from tasks.coding.columns import AnswerColumns, answer_columns, output_schema
 MOST_BYTES = 4 << 20
 MOST_ROWS = 5000
 AT_ONCE = 2
-"""Files that are coded at a time; of each client one, until its answer is sent."""
+"""Number of files coded concurrently. Each client may have one, until its response is sent."""
 
 _PIECE = 16
 TOGETHER = 64
-"""Narratives of a request that are coded as one. A request with more is coded in such pieces."""
+"""Number of narratives coded together. A larger request is split into pieces of this size."""
 LARGE_AT_ONCE = 4
-"""Requests with more narratives than that, at a time: bounds the memory of bodies and answers."""
+"""Number of such larger requests processed concurrently, which bounds the memory that they use."""
 _PAUSE = 0.2
-"""Seconds until a piece tries again where too many narratives wait."""
+"""Seconds before a piece is tried again if too many narratives are in the queue."""
 _OTHER_KINDS = (
     b"PK\x03\x04",
     b"PK\x05\x06",
@@ -57,9 +57,9 @@ class Upload:
     schema: pa.Schema
     answers: AnswerColumns
     notes: tuple[str, ...] = ()
-    """What of the narratives the model does not read."""
+    """Sentences on narratives that the model cannot read in full."""
     cut: int = 0
-    """Narratives that are longer than what it reads."""
+    """Number of narratives that were truncated."""
 
 
 def read(
@@ -115,7 +115,7 @@ async def lines(
     require_not_revoked: Callable[[], None],
     metrics: Metrics,
 ) -> AsyncIterator[str]:
-    """Yields the file's lines with codes, as `in_pieces` codes them."""
+    """Yields the lines of the coded file, coded by `in_pieces`."""
     yield csv_lines([tuple(upload.schema.names)])
     columns, origin = upload.answers, tuple(coder.origin.values())
     how: Any = {"top_k": columns.top_k, "threshold": columns.threshold}
@@ -141,11 +141,12 @@ async def in_pieces(
     threshold: float | None,
     refuses: bool = False,
 ) -> AsyncIterator[list[Coding]]:
-    """Yields codings of a few narratives at a time, so that others get their turn.
+    """Yields the codings of a few narratives at a time, so that other requests get their turn.
 
     Args:
-        require_not_revoked: raises for a withdrawn bundle; called before each piece.
-        refuses: raises `Overloaded` where the first piece would have to wait; later ones wait.
+        require_not_revoked: raises if the bundle is withdrawn; called before each piece.
+        refuses: raises `Overloaded` if the first piece would have to wait. Later pieces always
+            wait.
     """
     for start in range(0, len(texts), each):
         require_not_revoked()
@@ -169,10 +170,11 @@ async def coded(
 
 
 async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncIterator[str]:
-    """Yields a file's lines as they are read, while they are made without waiting for a reader.
+    """Yields lines while further lines are produced in the background, without waiting for the
+    reader.
 
     Args:
-        done: called when all are made.
+        done: called when all lines have been produced.
     """
     queue: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
@@ -197,14 +199,14 @@ async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncI
 
 
 class LargeRequests:
-    """Admits a few large requests at a time."""
+    """Limits the number of large requests that run concurrently."""
 
     def __init__(self) -> None:
         self._now = 0
 
     @contextmanager
     def admitted(self, narratives: int) -> Iterator[None]:
-        """Raises `Overloaded` for one large request too many."""
+        """Raises `Overloaded` if the limit of large requests is reached."""
         large = narratives > TOGETHER
         # guard: test_large_requests_are_admitted_a_few_at_a_time
         if large and self._now >= LARGE_AT_ONCE:
@@ -217,7 +219,7 @@ class LargeRequests:
 
 
 class Answer(StreamingResponse):
-    """Streams a coded file; calls `done` at its end, also when the client left."""
+    """Streams a coded file and calls `done` at the end, even if the client disconnects."""
 
     def __init__(
         self,
@@ -242,8 +244,8 @@ class Answer(StreamingResponse):
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[Path]:
-    """Yields a path to read the content from: in memory alone where the system can, as Linux does,
-    and otherwise a file that only this user may read, which is removed at once.
+    """Yields a path from which the content can be read. On Linux the file is in memory only.
+    Elsewhere it is a temporary file that only this user may read and that is removed at once.
     """
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryDirectory(prefix="autocoder-upload-") as folder:

@@ -1,8 +1,7 @@
-"""Asks for a request's key before its body is read, bounds the body, and hides the text of
-failures.
+"""Checks a request's key before its body is read, limits the body, and hides the text of
+exceptions.
 
-Deadlines of connections, headers and bodies, and limits of rates are the proxy's
-(deployments/serve.Caddyfile).
+The reverse proxy (deployments/serve.Caddyfile) enforces timeouts and rate limits.
 """
 
 import asyncio
@@ -28,11 +27,11 @@ _HEADERS = {
 class Guard:
     """Wraps the application as its outermost layer.
 
-    The server would log an exception with its text, in which a library may quote the narrative:
-    stderr gets only its type and place.
+    The server would log the text of an exception, in which a library may quote the narrative. Only
+    the type and the location of the exception go to stderr.
 
     Args:
-        most_bytes: bytes of a body at most.
+        most_bytes: maximum size of a request body.
         admit: raises `HTTPException` for a request without a key, before its body is read.
     """
 
@@ -65,7 +64,7 @@ class Guard:
         except HTTPException as refused:
             await _refuse(answer, refused.status_code, str(refused.detail), refused.headers)
             return
-        if body is None:  # the client left
+        if body is None:  # the client disconnected
             return
         gone = asyncio.ensure_future(_gone(receive))
 
@@ -81,7 +80,7 @@ class Guard:
         try:
             await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
             # guard: test_a_request_that_nobody_waits_for
-            if not served.done() and not started:  # the client left: stop coding
+            if not served.done() and not started:  # the client disconnected: stop coding
                 served.cancel()
             with suppress(asyncio.CancelledError):
                 await served
@@ -100,7 +99,7 @@ class Guard:
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"0")
-        too_long = HTTPException(413, f"a request may have {self._most_bytes:,} bytes")
+        too_long = HTTPException(413, f"a request may have at most {self._most_bytes:,} bytes")
         if not length.isdigit() or int(length) > self._most_bytes:
             raise too_long
         if length == b"0" and b"transfer-encoding" not in headers:

@@ -1,4 +1,4 @@
-"""Defines requests and answers of the service."""
+"""Defines the requests and responses of the service."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,12 +17,12 @@ _EXAMPLE = "Employee fell from a ladder while changing a light bulb and broke hi
 
 
 def _whole(value: object) -> object:
-    """Turns 2.0 into 2: an integer in JSON Schema, but not in strict mode."""
+    """Turns 2.0 into 2, which JSON Schema accepts as an integer and strict mode does not."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class CodeRequest(BaseModel):
-    """Holds one narrative, or several."""
+    """One narrative, or a list of narratives."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -42,7 +42,7 @@ class CodeRequest(BaseModel):
         Narrative | Annotated[list[Narrative], Field(min_length=1, max_length=MOST_NARRATIVES)]
     ) = Field(
         description=(
-            f"A narrative, or a list of at most {MOST_NARRATIVES}. A blank one gets no code."
+            f"A narrative, or a list of at most {MOST_NARRATIVES}. A blank narrative gets no code."
         )
     )
     top_k: Annotated[int, BeforeValidator(_whole)] = Field(
@@ -52,7 +52,7 @@ class CodeRequest(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="Score below which a person must check; adds needs_review and group.",
+        description="Flag scores below this for manual review; adds needs_review and group.",
     )
 
     @property
@@ -61,7 +61,7 @@ class CodeRequest(BaseModel):
 
 
 class Answer(BaseModel):
-    """Holds a code, or a group of codes; the score is the model's probability."""
+    """A code or a group of codes, with the probability that the model assigns to it."""
 
     code: str
     title: str
@@ -69,31 +69,31 @@ class Answer(BaseModel):
 
 
 class Result(BaseModel):
-    """Holds the codes of one narrative."""
+    """The codes of one narrative."""
 
-    codes: list[Answer] = Field(description="Best first; none for a blank narrative.")
+    codes: list[Answer] = Field(description="Best first; empty for a blank narrative.")
     needs_review: bool | None = Field(
-        description="Whether a person must check; null without a threshold."
+        description="Whether a person must review it; null without a threshold."
     )
     group: Answer | None = Field(
         description=(
-            "Where the best code is unsure: the most detailed group of codes that "
-            "reaches the threshold."
+            "If the best code is below the threshold: the most detailed group of codes that "
+            "reaches it."
         )
     )
 
 
 class ListedCode(BaseModel):
-    """Holds a code of the list, its title, and where it is in the classification."""
+    """A code of the list, with its title and its position in the classification."""
 
     code: str
     title: str
-    description: str = Field(description="From the operator's list; empty without one.")
-    above: list[str] = Field(description="The groups above it, the coarsest first.")
+    description: str = Field(description="From the operator's list; empty if there is none.")
+    above: list[str] = Field(description="The groups that contain it, the coarsest first.")
 
 
 class ExplainRequest(BaseModel):
-    """Holds one narrative and the codes to explain."""
+    """One narrative and the codes to explain."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -104,12 +104,12 @@ class ExplainRequest(BaseModel):
 
 
 class Reason(BaseModel):
-    """Holds what each word added to the logit of a code, relative to the mean of all codes."""
+    """The contribution of each word to the logit of a code, relative to the mean over all codes."""
 
     code: str
     score: float = Field(ge=0, le=1)
     lexical: list[float] = Field(
-        description="Per word, exact: feature times weight; empty without such features."
+        description="Per word, exact: feature times weight. Empty without such features."
     )
     encoder: list[float] = Field(
         description="Per word, to first order: gradient times input of the encoder."
@@ -119,47 +119,48 @@ class Reason(BaseModel):
 class Origin(BaseModel):
     """Identifies the model and the classification of the codes."""
 
-    model: str = Field(description="Release id; `untrained` without one.")
+    model: str = Field(description="Release id, or `untrained`.")
     model_kind: ModelKind = Field(
-        description="`untrained`: the titles of a code list alone, without any record."
+        description="`untrained`: scores come from the titles of a code list, without any records."
     )
     classification: str
     classification_version: str
     bundle_digest: str = Field(description="SHA-256 of the bundle's content, as in the ledger.")
     score_temperature: str = Field(
-        description="Divisor of the logits, `0.94`: scores at another one are not comparable."
+        description="Divisor of the logits, such as `0.94`. Scores at different temperatures are "
+        "not comparable."
     )
 
 
 class CodeResponse(Origin):
-    """Holds results in the order of the narratives."""
+    """Results in the order of the narratives."""
 
     results: list[Result]
     warnings: list[str] = Field(
-        description="What of the narratives the model does not read, in sentences: those that are "
-        "cut, another language."
+        description="Sentences on narratives that the model cannot read in full, because they were "
+        "truncated or are in another language."
     )
 
 
 class CodeList(Origin):
-    """Holds the public code list."""
+    """The public code list."""
 
     codes: list[ListedCode]
-    sensitive: list[str] = Field(description="Codes that the operator wants looked at.")
+    sensitive: list[str] = Field(description="Codes that the operator wants reviewed.")
 
 
 class ExplainResponse(Origin):
-    """Holds the words of the narrative, and what they added."""
+    """The words of the narrative and their contributions."""
 
     words: list[tuple[int, int]] = Field(
-        description="First character and the one behind the last, in code points."
+        description="Start and end of the word in code points; the end is exclusive."
     )
     reasons: list[Reason]
     read: int = Field(description="Characters that the encoder read.")
 
 
 class Version(Origin):
-    """Identifies software and model of the service."""
+    """Identifies the software and the model of the service."""
 
     software: str
     codes: int = Field(description="Number of codes of the model.")
@@ -167,40 +168,36 @@ class Version(Origin):
         description="Id of the key that signed the bundle; null if it was not checked."
     )
     accuracy: list[str] = Field(
-        description="How often the model is right, as the agency states it, in sentences."
+        description="Sentences on the accuracy of the model, as the agency reports it."
     )
     calibrated_on: str | None = Field(
-        description="What the temperature of the scores was fitted on."
+        description="The records that the temperature of the scores was fitted on."
     )
     withdrawn: str | None = Field(
-        description=(
-            "Reason that nothing is coded any more, such as a revocation; null while the "
-            "service codes."
-        )
+        description=("Why the service no longer codes, such as a revocation; null while it codes.")
     )
 
 
 class Health(BaseModel):
-    """Reports that the service answers."""
+    """Confirms that the service answers and can code."""
 
     status: str = Field(examples=["ok"])
 
 
 class Problem(BaseModel):
-    """Describes an error, without quoting the request."""
+    """An error. It never quotes the request."""
 
     detail: str
 
 
 _OTHER_FORM = ("string_type", "list_type")
-"""What the form of `narratives` that was not sent reports."""
+"""Error types that pydantic reports for the form of `narratives` that was not sent."""
 
 
 def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what is wrong with a request and what to do, by the kinds and places of pydantic's
-    errors.
+    """Returns what is wrong with a request and how to correct it, from pydantic's errors.
 
-    Of errors of both forms of `narratives`, those of the form that was sent count. No value is
+    `narratives` has two forms, and only errors of the form that was sent are used. No value is
     quoted.
     """
     sent = (
@@ -212,16 +209,17 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
     place, kind = error["loc"], error["type"]
     if place == ("body",) and kind != "json_invalid":
         return (
-            "the body is no JSON object. Send one, with the header Content-Type: application/json"
+            "the body is not a JSON object. Send one, with the header Content-Type: "
+            "application/json"
         )
     if place[:2] == ("body", "narratives") and kind != "missing":
         item = f", item {place[-1] + 1}" if isinstance(place[-1], int) else ""
         words = {
-            "string_type": "no text. Send a string" + ("" if item else ", or a list of strings"),
+            "string_type": "not a text. Send a string" + ("" if item else ", or a list of strings"),
             "string_too_long": f"longer than {MOST_CHARACTERS:,} characters. Shorten it",
             "too_long": (
                 f"more than {MOST_NARRATIVES} narratives. Send at most {MOST_NARRATIVES} "
-                "in a request"
+                "per request"
             ),
             "too_short": "an empty list. Send at least one narrative",
         }
@@ -231,8 +229,8 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def place_of(error: Mapping[str, Any]) -> str:
-    """Returns where a request is wrong; the name of a field that the service does not know is the
-    client's text, and is not quoted.
+    """Returns the path of the faulty field. The name of an unknown field is the client's text, so
+    it is not quoted.
     """
     place = error["loc"]
     if error["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Counts what the service does, for Prometheus. No narrative, code or client is in it."""
+"""Counts requests and codings for Prometheus. No metric contains a narrative, code or client."""
 
 import time
 from collections import Counter
@@ -10,17 +10,17 @@ from tasks.coding.coder import Coding
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper ends of the histogram's buckets."""
+"""Upper bounds of the histogram's buckets."""
 _OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST"})
 
 
 class Metrics:
-    """Counts since the service started.
+    """Counters since the service started.
 
     Args:
-        paths: that are counted each; all others are counted together, so that no client decides how
-            many there are.
+        paths: paths that are counted separately. All others are counted together, so that clients
+            cannot create new time series.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class Metrics:
         self._judged.update(not one.needs_review for one in codings if one.needs_review is not None)
 
     def cut(self, narratives: int) -> None:
-        """Counts narratives that are longer than what the model reads."""
+        """Counts narratives that were truncated."""
         self._too_long += narratives
 
     def text(self) -> str:
@@ -56,17 +56,15 @@ class Metrics:
         for (method, path, status), number in sorted(self._requests.items()):
             labels = f'method="{method}",path="{path}",status="{status}"'
             yield f"autocoder_requests_total{{{labels}}} {number}"
-        yield from _head("request_seconds", "histogram", "Time until a request was answered whole.")
+        yield from _head("request_seconds", "histogram", "Time until the response was complete.")
         for path, buckets in sorted(self._buckets.items()):
             yield from self._histogram(path, buckets)
         yield from _head("narratives_total", "counter", "Narratives that were coded.")
         yield f"autocoder_narratives_total {self._narratives}"
-        yield from _head("judged_total", "counter", "Codes that were held against a threshold.")
+        yield from _head("judged_total", "counter", "Codes that were compared with a threshold.")
         for above in (True, False):
             yield f'autocoder_judged_total{{above="{str(above).lower()}"}} {self._judged[above]}'
-        yield from _head(
-            "cut_narratives_total", "counter", "Narratives that the model read in part."
-        )
+        yield from _head("cut_narratives_total", "counter", "Narratives that the model truncated.")
         yield f"autocoder_cut_narratives_total {self._too_long}"
 
     def _histogram(self, path: str, buckets: Sequence[int]) -> Iterator[str]:
@@ -84,7 +82,7 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 class Measured:
-    """Wraps the application: times each request to the end of its answer."""
+    """Wraps the application and times each request until the end of its response."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -93,7 +91,7 @@ class Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.monotonic(), 499  # of a client that left before it had an answer
+        begun, status = time.monotonic(), 499  # if the client disconnects before a response
 
         async def answer(message: Message) -> None:
             nonlocal status

@@ -1,6 +1,5 @@
-"""What a command or a flow does: fit and compare, audit, plan and release, code with a bundle, and
-the pages of each.
+"""The work behind commands and flows: fit, compare, audit, plan, release, and code with a bundle.
 
-Each folder is one job; `running` has what they share: contexts, stages with their caches, progress
+Each folder is one job. `running` has the shared parts: contexts, stages with their caches, progress
 and failures.
 """

@@ -1,4 +1,4 @@
-"""Finds the files that ship with the program, in a checkout and in an installed wheel alike."""
+"""Locates the files that ship with the program, in a checkout or in an installed wheel."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import yaml
 
 CATALOGUE = Path(
     str(files("deployments"))
-)  # the wheel is unpacked when installed, so that these are files
+)  # wheels are unpacked when installed, so these are files
 PROFILES = CATALOGUE / "profiles"
 BRANCHES = CATALOGUE / "branches.yaml"
 
 
 @cache
 def branch_bodies() -> Mapping[str, Any]:
-    """Reads the methods that ship, by name, as they are written."""
-    # it merges sections, which the strict reader refuses; libyaml's loader is ten times faster than
+    """Reads the shipped methods by name, unvalidated."""
+    # the file has merge keys, which the strict reader refuses; libyaml's loader is ten times faster
+    # than
     # `safe_load`
     content = yaml.load(BRANCHES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return {body["name"]: body for body in content["methods"]}

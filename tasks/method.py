@@ -1,11 +1,11 @@
 """A method: a mechanism with its settings, under the name that profiles, commands and reports use.
 
-It is written flat, in a profile as in `deployments/branches.yaml`:
+In a profile and in `deployments/branches.yaml` a method is one flat mapping:
 
     method: {name: prior-descent, target_epsilon: 5}
     method: {kind: dp-sgd, learning_rate: 0.01, epochs: 4}
 
-A name of that file brings the settings that stand there; what is written beside it replaces them.
+A name from that file stands for the settings listed there. Settings next to the name override them.
 Mechanisms need torch, which is imported only when a method is read.
 """
 
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from mechanisms.privacy.events import GuaranteeKind
 
 RELEASE_BRANCH = "release"
-"""Names what a training run releases, next to the names of a comparison's branches."""
+"""Name of the released method in a training run, where a comparison has the names of its branches.
+"""
 STANDARD = "swag-ppm-reweighted"
-"""The method of parameters that name none."""
+"""The method used if the parameters name none."""
 
 
 def _parse(value: Any) -> Mechanism:
@@ -54,53 +55,53 @@ else:
 
 
 def _free_form(schema: dict[str, Any]) -> None:
-    """The settings of the mechanism stand beside the name; which there are, its kind says."""
+    """Allows the mechanism's settings next to the name. Its kind defines which settings exist."""
     schema["additionalProperties"] = True
     schema["properties"].pop("mechanism")
     schema["required"] = ["name"]
 
 
 class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema_extra=_free_form):
-    """Names one mechanism with its settings."""
+    """One mechanism with its settings."""
 
     name: str = Field(
         title="Name",
-        description="Of a method in deployments/branches.yaml, or your own, with its kind.",
+        description="A method in deployments/branches.yaml, or a new name together with a kind.",
         pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
     )
     title: str = Field(
         default="",
         title="Title",
-        description="As reports show it; empty: the name.",
+        description="Name shown in reports. Empty: the name.",
         max_length=200,
     )
     mechanism: AnyMechanism
     token_settings: dict[str, Any] = Field(
         default={},
         title="Settings on tokens",
-        description="Settings that differ where more than a head on cached features trains.",
+        description="Settings that replace these if more than a head on cached features trains.",
     )
     unprotected: tuple[str, ...] = Field(
         default=(),
         title="Unprotected",
-        description="What its settings took from records outside the accounting.",
+        description="What was chosen with the help of records, outside the accounting.",
     )
     prior: Prior | None = Field(
         default=None,
         title="Its prior",
-        description="Where its head starts, in place of the run's own; `titles` only where the "
-        "run has a code list and a linear head on pooled features.",
+        description="Starting point of the head, instead of the run's own; `titles` applies only "
+        "if the run has a code list and a linear head on pooled features.",
     )
     settings_tried: int | None = Field(
         default=None,
         ge=1,
         title="Settings tried",
-        description="Settings that its own were chosen among.",
+        description="Number of settings that these were chosen from.",
     )
     needs_titles: bool = Field(
         default=False,
         title="Needs titles",
-        description="Without a code list there is no such method: `all` leaves it out.",
+        description="The method requires a code list; without one, `all` skips it.",
     )
 
     @model_validator(mode="before")
@@ -141,23 +142,23 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
 
     @property
     def guarantee_kind(self) -> GuaranteeKind:
-        """The kind of claim that a release of it has."""
+        """The kind of privacy claim that a release with this method has."""
         return self.mechanism.guarantee_kind
 
     @property
     def needs_target_epsilon(self) -> bool:
-        """Whether its noise is solved for the run's target epsilon and delta."""
+        """Whether the noise is calibrated to the run's target epsilon and delta."""
         fixed = self.target_epsilon is not None or self.delta is not None
         return self.mechanism.needs_target_epsilon and not fixed
 
     def name_at(self, target_epsilon: float | None) -> str:
-        """Returns its name, with the target that its noise is solved for."""
+        """Returns the name, with the target epsilon if the noise is calibrated to it."""
         if target_epsilon is None or not self.needs_target_epsilon:
             return self.name
         return f"{self.name} at epsilon {target_epsilon:g}"
 
     def model_of(self, model: ModelConfig, *, has_titles: bool) -> ModelConfig:
-        """Returns a run's model, with the method's prior where the data allow it."""
+        """Returns a run's model with the method's prior, if the data allow it."""
         possible = self.prior != "titles" or (has_titles and model.pooling == "mean")
         if self.prior is None or not possible:
             return model
@@ -165,16 +166,16 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
 
 
 OWN = frozenset(Method.model_fields) - {"mechanism"}
-"""What stands beside the settings of the mechanism."""
+"""Keys of a method that are not settings of its mechanism."""
 
 
 def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the mechanism in a method as it is written."""
+    """Returns the mechanism's settings from a method's flat mapping."""
     return {name: value for name, value in body.items() if name not in OWN}
 
 
 def chosen(value: Any) -> Any:
-    """Returns a run's method as it is written, with what the method of its name has beside it."""
+    """Returns the mapping of a run's method, completed with the shipped method of that name."""
     if not isinstance(value, Mapping) or "mechanism" in value:
         return value
     base = branch_bodies().get(value.get("name", value.get("kind")))
@@ -186,7 +187,7 @@ def chosen(value: Any) -> Any:
         )
     whole = {**base, **value}
     if base.get("token_settings") and "token_settings" not in value:
-        # what the run says replaces the settings on tokens too
+        # the run's settings also override the settings on tokens
         whole["token_settings"] = base["token_settings"] | settings_of(value)
         whole["token_settings"].pop("kind", None)
     # guard: test_a_run_leaves_out_what_its_settings_took
@@ -200,7 +201,7 @@ def _no_kind(name: Any) -> str:
         return f"name one of {', '.join(names)}, or give the kind of a mechanism"
     near = difflib.get_close_matches(str(name), names, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    return f"there is no method `{name}`. {meant}There are {', '.join(names)}"
+    return f"unknown method `{name}`. {meant}Available: {', '.join(names)}"
 
 
 def method_named(name: str) -> Method:
@@ -213,7 +214,7 @@ def standard_methods() -> dict[str, Method]:
 
 
 def parse_method(body: Any, source: str) -> Method:
-    """Returns a method as it is written; a refusal names the source and the setting."""
+    """Parses a method's flat mapping. Errors name the source and the setting."""
     try:
         return Method.model_validate(body)
     except ValidationError as error:
@@ -223,7 +224,7 @@ def parse_method(body: Any, source: str) -> Method:
 
 
 def first_fault(error: ValidationError, place: str) -> str:
-    """Words the first fault that pydantic found in the settings at this place."""
+    """Describes the first fault that pydantic found in the settings at this place."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join([place, *map(str, first["loc"])])
     return f"{where}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,8 +1,7 @@
-"""Defines the parameters of a retrain, which an operator sets in a profile, on the command line or
-in Prefect's form.
+"""Parameters of a training run, set in a profile, on the command line or in Prefect's form.
 
-Every default that the paper states is the paper's. A value out of range, an unknown name or a
-contradiction is refused before work starts.
+Defaults that the paper specifies are the paper's. Values out of range, unknown names and
+contradictions are refused before any work starts.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _CLASSIFICATION = r"^[A-Za-z0-9 ()._-]{0,80}$"
 
 
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
-    """Names the records, and how their columns are read."""
+    """The records, and how their columns are read."""
 
     source: tuple[str, ...] = Field(
         title="Source",
-        description="File of records: text with separators, XLSX, ODS, XLS, Parquet, JSON, or "
-        "one of these packed; or several, or a folder of them, with the same columns.",
+        description="File of records: delimited text, XLSX, ODS, XLS, Parquet or JSON, possibly "
+        "compressed; or several such files, or a folder of them, with the same columns.",
         min_length=1,
     )
     codelist: str | None = Field(
@@ -45,8 +44,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         default=None,
         title="Coding index",
         description="Table of a published index (text, code), such as job titles: public examples "
-        "that the head starts at, besides the titles. Its entries must not come from the records: "
-        "no epsilon covers them.",
+        "on which the head is trained first, in addition to the titles. Its entries must not come "
+        "from the records: no epsilon covers them.",
         exclude_if=lambda value: value is None,
     )
     examples_read: ReadOptions = Field(
@@ -58,8 +57,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         default="",
         title="Classification",
         description=(
-            "Name of the classification that the code list is of, such as OIICS; every "
-            "coded row carries it."
+            "Name of the classification that the code list belongs to, such as OIICS; every coded "
+            "row includes it."
         ),
         json_schema_extra={"pattern": _CLASSIFICATION},
     )
@@ -72,20 +71,20 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     population: Name = Field(
         default="default",
         title="Population",
-        description="Whose records these are; budgets belong to a population.",
+        description="Name of the dataset. Each population has its own privacy budget.",
     )
     public: bool = Field(
         default=False,
         title="Public",
-        description="The records themselves are published. Only then does a page of results say "
-        "so.",
+        description="The records themselves are published. Pages of results say so only if this is "
+        "set.",
     )
     labels: dict[str, str | None] = Field(
         default={},
         title="Code columns planned together",
         description="`{Nature: nature.csv, Part: part.csv}`: each with its code list or null. "
-        "Each is its own release; "
-        "the texts of the records of all are encoded once. Empty: one column, "
+        "Each column is its own release; "
+        "the texts of all records are encoded once. Empty: one column, "
         "`ingest.label_column`.",
     )
     ingest: IngestConfig = Field(title="Columns and sampling")
@@ -100,7 +99,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     def _plain(cls, value: str) -> str:
         if not re.fullmatch(
             _CLASSIFICATION.strip("^$"), value
-        ):  # every receiver of a bundle and of coded rows reads it
+        ):  # every recipient of a bundle or of coded rows reads it
             raise ValueError(
                 "a classification has up to 80 of the letters A to Z, digits, blanks and ( ) . _ -"
             )
@@ -115,17 +114,16 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Returns the files of records: those named, and those in the folders that are."""
+        """Returns the files of records, including the files in folders."""
         return tuple(files_in([Path(file).expanduser() for file in self.source], "--data"))
 
     def of_label(self, column: str) -> DataParameters:
-        """Returns the parameters of the release of one of `labels`."""
+        """Returns the parameters for the release of one of `labels`."""
         ingest = IngestConfig.model_validate(self.ingest.model_dump() | {"label_column": column})
         return self.model_copy(update={"codelist": self.labels[column], "ingest": ingest})
 
     @property
     def codelist_path(self) -> Path | None:
-        """Returns the code list, if there is one."""
         return None if self.codelist is None else Path(self.codelist).expanduser()
 
     @property
@@ -137,21 +135,21 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     @property
     def has_titles(self) -> bool:
-        """Tells whether codes have titles: of a list, or their own names."""
+        """Whether codes have titles, from a code list or because the codes are words themselves."""
         return self.codelist is not None or self.ingest.codes_are_names
 
     @property
     def complete_codelist(self) -> Path | None:
-        """Returns the code list if every code of it is a class, observed or not."""
+        """Returns the code list if each of its codes is a class, observed or not."""
         return self.codelist_path if self.ingest.label_space == "codelist" else None
 
 
 HEAD_RATE = 0.003
-"""The default rate where only a head is fine-tuned; at that of a whole encoder it hardly moves."""
+"""Default rate if only a head is fine-tuned. At the rate of a whole encoder it hardly moves."""
 
 
 class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
-    """Names the policy of the ledger."""
+    """The budget policy."""
 
     policy: str | None = Field(
         default=None,
@@ -164,7 +162,7 @@ class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
 
 
 class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle"):
-    """Names the policy, and sets how the bundle is written and signed."""
+    """The budget policy, and how the bundle is written and signed."""
 
     signing_key: str | None = Field(
         default=None,
@@ -177,7 +175,7 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     unsigned: bool = Field(
         default=False,
         title="Unsigned",
-        description="Leave the bundle without a signature; a partner has to allow that.",
+        description="Leave the bundle unsigned. Partners must then allow unsigned bundles.",
     )
     precision: Precision = Field(
         default="float32",
@@ -187,9 +185,9 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     int8: bool = Field(
         default=False,
         title="Eight bits",
-        description="Add `model.int8.onnx`, the graph with the encoder in eight bits: a quarter "
-        "of the size, faster, "
-        "and its scores differ. Needs an encoder with BERT's word pieces.",
+        description="Add `model.int8.onnx`, the graph with the encoder in eight bits. It is a "
+        "quarter of the size and faster, and its scores differ slightly. Needs an encoder with "
+        "BERT's word pieces.",
     )
     licence: str | None = Field(
         default=None, title="Licence", description="SPDX name; empty: Apache 2.0."
@@ -198,8 +196,8 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
         default=None,
         title="Texts that were read",
         description=(
-            "Digest on the plan's page, where unpublished texts are released and no "
-            "signature is required."
+            "Digest from the plan's page; required to release unpublished texts if the policy "
+            "requires no signature."
         ),
         pattern=r"^[0-9a-f]{16}$",
     )
@@ -212,7 +210,7 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
 
 
 class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
-    """Sets whether and how a draw is released."""
+    """Whether and how a draw is released."""
 
     enabled: bool = Field(
         default=False,
@@ -225,9 +223,9 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     label: Name = Field(
         default="first",
         title="Label",
-        description="The same records, method and label release once, however often it is run. "
-        "Another label, like any "
-        "change of records or method, is another release and spends again.",
+        description="The same records, method and label are released once, however often it is "
+        "run. Another label, like any change of records or method, makes another release, which is "
+        "charged again.",
     )
     requester: str = Field(
         default="operator",
@@ -241,10 +239,8 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
         default=None,
         title="Release deployment",
         description="Hand the plan to this deployment (`release/release`), which waits for the "
-        "approvals that the "
-        "policy asks for; empty: release in this run, which a command may where the policy asks "
-        "for none, and a "
-        "deployment never.",
+        "approvals that the policy requires. Empty: release in this run, which a command may do if "
+        "the policy requires no approvals, and a deployment may never do.",
         pattern=r"^[^/]+/[^/]+$",
     )
     supersedes: str | None = Field(
@@ -259,9 +255,9 @@ Delta = Annotated[
         gt=0,
         lt=1,
         title="Delta",
-        description="Of formal claims, far below one over the number of records; empty: the "
-        "profile's, or the least of "
-        "1e-5, a tenth over their number and the policy's cap.",
+        description="Delta of formal claims, far below one over the number of records. Empty: the "
+        "profile's, or the smallest of 1e-5, a tenth over the number of records, and the policy's "
+        "cap.",
     ),
 ]
 
@@ -281,11 +277,11 @@ _MOVED: Mapping[str, str] = {
     "pseudo_posterior.reweight": "method.round",
     "pseudo_posterior": "method.pseudo_posterior",
 }
-"""Parameters of earlier versions, and what says the same now."""
+"""Parameters of earlier versions, and their current equivalents."""
 
 
 def moved(values: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each parameter of an earlier version among these."""
+    """Returns a sentence for each of these parameters that comes from an earlier version."""
     found = []
     for section in dict.fromkeys(name.partition(".")[0] for name in _MOVED):
         if section not in values:
@@ -297,27 +293,27 @@ def moved(values: Mapping[str, Any]) -> list[str]:
 
 
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
-    """Holds everything that a training run needs, apart from its workspace."""
+    """All parameters of a training run except its workspace."""
 
     data: DataParameters
     model: ModelConfig = ModelConfig()
     method: Method = Field(
         default_factory=lambda: method_named(STANDARD),
         title="Method",
-        description="What trains, and what is released: a name of deployments/branches.yaml, and "
-        "settings of its mechanism in place of those that stand there.",
+        description="The method that trains and releases the model: a name from "
+        "deployments/branches.yaml, with settings that override those listed there.",
     )
     baselines: tuple[AnyMechanism, ...] = Field(
         default=(),
         title="Baselines",
-        description="What the methods of a comparison leave open, by kind.",
+        description="Settings of a comparison's methods that they leave open, by kind.",
     )
     seed: int = Field(
         default=20260101,
         ge=0,
         lt=2**53,
         title="Seed",
-        description="Of every repeatable step; the release has none.",
+        description="Seed of every repeatable step. The release's noise has no seed.",
     )
     release: ReleaseParameters = ReleaseParameters()
 
@@ -352,10 +348,10 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         return self
 
     def open_settings(self, *, epochs: int) -> dict[str, Any]:
-        """What methods leave open, by the names of their settings.
+        """Returns the values for settings that methods leave open, by name.
 
         Args:
-            epochs: of training without protection, where no baseline says.
+            epochs: epochs of training without protection, if no baseline specifies them.
         """
         phase = OptimiserPhase(learning_rate=HEAD_RATE if _trains_head(self.model) else 5e-5)
         plain = phase.model_copy(update={"epochs": epochs})
@@ -370,7 +366,6 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @property
     def codelist_path(self) -> Path | None:
-        """Returns the code list, if there is one."""
         return self.data.codelist_path
 
 
@@ -380,7 +375,7 @@ def _trains_head(model: Any) -> bool:
 
 
 def _with_rate(settings: Any) -> Any:
-    """Returns a method as it is written, with the rate of a head where it gives none."""
+    """Returns the method's flat mapping, with the rate for a head if it specifies none."""
     if not isinstance(settings, Mapping):
         return settings
     lacking = {
@@ -392,7 +387,7 @@ def _with_rate(settings: Any) -> Any:
 
 
 def require_index(parameters: RetrainParameters) -> None:
-    """Refuses a coding index that no head can start at."""
+    """Refuses a coding index if the model has no head that can be trained on it."""
     data, model = parameters.data, parameters.model
     index = data.coding_index
     if index is None:

@@ -25,7 +25,7 @@ from storage.ledger.amounts import brief, short
 TEMPLATES = Path(__file__).with_name("templates")
 
 Table = tuple[list[str], list[list[str]]]
-"""Head and rows."""
+"""Header and rows."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -33,12 +33,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def amount(value: str | None) -> str:
-    """Formats an exact amount for people: rounded up to six decimals."""
+    """Formats an exact amount for readers: rounded up to six decimals."""
     return "–" if value is None else brief(Decimal(value))
 
 
 def odds(epsilon: str | float) -> str:
-    """Writes e^epsilon, rounded up: two digits below ten, three above."""
+    """Formats e^epsilon, rounded up, with two digits below ten and three above."""
     value = math.exp(min(float(epsilon), 700.0))
     if value >= 1e9:
         return "more than a billion"
@@ -47,17 +47,17 @@ def odds(epsilon: str | float) -> str:
 
 
 def one_in(probability: str | float) -> str:
-    """Writes n for a probability of at most one in n."""
+    """Returns n such that the probability is at most one in n."""
     return f"{math.floor(1 / float(probability) * (1 + 1e-12)):,}"
 
 
 def percent(share: float) -> str:
-    """Formats a share with one digit behind the point."""
+    """Formats a share as a percentage with one decimal."""
     return f"{100 * share:.1f}%"
 
 
 def share_with_ends(figure: Mapping[str, float]) -> str:
-    """Formats a share with the ends of its interval."""
+    """Formats a share with the bounds of its interval."""
     low, high = 100 * figure["low"], 100 * figure["high"]
     return f"{percent(figure['estimate'])} ({low:.1f} to {high:.1f})"
 
@@ -106,7 +106,7 @@ def _text_and_code(text: str) -> str:
     parts = text.split("`")
     if len(parts) % 2 == 0 or "" in parts[1::2]:  # an unpaired backtick: leave the text as it is
         return escape(text)
-    # inside code, a table's cell ends at a bar all the same
+    # even inside code, a bar ends a table cell
     codes = [one_line(part).replace("|", "\\|") for part in parts[1::2]]
     texts = [escape(part) for part in parts[::2]]
     return texts[0] + "".join(

@@ -1,4 +1,4 @@
-"""Draws figures in the common style, as SVG for pages. Colours are Okabe and Ito's."""
+"""Draws figures as SVG for pages in a common style, with the colours of Okabe and Ito."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs a retrain: from records to a release plan, and its dry run."""
+"""Retrains a model: from records to a release plan, and the dry run."""

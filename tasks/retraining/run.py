@@ -1,4 +1,4 @@
-"""Takes records to a release plan, on one path whatever the mechanism is."""
+"""Turns records into a release plan; every mechanism takes the same path."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ class RetrainResult:
     parameters: RetrainParameters
     planned: PlannedRelease
     scores: Mapping[str, Mapping[str, Any]]
-    """On the test half, by model."""
+    """Scores on the test half, by model."""
     running: Sequence[float] | None = None
-    """Delta after each draw, where it was measured over draws."""
+    """Delta after each draw, if it was measured over draws."""
 
 
 def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
@@ -44,11 +44,11 @@ def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
 
 
 _FEWEST = 2
-"""Training records per code below which a model is hardly better than a guess."""
+"""Training records per code below which a model is hardly better than guessing."""
 
 
 def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> Iterator[str]:
-    """Yields what makes a training run useless, or hides whose budget it would spend."""
+    """Yields warnings about settings that make a run useless or leave its budget unclear."""
     day = data.ingest.train_before
     if day is not None and 5 * train < train + test:
         yield (
@@ -59,12 +59,12 @@ def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> I
         yield (
             f"{train:,} training records for {codes:,} codes: the model will be useless, and ε "
             "protects little at this "
-            "size. Give more records"
+            "size. Use more records"
         )
     if data.population == "default":
         yield (
-            "no population is named. Name whose records these are by --population: budgets "
-            "belong to it"
+            "no population is named. Name the dataset with --population, because each population "
+            "has its own budget"
         )
 
 
@@ -134,9 +134,9 @@ def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[s
 @dataclass(frozen=True)
 class Preview:
     steps: Sequence[tuple[Step, bool]]
-    """Each with a flag: its output exists already."""
+    """The stages, each with a flag: whether its output already exists."""
     row: ReleaseRow | None
-    """The ledger row of its release; None if nothing is reserved for it yet."""
+    """Ledger row of the release, or None if nothing is reserved for it yet."""
     source: SourcePreview
     estimate: Estimate
     charge: ExpectedCharge
@@ -145,10 +145,10 @@ class Preview:
 
 
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
-    """Reads the records against the code list, and reports the stages and the charge of a retrain.
+    """Reads the records against the code list, and reports the stages and the charge of a run.
 
-    It computes and writes nothing but the gate's filter of ingested records, which a release needs
-    too.
+    The only thing that it computes and writes is the gate's filter of ingested records, which a
+    release also needs.
     """
     steps: list[tuple[Step, bool]] = []
 

@@ -1,1 +1,1 @@
-"""Runs stages: key, lock, progress, failures, code version."""
+"""Runs stages: keys, locks, progress, failures, code version."""

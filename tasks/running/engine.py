@@ -6,15 +6,15 @@ a Dask cluster.
     "tls://host:8786"      the workers of a cluster; certificates from the folder
                            $AUTOCODER_ENGINE_CERTIFICATES
 
-A part is a short text: paths, digests and numbers, never a record. A worker stores what it computes
-and answers nothing: this process waits for the status of a part, and reads why one failed from the
-scheduler's events, which are plain text.
+A part is a short text of paths, digests and numbers, and never contains a record. Workers store
+their results and return nothing. This process waits for the status of each part, and reads the
+reason for a failure from the scheduler's events, which are plain text.
 
-Dask sends functions by pickle among holders of the cluster's certificates, so that anyone who holds
-them can run code on its scheduler and its workers. Nobody can here: this process has the records,
-the ledger and a login, and unpickles nothing that comes from a cluster. A worker that dies loses
-the parts that it was at, and others take them up. A scheduler that restarts is asked again for what
-is missing.
+Dask sends functions by pickle between holders of the cluster's certificates, so anyone who has the
+certificates can run code on the scheduler and the workers. They cannot run code here: this process
+has the records, the ledger and a login, and unpickles nothing that comes from a cluster. If a
+worker dies, other workers take over its parts. If the scheduler restarts, the missing parts are
+submitted again.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 
 VARIABLE, CERTIFICATES = "AUTOCODER_ENGINE", "AUTOCODER_ENGINE_CERTIFICATES"
 CERTIFICATE, KEY = "engine.pem", "engine-key.pem"
-"""Files of the folder: one certificate, which is its own authority, and its key. All machines hold
-both.
+"""Files in the folder: one self-signed certificate and its key. Every machine has both.
 """
 
 _OUTAGE_SECONDS = 600.0
 """Longest time without a scheduler that a computation survives."""
 _PAUSE_SECONDS = 2.0
 _LOOK_SECONDS, _WORKERS_SECONDS = 0.01, 20.0
-"""Between two looks at finished parts, and at whether any worker is left."""
+"""Interval between two checks for finished parts, and between two checks for live workers."""
 _LOCAL = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
 _ADDRESS = re.compile(r"(tcp|tls)://[^/\s]+:\d+")
 SILENT: dict[str, object] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
-"""Dask's own pages show tasks, logs and stacks to anyone who finds their port: none is served."""
+"""Dask's own pages show tasks, logs and stacks to anyone who finds their port, so none is served.
+"""
 _STARTING = {"distributed.comm.timeouts.connect": "120s", "distributed.comm.timeouts.tcp": "120s"}
-"""A process that imports the libraries on a busy machine answers late."""
+"""A busy machine that is still importing the libraries is slow to answer."""
 
 
 def of_environment() -> str:
@@ -95,7 +95,7 @@ def check(engine: str) -> None:
         ) from None
     if not workers:
         raise InputError(
-            f"--engine {engine}: it has no worker. Start one with `autocoder engine --join "
+            f"--engine {engine}: it has no workers. Start one with `autocoder engine --join "
             f"{engine}`.",
             kind="no-worker",
         )
@@ -109,17 +109,18 @@ def map_parts(
     done: Callable[[int], None] = lambda number: None,
     at_once: int = 1,
 ) -> None:
-    """Runs `body` on every part. Its caller looks for what is stored, and believes no worker.
+    """Runs `body` on every part. The caller checks what was stored and trusts no worker.
 
     Args:
-        body: a function of a module. It stores what it computes and finds again what is stored,
-            since a part may be given to a second worker.
-        done: is called with the number of each part that is finished, as soon as it is.
-        at_once: parts at once in this process; a cluster has one per worker.
+        body: a module-level function. It stores its result and reuses a stored result, because a
+            part may be assigned to a second worker.
+        done: called with the index of each part as soon as it is finished.
+        at_once: number of parts computed concurrently in this process. A cluster computes one per
+            worker.
 
     Raises:
-        InputError, StorageError, StageError: as a worker described its failure; StorageError also
-            where workers died at a part or the engine was away for ten minutes.
+        InputError, StorageError, StageError: as a worker described its failure. StorageError is
+            also raised if workers died at a part or the engine was unreachable for ten minutes.
     """
     if engine:
         _on_workers(body, parts, engine, done)
@@ -170,7 +171,7 @@ def _finished(
     missing: Sequence[int],
     engine: str,
 ) -> Iterator[int]:
-    """Yields the numbers of parts as they end. Nothing that a worker sends is unpickled."""
+    """Yields the indices of parts as they finish. Nothing that a worker sends is unpickled."""
     from distributed import CancelledError, as_completed
 
     topic = f"autocoder-{uuid.uuid4().hex}"
@@ -204,13 +205,13 @@ _ERRORS: dict[str, type[Exception]] = {
     "stage": StageError,
 }
 _MOST_SAID = 1_000
-"""Characters of a worker's message that are shown."""
+"""Longest part of a worker's message that is shown, in characters."""
 _KIND = re.compile(r"[a-z0-9-]{0,80}")
 
 
 def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
-    """Runs on a worker: the type of an error, its text and its kind go to the scheduler's events as
-    JSON, and no exception of a library leaves the worker.
+    """Runs on a worker. The type, text and kind of an error go to the scheduler's events as JSON,
+    and no exception of a library leaves the worker.
     """
     from distributed import get_worker
 
@@ -229,7 +230,7 @@ def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
 
 
 def _failure(client: Client, topic: str, engine: str) -> Exception:
-    """Reads why a part failed. A worker that died wrote nothing."""
+    """Reads why a part failed. A worker that died has written nothing."""
     for _, said in client.get_events(topic):
         with suppress(ValueError, TypeError, KeyError):
             name, text, kind = json.loads(said)
@@ -247,15 +248,15 @@ def _failure(client: Client, topic: str, engine: str) -> Exception:
 
 
 class _Unread(Exception):
-    """Stands where Dask expected what another machine serialised."""
+    """Replaces a value that another machine serialised and Dask expected."""
 
 
 def _unpickling(allowed: bool) -> None:
-    """Allows or forbids every unpickling of Dask in this process.
+    """Allows or forbids all unpickling by Dask in this process.
 
-    Values inside a message pass through `merge_and_deserialize`, all other pickles through the
-    module that `distributed.protocol.pickle` names; but for the warnings that a worker sends to
-    clients, to which no client of this process listens.
+    Values inside a message pass through `merge_and_deserialize`, and all other pickles through the
+    module that `distributed.protocol.pickle` names. The only exception are the warnings that
+    workers send to clients; no client in this process listens to them.
     """
     from distributed import Client
     from distributed.protocol import core
@@ -276,7 +277,7 @@ def _client(*arguments: Any, **options: Any) -> Client:
     from distributed import Client
 
     class StatusClient(Client):
-        """A client that learns of a failure nothing but that there was one."""
+        """A client that is told that a task failed, without the exception."""
 
         def _handle_key_in_memory(
             self, key: Any = None, type: object = None, workers: Any = None
@@ -304,7 +305,7 @@ def connect(engine: str) -> Client:
         client = _client(engine, security=security_of(engine), timeout=5)
         atexit.register(client.close)
         return client
-    # The scheduler of processes that this one starts runs in this one, and reads what it asks for.
+    # The scheduler of local processes runs in this process and must unpickle what it asks for.
     processes = int(engine)
     dask.config.set(_STARTING)
     dask.config.set(
@@ -316,16 +317,16 @@ def connect(engine: str) -> Client:
     cluster = LocalCluster(
         n_workers=processes,
         threads_per_worker=1,
-        memory_limit=None,  # Dask's is a share of the machine by cores, less than a model takes
+        memory_limit=None,  # Dask would set each core's share of memory, which a model exceeds
         processes=True,
         host="127.0.0.1",
         protocol="tls://",
-        # another user of this machine could run code by an open port
+        # another user of this machine could run code through an open port
         security=Security.temporary(),
         dashboard_address=None,
         scheduler_kwargs={
             "dashboard_address": "127.0.0.1:0"
-        },  # else each takes port 8787, and the second one warns
+        },  # otherwise all use port 8787, and the second one warns
         silence_logs=logging.CRITICAL,
     )
     client = _client(cluster)
@@ -335,11 +336,11 @@ def connect(engine: str) -> Client:
 
 
 def worker_variables(processes: int) -> dict[str, str]:
-    """Returns the environment of one of so many workers here: its share of the cores, and memory
-    that it keeps.
+    """Returns the environment of each of `processes` workers on this machine: its share of the
+    cores, and an allocator that keeps memory.
 
-    With Dask's own setting memory goes back to the system at once, and encoding takes a fifth more
-    time.
+    With Dask's own setting, memory is returned to the system at once, and encoding takes a fifth
+    longer.
     """
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     return {f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")} | {
@@ -348,8 +349,8 @@ def worker_variables(processes: int) -> dict[str, str]:
 
 
 def disconnect(engine: str) -> None:
-    """Closes this process's connection, and ends processes that it started; the next call makes new
-    ones.
+    """Closes this process's connection and ends the processes that it started. The next call makes
+    new ones.
     """
     if connect.cache_info().currsize:
         client = connect(engine)
@@ -361,7 +362,7 @@ def disconnect(engine: str) -> None:
 
 
 def security_of(engine: str) -> Security | None:
-    """Returns the certificates for an address; None for one of this machine without them."""
+    """Returns the certificates for an address, or None for a local address if there are none."""
     from distributed.security import Security
 
     if not _ADDRESS.fullmatch(engine):
@@ -401,7 +402,9 @@ def certificates() -> tuple[Path, Path]:
 
 
 def make_certificates(folder: Path) -> None:
-    """Writes a new certificate and its key for one cluster, closed to others. Valid for a year."""
+    """Writes a new certificate and key for one cluster, readable only by this user, valid for a
+    year.
+    """
     from distributed.security import Security
 
     if (folder / KEY).exists():

@@ -1,7 +1,8 @@
-"""Keeps records out of exceptions: Prefect stores the text of every one that leaves a task.
+"""Keeps records out of exceptions, because Prefect stores the text of every exception that leaves a
+task.
 
-Errors of our own carry text made to be shown. For any other exception only its type and the
-location in our code are shown: the text of a library's error may quote the value that caused it.
+The program's own errors have texts that may be shown. For any other exception only its type and the
+location in the program's code are shown, because the text of a library's error may quote a value.
 """
 
 import errno
@@ -28,19 +29,17 @@ _DISK = {
 
 
 class StageError(RuntimeError):
-    """Reports an unforeseen failure of a stage; the text names the location in the code, never a
-    value.
-    """
+    """An unforeseen failure of a stage. The text names the location in the code, never a value."""
 
 
 SAFE = (MechanismError, StorageError, StageError)
-"""Errors whose text may be stored and shown."""
+"""Errors with a text that may be stored and shown."""
 
 
 @contextmanager
 def private_errors(stage: str) -> Iterator[None]:
-    """Turns what is raised inside into an error that is safe to store; a process that dies leaves
-    no dump either.
+    """Turns exceptions raised inside into errors that are safe to store. It also disables core
+    dumps.
     """
     core_dumps.forbid()
     umask.forbid_other_writers()
@@ -67,10 +66,10 @@ def private_errors(stage: str) -> Iterator[None]:
 
 
 def _is_away(error: Exception) -> bool:
-    """Checks for a server that gave no answer, or said that it failed itself."""
+    """True if a server gave no answer or reported an internal error."""
     try:
         import httpx
-    except ImportError:  # a partner's installation asks no server
+    except ImportError:  # a partner's installation uses no server
         return False
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
@@ -78,16 +77,15 @@ def _is_away(error: Exception) -> bool:
 
 
 def _disk_failure(error: Exception) -> str | None:
-    """Returns the system's message, with the file if there is one; None for an error of another
-    kind.
+    """Returns the system's message, with the file if known, or None if the disk is not at fault.
 
-    Safetensors and Arrow give the system's error only as text, Safetensors in a separate type.
+    Safetensors and Arrow report the system's error only as text, Safetensors in a type of its own.
     """
     number, file = None, ""
     if isinstance(error, OSError):
         number = error.errno
         file = f" ({error.filename})" if isinstance(error.filename, str) else ""
-    elif type(error).__name__ != "SafetensorError":  # its library is not everywhere
+    elif type(error).__name__ != "SafetensorError":  # the library is not always installed
         return None
     if number is None:
         code = re.search(r"\(os error (\d+)\)", str(error))
@@ -98,7 +96,7 @@ def _disk_failure(error: Exception) -> str | None:
 
 
 def _kind(error: Exception) -> str:
-    """Returns the type; for a validation error also the fields, only by our names."""
+    """Returns the type; for a validation error also the fields, by the program's own names only."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
     fields = {

@@ -1,10 +1,10 @@
-"""Computes a stage by parts, each a stage of its own: a part that exists is not computed again,
-here or on a worker.
+"""Computes a stage in parts. Each part is a stage of its own, so that an existing part is not
+computed again, here or on a worker.
 
-The parts of a computation are the same in every engine, and so are dtype, batches and the order of
-sums: on equal hardware the bytes are equal. A part is asked for by its settings and the digests of
-its inputs, which a worker takes from the workspace or from the store that machines share; its
-output goes there too.
+The parts of a computation, the dtype, the batches and the order of sums are the same in every
+engine, so results are equal to the bit on equal hardware. A part is identified by its settings and
+the digests of its inputs, which a worker takes from the workspace or from the store that machines
+share. Its output goes there too.
 """
 
 import os
@@ -22,8 +22,8 @@ from tasks.running.stage import Context, Step, Work, run_step
 
 
 class Part(BaseModel, frozen=True, extra="forbid"):
-    """Selects consecutive units of one computation: draws of a pass, reruns of an audit, texts to
-    encode.
+    """A range of consecutive units of one computation: draws of a pass, reruns of an audit, or
+    texts to encode.
     """
 
     first: int = Field(default=0, ge=0)
@@ -52,14 +52,17 @@ StepOf = Callable[[Store, Any, Mapping[str, ArtifactRef]], Step]
 
 
 class PartRequest(BaseModel, Generic[S], frozen=True, extra="forbid"):
-    """Asks for a part. It holds nothing of a record."""
+    """A request for one part. It contains nothing from any record."""
 
     settings: S
     inputs: dict[str, ArtifactRef]
     key: str
-    """Of the output. A worker whose code is another version computes another key and refuses."""
+    """Key of the output. A worker with another version of the code computes another key and
+    refuses.
+    """
     home: str | None
-    """Workspace; None: the worker's own ($AUTOCODER_HOME), beside the store that machines share."""
+    """Workspace, or None for the worker's own ($AUTOCODER_HOME) with the store that machines share.
+    """
     device: str
 
 
@@ -73,12 +76,13 @@ def run_parts(
     report: Callable[[int, int], None],
     at_once: int = 1,
 ) -> list[ArtifactRef]:
-    """Computes the parts that do not exist; returns the outputs of all, in order.
+    """Computes the parts that do not exist yet, and returns the outputs of all parts in order.
 
     Args:
-        body: `compute_part` for these settings, as a function of a module.
-        report: is called with units done and in all; the units are the parts' `size`, or one each.
-        at_once: parts at once in this process.
+        body: module-level function that calls `compute_part` for these settings.
+        report: called with the number of units done and the total. Units are the parts' `size`, or
+            one per part.
+        at_once: number of parts computed concurrently in this process.
     """
     store = context.store
     steps = [step_of(store, part, inputs) for part in parts]
@@ -132,7 +136,7 @@ def run_parts_of(
 
 
 def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
-    """Computes a part that was asked for, or finds it; returns the digest of its output."""
+    """Computes or finds the requested part, and returns the digest of its output."""
     request = PartRequest[settings].model_validate_json(text)
     home = request.home or str(
         Path(os.environ.get("AUTOCODER_HOME", "workspace")).expanduser().resolve()
@@ -165,7 +169,7 @@ class _Tally(progress.Listener):
             self._move(label, done / total)
 
     def _move(self, label: str, share: float) -> None:
-        with self._lock:  # parts of one process report from several threads
+        with self._lock:  # parts in one process report from several threads
             self._done += self._sizes[label] * (share - self._shares.get(label, 0.0))
             self._shares[label] = share
             done = self._done

@@ -1,6 +1,7 @@
-"""Reports what a run is doing: the steps done in each stage, and one line of figures at its end.
+"""Reports progress: the steps done in each stage, and one line of figures when it ends.
 
-Stages call `report` and `finished`; the flow sets the listeners (a terminal, Prefect's page, none).
+Stages call `report` and `finished`. The flow sets the listeners (a terminal, Prefect's page, or
+none).
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Receives the events of every stage; its methods must be cheap, since training loops call
+    """Receives the events of every stage. Its methods must be cheap, because training loops call
     them.
     """
 
     def named(self, label: str, name: str) -> None:
-        """Takes the name of the stage whose start comes next; a label tells also of a branch, a
-        round, a seed.
+        """Called with the stage's name before it starts. The label also includes a branch, round or
+        seed.
         """
 
     def started(self, label: str) -> None:
-        """Handles the start of a stage."""
+        """Called when a stage starts."""
 
     def sized(self, label: str, records: int) -> None:
-        """Takes the number of records that pass through the model in the whole stage, repetitions
-        included.
+        """Called with the number of records that pass through the model in the whole stage,
+        including repetitions.
         """
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Handles `done` of `total` steps; None if the total is unknown."""
+        """Called when `done` of `total` steps are finished; `total` is None if it is unknown."""
 
     def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
-        """Handles the end of a stage, computed or reused."""
+        """Called when a stage ends, whether it was computed or reused."""
 
     def failed(self, label: str) -> None:
-        """Handles the failure of a stage."""
+        """Called when a stage fails."""
 
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
@@ -49,8 +50,8 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=(
 
 @contextmanager
 def listening(*listeners: Listener, others: bool = True) -> Iterator[None]:
-    """Adds listeners to all stages run inside the block, also in concurrent task runs; or, without
-    others, only they listen.
+    """Adds listeners to all stages inside the block, including concurrent task runs. With
+    `others=False` only these listen.
     """
     token = _listeners.set((*(_listeners.get() if others else ()), *listeners))
     try:
@@ -76,8 +77,8 @@ def report(label: str, done: int, total: int | None) -> None:
 
 
 def reporter(label: str) -> Callable[[int, int], None]:
-    """Returns `report` for one stage, bound to the current listeners, which threads
-    do not inherit.
+    """Returns `report` for one stage, bound to the current listeners, because threads do not
+    inherit them.
     """
     listeners = _listeners.get()
 
@@ -126,8 +127,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}"),
     "release": ("release", "{release}, {state}"),
 }
-"""Verb and words of a finished stage by its name. A stage without these figures is shown by all
-that it has.
+"""Verb and sentence for a finished stage, by name. If the stage lacks one of the figures, all its
+figures are listed instead.
 """
 
 
@@ -158,7 +159,7 @@ _SENTENCES = {
 
 
 def sentence_of(name: str, label: str) -> str:
-    """Returns what a finished stage did, without a figure: for logs that others read."""
+    """Describes a finished stage without figures, for logs that other people read."""
     return _SENTENCES.get(name, "{label} finished").format(label=label)
 
 
@@ -177,14 +178,14 @@ def words_of(name: str, label: str, figures: Figures) -> tuple[str, str]:
 
 
 _MAX_FIGURES = 12
-"""Most figures on a line; beyond that, figures whose name holds a number (a bin, a level) are left
+"""Most figures on a line. Beyond it, figures with a number in their name (a bin, a level) are left
 out.
 """
 
 
 def line_of(figures: Figures) -> str:
-    """Formats figures as one line: `records 2,354, loss 0.61`. Counts the figures that it leaves
-    out.
+    """Formats figures as one line: `records 2,354, loss 0.61`. It ends with the number of figures
+    left out.
     """
     scalars = {name: value for name, value in figures.items() if _is_scalar(value)}
     shown = scalars
@@ -212,4 +213,4 @@ def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text  # a digest: enough of it to compare by eye
+    return f"{text[:12]}…" if len(text) == 64 else text  # a digest: enough to compare by eye

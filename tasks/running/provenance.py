@@ -1,4 +1,4 @@
-"""Identifies the software behind a ledger row: code and library versions."""
+"""Identifies the software that wrote a ledger row: versions of the code and of libraries."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ _CODE = (
     "deployments",
     "requirements.lock",
 )
-"""What a release is made by: data or a bundle in the checkout changes no code."""
+"""Paths with the code of a release. Data or a bundle in the checkout does not count as a change."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Provenance:
 
 @cache
 def provenance() -> Provenance:
-    """Returns that of the running code; `unknown` and dirty outside of a git checkout or an image
-    built from one.
+    """Describes the running code. Outside a git checkout, or an image built from one, it is
+    `unknown` and dirty.
     """
     lock = _ROOT / "requirements.lock"
     commit = _git("rev-parse", "HEAD")
@@ -56,7 +56,7 @@ def _image_commit(file: Path) -> tuple[str, bool]:
 def _git(*arguments: str) -> str | None:
     if not (
         _ROOT / ".git"
-    ).exists():  # an installed wheel: a repository further up is someone else's
+    ).exists():  # with an installed wheel, a repository further up is unrelated
         return None
     try:
         process = subprocess.run(

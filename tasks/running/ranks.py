@@ -1,9 +1,9 @@
-"""Shares the fit of a stage among processes of this machine: rank 0 is the stage's own, the others
-follow it.
+"""Distributes the fit of a stage over processes on this machine. The stage's own process is rank 0,
+and the others follow it.
 
-A follower is told by its standard input what to fit: settings and paths, never a key or a record.
-It ends with that pipe, so that none outlives the stage. Locks, checkpoints, progress and what is
-stored remain in the stage's process.
+A follower receives its instructions on its standard input: settings and paths, never a key or a
+record. It ends when that pipe closes, so it cannot outlive the stage. Locks, checkpoints, progress
+and stored outputs belong to the stage's process.
 """
 
 import importlib
@@ -27,13 +27,13 @@ from tasks.running.failures import SAFE, StageError, private_errors
 from tasks.running.stage import Context, Work
 
 _TURN = threading.Lock()
-"""Torch knows one group of ranks a process: fits that run side by side take turns."""
+"""Torch allows one process group per process, so fits in several threads take turns."""
 _READY = "ready"
 
 
 class Following(BaseModel, frozen=True, extra="forbid"):
     follow: str
-    """Function of a module, `module:function`, that fits from a `Work` and settings and stores
+    """Path `module:function` of the function that fits from a `Work` and settings and stores
     nothing.
     """
     settings: dict[str, Any]
@@ -48,7 +48,7 @@ class Following(BaseModel, frozen=True, extra="forbid"):
 
 @contextmanager
 def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Makes fits inside the block those of rank 0, beside as many followers as the context's
+    """Makes fits inside the block run as rank 0, together with as many followers as the context's
     processes ask for.
     """
     number = work.context.processes
@@ -59,7 +59,7 @@ def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[Non
     if device.type == "cuda" and torch.cuda.device_count() < number:
         raise OutOfRange(
             f"--processes {number}: this machine has {torch.cuda.device_count()} "
-            "cards. Use one process per card.",
+            "GPUs. Use one process per GPU.",
             kind="too-many-processes",
         )
     with _TURN, tempfile.TemporaryDirectory(prefix="ranks-") as folder, ExitStack() as stack:
@@ -116,7 +116,7 @@ def _follower(order: Following) -> Iterator[IO[str]]:
             process.stdin.flush()
             yield process.stdout
         finally:
-            process.kill()  # where the fit ended well it has nothing left to do
+            process.kill()  # after a successful fit it has nothing left to do
 
 
 def _follow(order: Following) -> None:

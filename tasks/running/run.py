@@ -1,8 +1,8 @@
 """The context that a run executes in. This one does nothing; `flows.server.prefect_run` reports to
 a server.
 
-Prefect records runs and shows them. What a result depends on (locks, keys, resumption, ledger) is
-in the workspace, so that a command alone on one machine needs no server.
+Prefect only records and displays runs. Locks, keys, resumption and the ledger are in the workspace,
+so a command on a single machine needs no server.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ R = TypeVar("R")
 
 
 class Run:
-    """A plain call: stages are function calls in this process, and nothing is shown on a page."""
+    """A run without a server: stages are plain function calls, and nothing is published."""
 
     id: str | None = None
     deployment: str | None = None
     """Id of the deployment that started the run."""
     shows = False
-    """Whether someone can look at what is published."""
+    """Whether published content is visible to a user."""
 
     def call(
         self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Calls a function as a unit of the run. It is never retried and never cached: stages and
-        the ledger resume.
+        """Calls a function as a unit of the run. It is never retried or cached, because stages and
+        the ledger resume by themselves.
         """
         return function(*args, **kwargs)
 
@@ -35,7 +35,7 @@ class Run:
         return ()
 
     def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
-        """Publishes a text on the run's page."""
+        """Publishes Markdown on the run's page."""
 
 
 PLAIN = Run()

@@ -1,6 +1,6 @@
 """Runs a stage, or reuses its finished output: under a lock, resumable, with private errors.
 
-A `Step` declares what a stage depends on, so that a dry run can list the stages that would be
+A `Step` declares the dependencies of a stage, so that a dry run can list the stages that would be
 reused.
 """
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from mechanisms.model.training import Progress
 
 Device = Literal["auto", "cpu", "cuda"]
-"""Devices that a form offers."""
+"""Devices offered in a form."""
 
 
 class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
-    """Holds workspace and device of a run, and what surrounds it. Not part of any key: no result
-    depends on it.
+    """Workspace, device and environment of a run. They are part of no key, because no result
+    depends on them.
     """
 
     home: str
     device: str = "auto"
     engine: str = Field(default_factory=engine.of_environment)
-    """What computes the parts of large stages, as `tasks.running.engine` says."""
+    """Engine that computes the parts of large stages; see `tasks.running.engine`."""
     processes: int = 1
-    """That share the fit of an encoder (`tasks.running.ranks`)."""
+    """Number of processes that share the fit of an encoder (`tasks.running.ranks`)."""
     run: Run = PLAIN
     copies: CopiedStore | None = Field(default=None, exclude=True, repr=False)
-    """What a release reads in place of the workspace's store."""
+    """Store that a release reads instead of the workspace's store."""
 
     @property
     def workspace(self) -> Workspace:
@@ -54,9 +54,7 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
     @property
     def store(self) -> Store:
-        """Returns the private store of stage outputs, shared between machines if AUTOCODER_STORAGE
-        is set.
-        """
+        """The private store of stage outputs, which machines share if AUTOCODER_STORAGE is set."""
         if self.copies is not None:
             return self.copies
         url = os.environ.get(VARIABLE)
@@ -64,7 +62,7 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
     @contextmanager
     def copying(self, named: Collection[str] | None = ()) -> Iterator[Context]:
-        """Yields this context with a store that copies what it opens, as `CopiedStore` says."""
+        """Yields this context with a `CopiedStore`, which copies the files that it opens."""
         with own_folder("release") as folder:
             copies = CopiedStore(self.store, folder, named)
             yield self.model_copy(update={"copies": copies})
@@ -79,7 +77,7 @@ class Work:
     progress: Progress
     label: str = ""
     parts: list[ArtifactRef] = field(default_factory=list)
-    """Stages that this one was put together from; they are removed when it is finished."""
+    """Parts that were combined into this stage; they are removed when it is finished."""
 
     def sized(self, records: int) -> None:
         progress.sized(self.label, records)
@@ -102,9 +100,9 @@ Body = Callable[[Work], Figures]
 
 @dataclass(frozen=True)
 class Step:
-    """Declares a stage: name, everything its output depends on, and its function.
+    """Declares a stage: its name, everything its output depends on, and its function.
 
-    An input of None does not exist yet, which only a dry run meets.
+    An input of None does not exist yet, which only occurs in a dry run.
 
     Args:
         modules: code that the output depends on; by default the body's module.
@@ -120,7 +118,7 @@ class Step:
     record_digests: Mapping[str, str] = field(default_factory=dict)
 
     def full_config(self, store: Store) -> Config:
-        """Returns the configuration with the digests of records, under the workspace's key."""
+        """Returns the configuration, with the digests of records keyed by the workspace's key."""
         return {
             **self.config,
             **{name: store.keyed(value) for name, value in self.record_digests.items()},

@@ -1,7 +1,8 @@
-"""Records the time of stages as a multiple of the rough estimate, to correct the next estimate.
+"""Stores the actual time of stages as a multiple of the rough estimate, to correct the next
+estimate.
 
-One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed as
-a whole.
+The only file is `private/timings.json`. For each kind of stage it has the multiple from the last
+time that the stage was computed in full.
 """
 
 import json
@@ -15,7 +16,7 @@ from tasks.running.progress import Listener
 
 _FILE = "timings.json"
 _BRIEF = 0.2
-"""Seconds; shorter estimates tell nothing of the machine."""
+"""Seconds. Shorter estimates are not informative about the machine."""
 
 
 def read(private: Path) -> dict[str, float]:
@@ -28,7 +29,7 @@ def read(private: Path) -> dict[str, float]:
 
 
 def kind_of(label: str) -> str:
-    """Returns the kind of stage of a label: without round or seed, but with the branch that an
+    """Returns the kind of stage for a label: without round or seed, but with the branch that an
     audit reruns.
     """
     return (
@@ -45,8 +46,8 @@ class TimingsListener(Listener):
         self._reported: set[str] = set()
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Marks a stage as resumed if its first report is past the beginning: its time is not that
-        of a whole.
+        """Marks a stage as resumed if its first report is past the beginning, because its time is
+        then not that of a full computation.
         """
         if label not in self._reported:
             self._reported.add(label)
@@ -64,7 +65,7 @@ class TimingsListener(Listener):
 
 
 class WholeListener(TimingsListener):
-    """Records the time of stages that the caller knows to begin at their beginning."""
+    """Records the time of stages that are known to start from the beginning."""
 
     def report(self, label: str, done: int, total: int | None) -> None:
         pass

@@ -1,9 +1,9 @@
 """Measures workers for Prometheus: duration of stages, records per second, GPU memory.
 
-A run may end before it is scraped, so it serves nothing itself: it keeps a text file in Prometheus'
-format in the private workspace, which `autocoder status --serve` reads with those of all runs of a
-week. A figure that cannot be written never fails a run. No count of records is stored: the rate is
-rounded to two digits, so that rate and time do not give one.
+A run may end before it is scraped, so it serves nothing itself. It writes a text file in
+Prometheus' format to the private workspace, and `autocoder status --serve` serves the files of all
+runs of the past week. A figure that cannot be written never fails a run. No count of records is
+stored, and the rate is rounded to two digits so that rate and time do not reveal one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LABELS = ("flow", "host", "stage")
 COUNTERS = {
     "autocoder_stage_runs": "stages that ended, by result: computed, reused, failed",
-    "autocoder_stage_seconds": "seconds spent computing stages that ended well",
+    "autocoder_stage_seconds": "seconds spent computing stages that succeeded",
 }
 GAUGES = {
     "autocoder_stage_last_seconds": "seconds that the newest computed stage took",
@@ -41,8 +41,8 @@ GAUGES = {
     "autocoder_stage_updated_timestamp_seconds": "time of the last report, seconds since 1970",
 }
 _SECONDS_BETWEEN_WRITES, _SAME_RUN_SECONDS, _RETENTION_SECONDS = 5.0, 120.0, 7 * 86_400
-"""Of stages whose last report is more than the second older than their flow's newest, the run is
-another one.
+"""A stage belongs to an earlier run if its last report is older than its flow's newest report by
+more than the second constant.
 """
 
 
@@ -51,15 +51,15 @@ def folder(private: Path) -> Path:
 
 
 def families(private: Path) -> list[Metric]:
-    """Returns the families of all runs of a week: counters are added, of gauges the newest run's
-    stay.
+    """Returns the metrics of all runs of the past week. Counters are added up; gauges are the
+    newest run's.
     """
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for file in _files(private):
-        with suppress(OSError, ValueError):  # a torn file
+        with suppress(OSError, ValueError):  # a file that was written incompletely
             for family in text_string_to_metric_families(file.read_text(encoding="utf-8")):
                 known = values.setdefault(family.name, {})
                 for sample in family.samples:
@@ -86,21 +86,22 @@ def _files(private: Path) -> list[Path]:
 
 
 class RunningStage(TypedDict):
-    """A stage that started and did not end."""
+    """A stage that has started and not ended."""
 
     flow: str
     host: str
     stage: str
     share: float
-    """Of its steps that are done."""
+    """Share of its steps that are done."""
     seconds_since: float
-    """Since its last report."""
+    """Seconds since its last report."""
     working: bool
-    """Whether a process of this flow and host is there, which a long silence does not tell."""
+    """Whether a process of this flow runs on this host. A long silence does not mean that it died.
+    """
 
 
 def running_stages(private: Path) -> list[RunningStage]:
-    """Returns the stages of the newest run of each flow and host that started and did not end."""
+    """Returns the stages of each flow's and host's newest run that have started and not ended."""
     samples: dict[tuple[str, str, str], dict[str, float]] = {}
     for family in families(private):
         for name, labels, value, *_ in family.samples:
@@ -134,7 +135,7 @@ def running_stages(private: Path) -> list[RunningStage]:
 
 
 def _at_work(private: Path) -> set[tuple[str, str]]:
-    """Returns flow and host of each run whose process holds its lock."""
+    """Returns flow and host of each run with a process that holds its lock."""
     found = set()
     for lock in folder(private).glob("*.lock"):
         with suppress(OSError, InputError), open_regular(lock) as handle:
@@ -154,7 +155,7 @@ class _Stage:
     written: float = 0.0
 
     def rate(self) -> float | None:
-        """Returns records per second since the first report, without set-up and resumed steps."""
+        """Records per second since the first report, excluding set-up and resumed steps."""
         if self.records is None or self.first is None or self.last is None:
             return None
         seconds, steps = self.last[0] - self.first[0], self.last[1] - self.first[1]
@@ -167,8 +168,8 @@ class _Stage:
 
 @dataclass
 class MetricsListener(Listener):
-    """Writes the events of a flow's stages to this run's file, every few seconds
-    and at each end.
+    """Writes the events of a flow's stages to this run's file, every few seconds and whenever a
+    stage ends.
     """
 
     private: Path
@@ -243,14 +244,14 @@ class MetricsListener(Listener):
             self._gauges[f"autocoder_stage_{name}"].labels(self.flow, self.host, stage.name).set(
                 value
             )
-        # A full disk ends the stage with its own message, which this must not hide.
+        # A full disk fails the stage with a message of its own, which must not be hidden here.
         with suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._hold_lock()
             write_to_textfile(str(self._file), self._registry)
 
     def _hold_lock(self) -> None:
-        """Locks a file beside the figures until this listener or its process ends."""
+        """Locks a file next to the metrics until this listener or its process ends."""
         if self._lock is None:
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
             weakref.finalize(self, os.close, lock)

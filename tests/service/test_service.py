@@ -82,8 +82,12 @@ def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -
         ({"narratives": "zebrafinch" * 2001}, 422, "narratives: longer than 20,000 characters"),
         ({"narratives": ["zebrafinch"] * 1001}, 422, "narratives: more than 1000 narratives"),
         ({"narratives": []}, 422, "narratives: an empty list"),
-        ({"narratives": {"zebrafinch": 1}}, 422, "narratives: no text. Send a string, or a list"),
-        ({"narratives": ["zebrafinch", None]}, 422, "narratives, item 2: no text"),
+        (
+            {"narratives": {"zebrafinch": 1}},
+            422,
+            "narratives: not a text. Send a string, or a list",
+        ),
+        ({"narratives": ["zebrafinch", None]}, 422, "narratives, item 2: not a text"),
         (
             {"narratives": ["zebrafinch"] * 2 + ["zebrafinch" * 2001]},
             422,
