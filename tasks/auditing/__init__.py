@@ -1,1 +1,1 @@
-"""Audits claims: membership tests, reruns, lower bounds, findings."""
+"""Audits privacy claims: membership tests, reruns, lower bounds, findings."""

@@ -1,5 +1,5 @@
-"""Computes the lower bounds of one audit from reruns and from gradient canaries, each with its
-reach.
+"""Computes the lower bounds of an audit from reruns and from gradient canaries, and how large each
+could have been.
 """
 
 from dataclasses import dataclass
@@ -15,39 +15,40 @@ from tasks.auditing.trials import Trials
 
 @dataclass(frozen=True)
 class Bound:
-    """Holds one lower bound on epsilon (add/remove) with the guesses behind it."""
+    """A lower bound on epsilon (add/remove), with the guesses that it is based on."""
 
     name: str
     epsilon: float
     guesses: bounds.Guesses
     reach: float
-    """The bound that as many right guesses would give: 0 if the test could not have failed."""
+    """The bound if every guess had been right; 0 if the test could not have contradicted any claim.
+    """
     claimed: float | None = None
-    """The largest epsilon that a measured trial would have claimed for its records; None: no claim
-    from the records.
+    """The largest epsilon that a measured trial would have claimed for its own records, or None if
+    the claim does not depend on the records.
 
-    SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large
-    losses raise that claim, is no evidence against a claim made without them.
+    SWAG-PPM's claim depends on the records. Crafted canaries have large losses that raise the claim
+    of a trial, so a bound found among them is no evidence against a claim made without them.
     """
     noise_at_most: float | None = None
-    """The multiple of the stated noise above which it is excluded. Epsilon is then a bound if the
-    noise is Gaussian.
+    """Largest multiple of the stated noise that the test does not exclude. If it is set, epsilon is
+    a bound only if the noise is Gaussian.
     """
     epsilon_of_any: float | None = None
-    """The bound of the same guesses for any mechanism with (epsilon, delta); None: `epsilon` is
-    one.
+    """Bound from the same guesses that holds for any (epsilon, delta) mechanism, or None if
+    `epsilon` already is such a bound.
     """
 
     @property
     def refutes(self) -> float:
-        """The largest claim that this bound contradicts: none if the trials themselves claimed as
+        """The largest claim that this bound contradicts, or 0 if the trials themselves claimed as
         much.
         """
         return self._counts(self.epsilon)
 
     @property
     def could_refute(self) -> float:
-        """`contradicts` for perfect guesses: 0 if these, too, could have contradicted nothing."""
+        """The largest claim that perfect guesses would have contradicted; 0 if there is none."""
         return self._counts(self.reach)
 
     def _counts(self, epsilon: float) -> float:
@@ -55,8 +56,8 @@ class Bound:
 
 
 def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> list[Bound]:
-    """Returns one bound per family: half its turns are reference, an eighth choose the rule, the
-    rest measure.
+    """Returns one bound per family of rows. Half of a family's trials serve as reference, an eighth
+    select the decision rule, and the rest measure.
     """
     logits, bits = bounds.confidence_logit(trials.ell.numpy()), trials.included.numpy()
     from_records = float(trials.epsilon.std()) > 0
@@ -90,7 +91,9 @@ def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> l
 def gradient_bound(
     descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float
 ) -> Bound:
-    """Returns what gradient canaries say of the noise, and what follows for epsilon."""
+    """Returns the bound on the noise that gradient canaries give, and the resulting bound on
+    epsilon.
+    """
     noise, least = (
         curves.noise_at_most(right=count, coins=coins, event=descent, alpha=alpha)
         for count in (right, coins)

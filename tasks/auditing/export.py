@@ -1,8 +1,8 @@
-"""Exports what a planned model says of its records, for the attack programs of others.
+"""Exports a planned model's predictions on its records, for external attack tools.
 
-The files hold figures per record, as private as the records. SACRO-ML reads the folder as it is
-(`sacroml.attacks.target.Target.load`, version 2: `target.yaml` and CSV without a header). LeakPro
-attacks a model through an object that returns logits, which `logits.npy` gives it.
+The files contain figures per record and are as private as the records. SACRO-ML reads the folder
+directly (`sacroml.attacks.target.Target.load`, version 2: `target.yaml` and CSV without a header).
+LeakPro attacks a model through an object that returns logits, which `logits.npy` provides.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.running.stage import Context
 
 FOLDER = "audit-exports"
-"""Within the private folder of a workspace."""
+"""Folder within the private folder of a workspace."""
 
 
 def place_of(workspace: Workspace, plan: Path, folder: Path | None) -> Path:
-    """Returns the folder to write, by default one of the plan in the workspace's private folder.
+    """Returns the folder to write to, by default a folder for the plan in the workspace's private
+    folder.
 
     Raises:
-        InputError: it is there already, or in a place whose files leave.
+        InputError: the folder exists already, or is in a place from which files are passed on.
     """
     place = (folder or workspace.private / FOLDER / plan.stem).resolve()
     # guard: test_an_export_leaves_with_a_bundle
     if place.is_relative_to(workspace.bundles.resolve()):
         raise Contradiction(
-            f"--export: {place} is among the bundles, which are given "
-            "away. Choose a private folder",
+            f"--export: {place} is among the bundles, which are passed on. Choose a private folder",
             kind="export-among-bundles",
         )
     if place.exists():
@@ -52,20 +52,20 @@ def place_of(workspace: Workspace, plan: Path, folder: Path | None) -> Path:
 
 
 def require_one_model(candidate: Candidate) -> None:
-    """Refuses a mechanism whose every release is another sample: there is no model
-    to attack yet.
+    """Refuses a mechanism that samples a new model for every release, because there is no single
+    model to attack.
     """
     if candidate.is_sampled:
         raise Contradiction(
-            "--export: each release of this mechanism is another sample, so "
-            "there is no single model to export answers of. Without --export, "
-            "`autocoder audit` attacks its samples",
+            "--export: each release of this mechanism is another sample, so there is no single "
+            "model with predictions to export. Without --export, `autocoder audit` attacks its "
+            "samples",
             kind="no-single-model",
         )
 
 
 def export(context: Context, candidate: Candidate, place: Path) -> Path:
-    """Writes the answers to both halves into a new folder that only its owner may read."""
+    """Writes the predictions on both halves to a new folder that only its owner may read."""
     model = candidate.classifier(context, candidate.draw(context))
     logits: dict[str, NDArray[np.float32]] = {}
     labels: dict[str, NDArray[np.int64]] = {}

@@ -1,5 +1,5 @@
-"""Stage: one more fit of a plan with canary records, whose every noisy sum is looked at; counts and
-p-values remain.
+"""Stage: fits a plan once more with canary records and inspects every noisy sum. Only counts and
+p-values are kept.
 """
 
 from mechanisms.audit.gradient_canaries import GradientCanaries
@@ -33,7 +33,7 @@ def gradients(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its
+    """Declares another fit of a plan, on the same records and canaries. Like the candidate's, its
     noise has no seed.
     """
 
@@ -55,9 +55,7 @@ def gradients(
             resampled=True,
         )
         plan_of(work.inputs["plan"]).fit(Records(*witness.fitted), run)
-        if witness.steps != len(
-            witness.stated
-        ):  # the descent of another mechanism, which shows no sums
+        if witness.steps != len(witness.stated):  # the mechanism's fit exposes no noisy sums
             return {"coins": 0, "right": 0, "checks": {}}
         checks = {check.value: p_value for check, p_value in witness.checks().items()}
         return {"coins": len(witness.included), "right": witness.right(), "checks": checks}

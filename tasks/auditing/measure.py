@@ -1,11 +1,12 @@
-"""Stage: compares what reruns and gradient canaries show with the claim of a candidate.
+"""Stage: compares a candidate's claim with the results of reruns and gradient canaries.
 
-Two kinds of evidence, each with half of the false-alarm rate. Reruns repeat everything on records
-and canaries that took part by the toss of a coin, and bound epsilon for one record more or less.
-Gradient canaries are records in one more fit of a noisy descent: their guesses bound its noise, and
-checks of its sums find faults. So a true claim is contradicted by one audit with probability 1 -
-confidence at most. An audit repeated on other draws is another test, and a contradiction stays:
-anyone who audits a true claim k times risks k times as much.
+There are two kinds of evidence, each with half of the false-alarm rate. Reruns repeat the whole
+mechanism on records and canaries that a coin toss includes or excludes, and bound epsilon for
+adding or removing one record. Gradient canaries are records in one more fit of a noisy gradient
+mechanism: guesses about them bound its noise, and checks of its sums find faults. One audit
+therefore contradicts a true claim with probability 1 - confidence at most. An audit repeated with
+other draws is another test, and contradictions are permanent, so auditing a true claim k times has
+k times that risk.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design
     """Declares the audit of one candidate.
 
     Args:
-        confidence, delta, event: of the claim; delta 0 where none is claimed, the event as JSON.
-        inputs: `fitted`, the candidate; and `pool` with `trials`, `gradients`, or all of them.
+        confidence, delta, event: of the claim. Delta is 0 if the claim has none; the event is JSON.
+        inputs: `fitted` (the candidate), and `pool` with `trials`, `gradients`, or both.
         trials_of: name of the candidate's mechanism in the trials.
     """
     return Step(

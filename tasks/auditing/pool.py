@@ -1,9 +1,10 @@
-"""Stage: builds the pool of rows for which an audit tosses coins: all records, and canaries:
-records with a wrong code.
+"""Stage: builds the pool of rows for which an audit tosses coins: all records, and canaries, which
+are records with a wrong code.
 
-The test half is the held-out share, never trained on: drawn at random at ingest, code by code, or
-what is dated on or after `train_before`. In reruns a coin decides for each record of both halves.
-Records of the test half are trained on only in reruns, which are never released.
+The test half is the held-out share, which is never trained on. It is drawn at random at ingest,
+within each code, or consists of the records dated on or after `train_before`. In reruns a coin
+decides for each record of both halves. Records of the test half are trained on only in reruns,
+which are never released.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ NEVER = -1
 
 @dataclass(frozen=True)
 class Pool:
-    """Holds the model's inputs of n rows; labels and family int64 [n].
+    """The model's inputs for n rows; labels and family are int64 [n].
 
-    Rows start with the training half, then the test half, each in the order of its split.
+    The rows of the training half come first, then those of the test half, each in the order of its
+    split.
     """
 
     inputs: FeatureInputs | TokenInputs
@@ -54,30 +56,30 @@ class Pool:
         )
 
     def coins(self, *, seed: int, trial: int) -> Tensor:
-        """Draws the rows of a trial, bool [n]: a fair coin for each record, and for the canaries
-        where it has some.
+        """Draws the rows of a trial, bool [n], with a fair coin for each record, and for each
+        canary if the trial has canaries.
         """
         pick = torch.Generator().manual_seed(derive_seed(seed, "audit", "coins", trial))
         tossed = torch.rand(len(self.family), generator=pick) < 0.5
         return tossed & self.on_trial(trial)
 
     def on_trial(self, trial: int) -> Tensor:
-        """Returns the rows for which a coin is tossed in this trial, bool [n]."""
+        """Returns the rows that have a coin toss in this trial, bool [n]."""
         # guard: test_a_seed_whose_coins_leave_no_natural_rerun
         canaries = (self.family > 0) & (not self.natural(trial))
         return (self.family == 0) | canaries
 
     @staticmethod
     def natural(trial: int) -> bool:
-        """Returns True for every second trial, which has no canary whatever the coins: the seed
-        reveals them.
+        """True for every second trial. Such a trial has no canaries, whatever the coins are,
+        because anyone who knows the seed can compute them.
         """
         return trial % 2 == 1
 
 
 def pool(*, canaries: int, seed: int, prepared: ArtifactRef) -> Step:
-    """Declares records and canaries as the model reads them; refuses too few records for the
-    canaries.
+    """Declares the records and canaries as model inputs. Refuses more canaries than the records
+    allow.
     """
     return Step(
         name="audit-pool",

@@ -1,4 +1,4 @@
-"""Defines the result of an audit, aggregates alone; words it, and records it as a row of the
+"""Defines the result of an audit (aggregates only), describes it in words, and records it in the
 ledger.
 """
 
@@ -22,7 +22,7 @@ from tasks.releasing.evidence import (
 
 
 class BranchAudit(BaseModel, frozen=True):
-    """Holds claim and measurement of one branch at one seed."""
+    """Claim and measurement of one branch at one seed."""
 
     branch: str
     title: str
@@ -31,12 +31,12 @@ class BranchAudit(BaseModel, frozen=True):
     guarantee_kind: str
     epsilon: float | None
     epsilon_add_remove: float | None
-    """Compared with the bounds: both are for one record more or less."""
+    """Epsilon for adding or removing one record, which is what the bounds measure."""
     delta: float | None
     confidence: float
     verdict: str
     figures: dict[str, Any]
-    """Of the stage `audit`: bounds with their guesses, checks, faults."""
+    """Figures of the stage `audit`: bounds with their guesses, checks, faults."""
     ledger_sequence: int
 
     @property
@@ -86,7 +86,7 @@ class AuditResult(BaseModel, frozen=True):
 
     @property
     def contradicted(self) -> tuple[str, ...]:
-        """Lists branches whose claim the measurement contradicts."""
+        """Branches with a claim that the measurement contradicts."""
         return tuple(
             dict.fromkeys(
                 branch.branch for branch in self.branches if branch.verdict == CONTRADICTED
@@ -107,8 +107,8 @@ def record(
     verdict: str,
     confidence: float,
 ) -> int:
-    """Writes claim and measurement to the ledger and returns the row's number; the same audit again
-    has its row.
+    """Writes claim and measurement to the ledger and returns the row's number. If the same audit is
+    already recorded, returns its row.
     """
     details = {name: figures[name] for name in ("trials", "gradient_runs", "checks", "faults")}
     details |= {
@@ -121,7 +121,7 @@ def record(
         "epsilon_lower_bound",
         "reach",
         "epsilon_of_any",
-    ):  # rounded down, so that a lower bound stays one
+    ):  # rounded down, so that it is still a lower bound
         details |= {} if figures[name] is None else {name: math.floor(figures[name] * 1e6) / 1e6}
     if figures["noise_at_most"] is not None:
         details["noise_at_most"] = math.ceil(figures["noise_at_most"] * 1e6) / 1e6

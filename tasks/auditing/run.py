@@ -1,5 +1,5 @@
-"""Audits branches: fits or reuses candidates, reruns their mechanisms, and compares both with the
-claims.
+"""Audits branches: fits or reuses candidates, reruns their mechanisms, and compares the results
+with the claims.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,9 @@ def run(
     seeds: int = 1,
     candidate: ArtifactRef | None = None,
 ) -> AuditResult:
-    """Audits branches at every seed; trials run once per branch, at the first seed's settings."""
+    """Audits branches at every seed. Trials run once per branch, with the settings of the first
+    seed.
+    """
     _refuse_draws(parameters, terms, settings, chosen)
     terms = _as_released(parameters, terms)
     groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, run_step=run_step)
@@ -45,9 +47,9 @@ def run(
         candidate.sha256
     }:
         raise InputError(
-            "plan: a new training run differs from the planned model: code or a library changed "
-            "or stages are gone"
-            ". Train again with the same options, and audit the new plan.",
+            "plan: a new training run differs from the planned model, because code or a library "
+            "changed or stages were removed. Train again with the same options, and audit the new "
+            "plan.",
             kind="model-not-reproduced",
         )
     pool = None
@@ -99,13 +101,13 @@ def estimate_stages(
 
 
 def audit_seconds(estimate: Estimate, chosen: Sequence[Method]) -> float:
-    """Returns the seconds of the attacks, without those of stages that are reused."""
+    """Returns the seconds of the attacks, excluding stages that are reused."""
     kinds = [*(trials.label_of(branch.name) for branch in chosen), gradients.KIND]
     return sum(estimate.of_kind(kind) for kind in kinds if kind in estimate.stages)
 
 
 def _as_released(parameters: RetrainParameters, terms: ComparisonSettings) -> ComparisonSettings:
-    """Returns the terms with target and delta of what the run releases, where they give none."""
+    """Fills in missing target and delta with the values that the run would release with."""
     released = terms_of(parameters.method)
     target = terms.target_epsilon or released.target_epsilon
     delta = terms.delta if released.target_epsilon is None else released.delta

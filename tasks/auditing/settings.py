@@ -1,4 +1,4 @@
-"""Defines the settings of an audit: the work to spend, and the branches."""
+"""Settings of an audit: the amount of work, and the branches."""
 
 from collections.abc import Mapping
 
@@ -12,26 +12,26 @@ from tasks.method import RELEASE_BRANCH, Method
 from tasks.parameters import RetrainParameters
 
 FEWEST_TRIALS = 16
-"""Fewer leave too few reference runs."""
+"""With fewer trials there are too few reference runs."""
 USUAL_DRAWS = 50
 
 
 class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
-    """Sets the work that an audit may spend."""
+    """The amount of work that an audit may do."""
 
     trials: int = Field(
         default=32,
         ge=0,
         le=100_000,
         title="Trials",
-        description=f"Training runs of the whole mechanism, at least {FEWEST_TRIALS}; 0: none.",
+        description=f"Training runs of the whole mechanism, at least {FEWEST_TRIALS}; 0 for none.",
     )
     trial_draws: int = Field(
         default=USUAL_DRAWS,
         ge=2,
         le=100_000,
         title="Samples per trial",
-        description="For risks and for Delta in each trial; at most as many as the method's own.",
+        description="Draws for risks and Delta in each trial; at most as many as the method's own.",
     )
     canaries: int = Field(
         default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code."
@@ -41,9 +41,8 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         ge=0,
         le=10_000,
         title="Gradient canaries",
-        description="Records of orthogonal features in one more noisy training run, whose every "
-        "sum is tested; "
-        "at most half as many as features. 0: no such run.",
+        description="Records with orthogonal features in one more noisy training run, in which "
+        "every sum is tested; at most half as many as there are features. 0: no such run.",
     )
     confidence: float = Field(
         default=0.95,
@@ -58,7 +57,7 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
     def _enough_trials(cls, trials: int) -> int:
         if 0 < trials < FEWEST_TRIALS:
             raise ValueError(
-                f"{trials} are too few for a result; give at least {FEWEST_TRIALS}, or 0 for none"
+                f"{trials} are too few for a result; use at least {FEWEST_TRIALS}, or 0 for none"
             )
         return trials
 
@@ -66,10 +65,10 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
 def choose_branches(
     names: str, parameters: RetrainParameters, branches: Mapping[str, Method]
 ) -> tuple[Method, ...]:
-    """Returns methods by name; `release` stands for the one that a training run with these
+    """Returns methods by name; `release` stands for the method that a training run with these
     parameters releases.
     """
-    from tasks.branches.released import released_branch  # brings Prefect, whose settings come first
+    from tasks.branches.released import released_branch  # imports Prefect: configure it first
 
     if RELEASE_BRANCH not in [name.strip() for name in names.split(",")]:
         return choose(names, parameters, branches)
@@ -78,8 +77,8 @@ def choose_branches(
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
-    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism
-    itself takes.
+    """Returns the number of draws in each rerun of a planned mechanism, at most as many as the
+    mechanism itself uses.
     """
     config: PseudoPosteriorConfig | None = getattr(mechanism, "pseudo_posterior", None)
     if config is None:

@@ -1,8 +1,8 @@
-"""Stages: reruns one mechanism on records chosen by coins, and scores all records with its draws.
+"""Stages: rerun one mechanism on randomly chosen records, and score all records with its draws.
 
-A few trials are a part, a stage of its own: a killed audit continues after the parts that are
-finished, and workers can share them. A trial's coins and seeds depend only on its number, and
-trials of a part run side by side everywhere.
+A part is a stage of its own with a few trials. A killed audit continues after the finished parts,
+and workers can share parts. A trial's coins and seeds depend only on its number, and the trials of
+a part run side by side everywhere.
 """
 
 from __future__ import annotations
@@ -39,18 +39,16 @@ from tasks.running.stage import Step, Work
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
 _TOGETHER = 8
-"""Trials of a linear head in a part: their parameters and optimiser states stay in the cache of a
-core.
+"""Trials of a linear head per part. Their parameters and optimiser states fit in one core's cache.
 """
 _FILE = "trials.safetensors"
 _BUILDING = Lock()
-"""An untrained model starts from torch's one generator: two threads at once would share its
-numbers.
+"""Building an untrained model uses torch's global generator, so two threads must not do it at once.
 """
 
 
 class TrialRange(Part, frozen=True, title="Trials"):
-    """Selects trials of a planned mechanism; the plan, the pool and the data set are the stage's
+    """A range of trials of a planned mechanism. The plan, the pool and the data set are the stage's
     inputs.
     """
 
@@ -59,13 +57,13 @@ class TrialRange(Part, frozen=True, title="Trials"):
         ge=0,
         lt=2**53,
         title="Seed",
-        description="A trial's coins and seed depend on it and its number.",
+        description="Each trial's coins and seed are derived from it and the trial's number.",
     )
     delta: float = Field(
         gt=0, lt=1, title="Delta", description="Delta of the reruns' formal claims."
     )
     unit: tuple[str, int] = Field(
-        title="Privacy unit", description="The unit and its most records."
+        title="Privacy unit", description="The unit, and the most records that it may have."
     )
 
     @property
@@ -75,11 +73,13 @@ class TrialRange(Part, frozen=True, title="Trials"):
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """Holds the scores of one mechanism's draws on the pool, trial by trial.
+    """Scores of one mechanism's draws on the pool, for T trials and n rows.
 
-    included bool [T, n]; ell float32 [T, n], the log-likelihood at the trial's draw; right bool [T,
-    n], whether the draw predicts the row's code; epsilon float64 [T], the claim of each trial for
-    one record more or less (nan: none).
+    included: bool [T, n].
+    ell: float32 [T, n], the log-likelihood of each row at the trial's draw.
+    right: bool [T, n], whether the draw predicts the row's code.
+    epsilon: float64 [T], each trial's claim for adding or removing one record; nan if there is
+    none.
     """
 
     included: Tensor
@@ -111,8 +111,8 @@ def reruns(
     planned: ArtifactRef,
     mechanism: Mechanism,
 ) -> Step:
-    """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The
-    noise has no seed.
+    """Declares the reruns of a planned mechanism, with its plan's sampling and scale. The noise has
+    no seed.
     """
     return Step(
         name="audit-trials",
@@ -134,7 +134,7 @@ def reruns(
 
 
 def side_by_side(mechanism: Mechanism, model: ModelConfig) -> Batched | None:
-    """Returns the mechanism where it reruns fits of this model side by side, else None."""
+    """Returns the mechanism if it can fit several of these models side by side, else None."""
     return mechanism if model.linear_head and isinstance(mechanism, Batched) else None
 
 
@@ -144,8 +144,8 @@ def _reruns(work: Work, *, selection: TrialRange) -> Figures:
     batched = side_by_side(mechanism, selection.model)
     at_once = 1 if batched is None else torch.get_num_threads()
     parts = selection.cut(_TOGETHER if head else 1)
-    # a head's small products gain nothing from threads, an encoder's do; parts at once must not set
-    # them each
+    # small products of a head gain nothing from threads, unlike those of an encoder; parallel parts
+    # must not each set the number of threads
     with using(1 if head else torch.get_num_threads()):
         folders = run_parts_of(work, compute, parts, part_step, at_once=at_once)
     done = _concatenate([checkpoint.load(folder / _FILE)[0] for folder in folders])
@@ -186,7 +186,7 @@ def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
-    """Runs trials side by side; returns `included`, and per mechanism `ell`, `right`, `epsilon`
+    """Runs trials side by side. Returns `included`, and per mechanism `ell`, `right`, `epsilon`
     [trials, ...].
     """
     model, delta, unit = selection.model, selection.delta, selection.unit
@@ -243,8 +243,8 @@ def _one_by_one(
 
     ell, right, events = [], [], []
     for trial, members, seed in zip(selection.trials, included, seeds, strict=True):
-        # long trials resume from the last epoch; the folder is private, and removed when the trial
-        # has been scored
+        # long trials resume from the last epoch; the folder is private, and is removed when the
+        # trial has been scored
         folder = (
             None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
         )

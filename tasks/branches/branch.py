@@ -1,4 +1,4 @@
-"""Takes methods from their files to a run: which there are, and what a run fills in."""
+"""Selects the methods of a run, and fills in the settings that they leave open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.parameters import Delta, Epsilon, RetrainParameters
 
 
 class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
-    """Holds what all experiments of one run share."""
+    """Settings that all experiments of a run share."""
 
     target_epsilon: Epsilon | None = Field(
         default=None,
@@ -28,13 +28,13 @@ class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=10_000,
         title="Epochs",
-        description="Of the non-private and DP-SGD fits.",
+        description="Epochs of the non-private and DP-SGD fits.",
     )
     batch_size: int = Field(
         default=512,
         ge=1,
         title="Expected batch of DP-SGD",
-        description="In the paper's setting; the tuned branches have their own.",
+        description="As in the paper; the tuned branches have their own.",
     )
     branches: tuple[dict[str, Any], ...] = Field(
         default=(),
@@ -51,7 +51,7 @@ class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
         if isinstance(value, Mapping):
             raise ValueError(
                 "a mapping from names is now a list: `- {name: mine, kind: dp-sgd, …}`, with the "
-                "settings of its mechanism beside the name"
+                "settings of its mechanism next to the name"
             )
         return value
 
@@ -60,33 +60,34 @@ class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
     def _each_once(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         names = [body.get("name") for body in value]
         if len(set(map(str, names))) < len(names):
-            raise ValueError("a name is given twice. Give each once")
+            raise ValueError("a name occurs twice. Use each name once")
         return value
 
     @property
     def all_branches(self) -> Mapping[str, Method]:
-        """The standard methods and the user's, which replace those of the same name."""
+        """The standard methods and the user's own, which take precedence under the same name."""
         own = [parse_method(body, "branches") for body in self.branches]
         return standard_methods() | {method.name: method for method in own}
 
 
 class CompareParameters(ComparisonSettings, frozen=True, title="Compare"):
-    """Holds the terms of a comparison, and how many experiments it is."""
+    """Settings of a comparison, including the number of experiments."""
 
     epsilons: tuple[Epsilon, ...] = Field(
         default=(),
         title="Further target epsilons",
         description=(
-            "Branches with a target are fitted at each of these too: what which epsilon costs."
+            "Methods with a target are also fitted at each of these, to show the accuracy at each "
+            "epsilon."
         ),
     )
     seeds: int = Field(
-        default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted."
+        default=5, ge=1, le=100, title="Seeds", description="Number of fits of each method."
     )
 
 
 def model_for(method: Method, parameters: RetrainParameters) -> ModelConfig:
-    """Returns the run's model, with the method's prior where the data allow it."""
+    """Returns the run's model, with the method's prior if the data allow it."""
     model = method.model_of(parameters.model, has_titles=parameters.data.has_titles)
     index = parameters.data.coding_index
     if index is None or model.prior != "titles":
@@ -97,7 +98,7 @@ def model_for(method: Method, parameters: RetrainParameters) -> ModelConfig:
 def mechanism_for(
     method: Method, parameters: RetrainParameters, terms: ComparisonSettings
 ) -> Mechanism:
-    """Returns the mechanism; the run fills in the settings that it leaves open."""
+    """Returns the method's mechanism, with open settings filled in from the run."""
     mechanism = method.mechanism
     if method.token_settings and form_of(parameters.model) == "tokens":
         mechanism = type(mechanism).model_validate(mechanism.model_dump() | method.token_settings)
@@ -111,7 +112,7 @@ def mechanism_for(
 def parts(
     method: Method, parameters: RetrainParameters, terms: ComparisonSettings
 ) -> dict[str, Mechanism]:
-    """The fits of this method in order, by the names of their stages; the last is its own."""
+    """Returns the fits of a method in order, by stage name. The last one is the method's own."""
     mechanism = mechanism_for(method, parameters, terms)
     found = [(method.name, mechanism)]
     while (before := mechanism.continues) is not None:
@@ -123,7 +124,7 @@ def parts(
 def workloads(
     method: Method, parameters: RetrainParameters, terms: ComparisonSettings
 ) -> dict[str, Workload]:
-    """What each of these fits costs."""
+    """Returns the cost of each of these fits."""
     return {
         name: part.workload or Workload(getattr(part, "epochs", None) or terms.epochs)
         for name, part in parts(method, parameters, terms).items()
@@ -133,8 +134,8 @@ def workloads(
 def choose(
     names: str, parameters: RetrainParameters, methods: Mapping[str, Method]
 ) -> tuple[Method, ...]:
-    """Selects methods by comma-separated names; `all` selects every one that model and code list
-    allow.
+    """Selects methods by comma-separated names; `all` selects every method that the model and the
+    code list allow.
     """
     chosen: dict[str, Method] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -164,7 +165,7 @@ _FORMS = {
 
 
 def obstacle(method: Method, parameters: RetrainParameters) -> Fault | None:
-    """Returns why a method cannot be fitted in this run; None if it can."""
+    """Returns why a method cannot be fitted in this run, or None if it can."""
     reads = method.mechanism.reads
     if form_of(parameters.model) not in reads:
         forms = ", or ".join(_FORMS.get(form, form) for form in sorted(reads))

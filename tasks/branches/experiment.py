@@ -1,8 +1,8 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
-A training run is one experiment, a comparison many, an audit attacks one. Every mechanism has the
-same stages: plan its noise, fit, predict, score on the test half. One whose fit goes on from
-another's (`Mechanism.continues`) has the stages of that one before.
+A training run is one experiment, a comparison is many, and an audit attacks one. Every mechanism
+has the same stages: plan the noise, fit, predict, and score on the test half. If a fit continues
+another fit (`Mechanism.continues`), the stages of the other fit come first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tasks.running.stage import Context, Step
 
 RunStep = Callable[[Step], ArtifactRef]
 Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
-"""A step's output: a reference where steps are run; in a dry run None where there is no output yet.
+"""A step's output. In a dry run it is None if there is no output yet.
 """
 SMALLEST_EPSILON = 1e-4
-"""Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above
-zero. A claim with a larger epsilon holds as well.
+"""Smallest epsilon that is stated. At a delta near 1, epsilon 0 would suffice, but amounts in a
+ledger are positive. A claim with a larger epsilon is also valid.
 """
 
 
@@ -43,8 +43,8 @@ def prepare(
     models: Iterable[ModelConfig],
     run_step: Callable[[Step], Ref],
 ) -> Ref:
-    """Returns the features or tokens of the records, after the titles that these models start
-    from.
+    """Returns the features or tokens of the records. The titles that these models start from are
+    encoded first.
     """
     for model in dict.fromkeys(models):
         for step in prior.stages(model, parameters.data):
@@ -60,7 +60,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Study:
-    """What experiments share: records, terms, target, and how a stage is run."""
+    """What experiments have in common: records, settings, target, and how stages are run."""
 
     context: Context
     parameters: RetrainParameters
@@ -79,9 +79,7 @@ class Study:
         chosen: Sequence[Method],
         run_step: RunStep,
     ) -> Study:
-        """Prepares the records for these branches; refuses a branch that cannot be fitted on them,
-        once they are counted.
-        """
+        """Prepares the records for these branches. Refuses a branch that cannot be fitted."""
         models = [branches.model_for(branch, parameters) for branch in chosen]
         dataset = run_step(ingest_records(parameters.data))
         facts = context.store.figures(dataset)
@@ -92,7 +90,7 @@ class Study:
         return replace(counted, prepared=prepare(parameters, dataset, models, run_step))
 
     def experiment(self, branch: Method, seed: int | None = None) -> Experiment:
-        """The experiment of a branch at a seed; the run's, if none is given."""
+        """Returns the experiment of a branch at a seed, by default the run's seed."""
         return Experiment(self, branch, self.parameters.seed if seed is None else seed)
 
     def retargeted(self, epsilon: float) -> Study:
@@ -104,8 +102,8 @@ class Study:
 
     @cached_property
     def default_delta(self) -> float:
-        """Delta of branches that set none: the run's, or what number of records and
-        policy allow.
+        """Delta for branches that set none: the run's, or a default from the number of records and
+        the policy.
         """
         stated = self.terms.delta or self.parameters.method.delta
         records = self.facts["train"]
@@ -118,7 +116,7 @@ class Stages(Generic[Ref]):
 
     name: str
     mechanism: Mechanism
-    """As the run fills it in, before its noise is solved."""
+    """The mechanism with the run's settings, before its noise is calibrated."""
     planned: Ref
     fitted: Ref
     predictions: Ref
@@ -159,7 +157,7 @@ class Experiment:
 
     @property
     def method(self) -> dict[str, Any]:
-        """What the key of a release names by its digest, as `method_of` reads it
+        """Settings of which a release's key contains a digest. `method_of` reads the same settings
         back from a fit.
         """
         ingest = self.study.parameters.data.ingest.model_dump(mode="json")
@@ -191,7 +189,7 @@ class Experiment:
         return fits.fit(name, mechanism, self.model, seed=self.seed, **where)
 
     def predict(self, mechanism: Mechanism, fitted: ArtifactRef, **options: Any) -> ArtifactRef:
-        """Predicts at a fit, or at one repeatable draw of a posterior; options are those of
+        """Predicts with a fit, or with one repeatable draw of a posterior. The options are those of
         `fits.predict`.
         """
         where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
@@ -200,10 +198,10 @@ class Experiment:
     def stages(
         self, run_step: Callable[[Step], Ref], *, score_all: bool = False
     ) -> list[Stages[Ref]]:
-        """Takes the stages in order, the fits that this one goes on from first.
+        """Runs the stages in order, starting with the fits that this one continues.
 
         Args:
-            score_all: those fits are scored as well.
+            score_all: whether those fits are scored as well.
         """
         made: list[Stages[Ref]] = []
         where: Any = {"seed": self.seed, **self.study.records}
@@ -230,7 +228,7 @@ class Experiment:
         return self._outcome(self.stages(self.study.run_step)[-1])
 
     def run_all(self) -> list[Outcome]:
-        """Also scores the fits that this one goes on from; they come first."""
+        """Runs all stages and also scores the fits that this one continues, which come first."""
         return [self._outcome(each) for each in self.stages(self.study.run_step, score_all=True)]
 
     def _outcome(self, stages: Stages[ArtifactRef]) -> Outcome:
@@ -258,21 +256,21 @@ class Outcome:
     branch: Method
     seed: int
     asked: Mechanism
-    """As the run filled it in."""
+    """The mechanism with the run's settings, before planning."""
     mechanism: Mechanism
-    """As it was planned, with every setting filled in."""
+    """The mechanism as planned, with every setting filled in."""
     search: Search | None
-    """What the fit searched on the records."""
+    """Settings that the fit searched for on the records."""
     event: Event
     claim: Claim
     fitted: ArtifactRef
     measured: ArtifactRef
-    """The stage of its scores."""
+    """The stage with its scores."""
     figures: Mapping[str, Any]
 
     @property
     def rerun(self) -> Mechanism:
-        """The mechanism that a rerun plans again: with what was searched, since a rerun does not
-        search.
+        """The mechanism for reruns, with the settings that were found by search, because a rerun
+        does not search.
         """
         return self.asked if self.search is None else self.search.settled

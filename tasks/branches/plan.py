@@ -1,7 +1,7 @@
-"""Plans the release of a branch, and saves the settings that made it beside the plan.
+"""Plans the release of a branch, and saves the run's settings next to the plan.
 
-An audit of the plan uses these settings. No one signs their file: an audit compares its fit with
-the plan's.
+An audit of the plan uses these settings. The file is not signed, so an audit compares its own fit
+with the plan's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.releasing.plan import PlannedRelease
 
 
 def plan_release(study: Study, outcome: Outcome) -> PlannedRelease:
-    """Plans the release of one outcome. The same records, method and label always have the same
+    """Plans the release of one outcome. The same records, method and label always give the same
     plan.
     """
     candidate = Candidate(
@@ -45,14 +45,14 @@ def plan_release(study: Study, outcome: Outcome) -> PlannedRelease:
 
 
 class Origin(BaseModel, frozen=True, extra="forbid"):
-    """Holds the settings of the run that made a plan, and the branch that the plan releases."""
+    """The settings of the run that made a plan, and the branch that the plan releases."""
 
     parameters: RetrainParameters
     terms: ComparisonSettings = ComparisonSettings()
     branch: str = RELEASE_BRANCH
 
     def save(self, plan: Path) -> Path:
-        """Writes it next to its plan and returns the file."""
+        """Writes the settings next to their plan and returns the file."""
         file = _settings_file(plan)
         portable = self.model_copy(update={"parameters": _with_absolute_paths(self.parameters)})
         content = json.dumps(
@@ -63,7 +63,9 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def of(plan: Path) -> tuple[PlannedRelease, Origin]:
-        """Loads a plan and its settings, without the policy: the plan's ledger has one in force."""
+        """Loads a plan and its settings, except the policy: the plan's ledger contains the current
+        one.
+        """
         plan = plan.expanduser()
         planned, file = PlannedRelease.load(plan), _settings_file(plan)
         try:

@@ -1,4 +1,4 @@
-"""Names the method that a training run releases, and finds its stages without running them."""
+"""Identifies the method that a training run releases, and finds its stages without running them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from tasks.running.stage import Context, Step
 
 
 def released_branch(parameters: RetrainParameters) -> tuple[Method, ComparisonSettings]:
-    """Returns the method that a training run releases, and its terms."""
+    """Returns the method that a training run releases, and its settings."""
     method = parameters.method
     if fault := obstacle(method, parameters):
         raise Contradiction(f"method: {method.name} {fault.text}", kind=fault.kind)
@@ -26,16 +26,16 @@ def released_branch(parameters: RetrainParameters) -> tuple[Method, ComparisonSe
     terms = terms_of(method)
     if method.mechanism.needs_target_epsilon and terms.target_epsilon is None:
         raise Missing(
-            "method.target_epsilon is missing. Specify what the release may cost: --epsilon NUMBER",
+            "method.target_epsilon is missing. Specify the release's epsilon: --epsilon NUMBER",
             kind="no-target-epsilon",
         )
-    # target and delta come from the terms, as in a comparison, so that both share their stages
+    # target and delta are in the settings, as in a comparison, so that both share their stages
     mechanism = method.mechanism.without_target()[0]
     return method.model_copy(update={"mechanism": mechanism}), terms
 
 
 def terms_of(method: Method) -> ComparisonSettings:
-    """Returns the terms of a release: the target and delta that its noise is solved for."""
+    """Returns the settings of a release: the target and delta that its noise is calibrated to."""
     _, target, delta = method.mechanism.without_target()
     return ComparisonSettings(target_epsilon=target, delta=delta)
 
@@ -43,8 +43,8 @@ def terms_of(method: Method) -> ComparisonSettings:
 def find_stages(
     context: Context, parameters: RetrainParameters, find: Callable[[Step], ArtifactRef | None]
 ) -> tuple[Experiment, ArtifactRef | None]:
-    """Passes the stages of a training run to `find`, which runs nothing; returns the experiment,
-    whose records are None where they were not read yet, and its fit, if it exists.
+    """Passes the stages of a training run to `find`, which runs nothing. Returns the experiment,
+    with None for records that were not read yet, and its fit if it exists.
     """
     method, terms = released_branch(parameters)
     dataset = find(ingest_records(parameters.data))

@@ -1,1 +1,1 @@
-"""Makes the content of a bundle: model, card, statement, thresholds, test vectors, materials."""
+"""Creates the content of a bundle: model, card, statement, thresholds, test vectors, materials."""

@@ -1,8 +1,7 @@
-"""Tells a partner how often the released model is right, from the noisy table that was drawn with
-it.
+"""Reports the released model's accuracy to partners, from the noisy table that was drawn with it.
 
-Nothing here reads a record. Groups of codes are named by what their codes begin with, and by a
-title where the bundle's code list or a published list has it.
+No record is read here. A group of codes is named by the prefix of its codes, and by a title if the
+bundle's code list or a published list has one.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _SIGNS = ".-/ "
 
 @dataclass(frozen=True)
 class ToldAccuracy:
-    """Holds what a table tells, or None where its noise hides the accuracy."""
+    """The accuracy figures of a table; None if its noise hides them."""
 
     stated: StatedAccuracy | None
     names: tuple[str, ...]
-    """Of the groups of codes."""
+    """Names of the groups of codes."""
     dated_from: str | None
-    """Day from which the test half's records are, where the halves are split by date."""
+    """First day of the test half, if the halves are split by date."""
     unit: str
-    """What is in one half alone: `record` or `unit`."""
+    """Whether each `record` or each `unit` is in one half only."""
 
     @staticmethod
     def of(
@@ -53,7 +52,6 @@ class ToldAccuracy:
         return ToldAccuracy(stated, group_names(codes), None if day is None else str(day), unit)
 
     def as_json(self) -> AccuracyFile:
-        """Returns the content of `accuracy.json`."""
         test_half: HeldOutRecords = {"dated_from": self.dated_from, "unit": self.unit}
         if self.stated is None:
             return {"schema": 1, "stated": False, "test_half": test_half}
@@ -83,7 +81,7 @@ class ToldAccuracy:
 
 
 def group_names(codes: Sequence[Code]) -> tuple[str, ...]:
-    """Returns a name for each group of a code list, made of codes and published titles alone."""
+    """Returns a name for each group of a code list, using only codes and published titles."""
     names, group_of = groups(codes)
     members: list[list[Code]] = [[] for _ in names]
     for code, number in zip(codes, group_of, strict=True):
@@ -121,8 +119,8 @@ def _name(group: Sequence[Code], begin: str, titles: Mapping[str, str]) -> str:
 
 
 def _levels_above(begin: str, code: str) -> Iterator[str]:
-    """Yields what a level above may be called, the most detailed first: as the codes begin, or with
-    zeros behind.
+    """Yields possible names of a level above a code, the most detailed first: the prefix of the
+    codes, or the prefix padded with zeros.
     """
     for end in range(len(begin), 0, -1):
         yield begin[:end]

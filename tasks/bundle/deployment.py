@@ -1,10 +1,10 @@
 """Writes the record of a release for a public registry of deployments, and answers to NIST SP
 800-226's questions.
 
-The record has the fields of the registry of OpenDP (opendp/deployments-registry-data, schema of
-commit 3e9c812, July 2026), which has none for utility: that is among its notes. What no ledger
-knows, an agency states once under `registry` in its policy. Both say the same figures as the
-certificate.
+The record has the fields of OpenDP's registry (opendp/deployments-registry-data, schema of commit
+3e9c812, July 2026). The registry has no field for utility, so that is in the notes. Facts that the
+ledger does not contain come from the agency's statement under `registry` in its policy. Both
+documents have the same figures as the certificate.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from tasks.pages.render import render
 
 @dataclass(frozen=True)
 class Deployment:
-    """Holds a drawn release, what its accounts were charged, and what the agency
-    states about it.
-    """
+    """A drawn release, the charges to its accounts, and the agency's statement about it."""
 
     row: ReleaseRow
     charges: Sequence[Charge]
     stated: RegistryStatement | None
-    """None where no policy states anything for a registry: then there is no record, and answers say
+    """The policy's statement for a registry. If it is None, there is no record, and the answers say
     so.
     """
     repeated: bool
@@ -44,15 +42,15 @@ class Deployment:
     def of(
         ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None
     ) -> Deployment:
-        """Returns the deployment as it was drawn, with what was stated about it when reserved, or
-        is later.
+        """Returns the deployment as it was drawn, with the statement recorded at reservation, or
+        else `later`.
         """
         state = ledger.state()
         release = state.release(release_id)
         drawn = release.drawn
         if drawn is None:
             raise InputError(
-                f"release {release_id} is {release.row.state}. Only one that was sampled has a "
+                f"release {release_id} is {release.row.state}. Only a sampled release has a "
                 "record.",
                 kind="never-sampled",
             )
@@ -67,8 +65,7 @@ class Deployment:
         return Deployment(drawn, tuple(charges.values()), stated, repeated)
 
     def _words(self, utility: Sequence[str]) -> dict[str, Any]:
-        # of the accounts only the caps: sums depend on which records other releases share, so none
-        # is released
+        # only the caps of accounts are public: sums depend on which records other releases share
         row, most = self.row, self.row.claim.max_records_per_unit
         caps = [
             f"{charge.account}: at most ε {short(charge.epsilon_cap)}"
@@ -105,7 +102,8 @@ class Deployment:
         """Returns the record for the registry.
 
         Args:
-            utility: how often the model is right, in sentences; empty: the bundle's card says.
+            utility: sentences on the model's accuracy. If empty, the record refers to the bundle's
+                card.
         """
         if self.stated is None:
             raise Missing(
@@ -115,8 +113,8 @@ class Deployment:
         return self._words(utility)["record"]
 
     def answers(self, utility: Sequence[str] = ()) -> str:
-        """Returns a Markdown page with the questions of NIST SP 800-226 (2025) and this release's
-        answers.
+        """Returns a Markdown page with the questions of NIST SP 800-226 (2025) and answers for this
+        release.
 
         Args:
             utility: as for the record.
@@ -126,8 +124,8 @@ class Deployment:
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
-    """Returns a committed release's deployment; what no policy stated when it was reserved, the one
-    in force states.
+    """Returns a committed release's deployment. If no policy had a statement at reservation, the
+    current policy's statement is used.
     """
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
@@ -146,12 +144,12 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
     return deployment
 
 
-_UNSTATED = "The agency has not stated it. Ask the agency."
+_UNSTATED = "The agency has not answered this. Ask the agency."
 _NOTHING = RegistryStatement(
     curators=(_UNSTATED,),
     region=_UNSTATED,
     domain=_UNSTATED,
-    actors="Who the operator is, the agency has not stated.",
+    actors="The agency has not named the operator.",
     refreshment=_UNSTATED,
     justification=_UNSTATED,
     authors=(_UNSTATED,),

@@ -55,10 +55,10 @@ CLIENTS = {
     "sentence-transformers": "3.4 to 6.2",
     "transformers": "5.23",
 }
-"""Versions of published libraries that read a bundle, as `make test-clients` runs them."""
+"""Versions of published libraries that can load a bundle, as tested by `make test-clients`."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentence-transformers")
 _OF_EXAMPLE = 10_000
-"""Records of the table of a rehearsal."""
+"""Number of records in the table of a rehearsal."""
 _NAMESPACE = uuid.UUID("6f3d9f0e-54f7-4d7b-9f0a-2d0f5a6b8c11")
 
 
@@ -75,30 +75,29 @@ def fill(
     table: AccuracyTable | None = None,
     drawn_on: str = "",
 ) -> gate.Expected:
-    """Writes the content of a drawn release's bundle into an empty folder and passes it through the
-    gate.
+    """Writes the bundle of a drawn release to an empty folder and passes it through the gate.
 
     The same row, parameters and settings give the same bytes on the same machine. Returns what the
     gate expected.
 
     Args:
-        theta: the parameters; None: those from before training.
-        texts: those on no published list that the signed plan lists; None: all that there are.
-        deployment: what the record for a registry and the answers to NIST SP 800-226 say; without
-            it there are none.
-        drawn_on: day of the draw, as the ledger's row has it; empty: not drawn.
-        table: that was drawn with the parameters, where the row's event has one; None: an example.
+        theta: the parameters, or None for those before training.
+        texts: unpublished texts that the signed plan lists; None for all that there are.
+        deployment: source of the record for a registry and of the answers to NIST SP 800-226; None
+            for a bundle without them.
+        drawn_on: day of the draw, from the ledger's row; empty if nothing was drawn.
+        table: the table that was drawn with the parameters if the row's event has one; None for an
+            example.
 
     Raises:
-        UnsoundBundle: a file may not leave; names it.
+        UnsoundBundle: a file must not be released; the message names it.
         StorageError: the row was reserved for other artifacts.
     """
     artifacts = candidate.artifact_digests
     if artifacts != row.plan.artifact_digests:
         raise Changed(
             f"release {row.release_id} was reserved for other artifacts than those of this plan. "
-            "Release the reserved "
-            "plan",
+            "Release the reserved plan",
             kind="reserved-for-others",
         )
     codes = load_codes(context.store.open(candidate.dataset))
@@ -143,7 +142,7 @@ def fill(
         thresholds = calibration.thresholds_on_generated(released, codes, score=score)
         if thresholds is not None:
             export.divide_scores(folder, thresholds["temperature"], codes=len(codes))
-            thresholds["temperature"] = 1.0  # it is in the weights now
+            thresholds["temperature"] = 1.0  # it is now part of the weights
             released = export.load(folder)
     if thresholds is not None:
         documents.add(bundle.THRESHOLDS, bundle.json_text(thresholds))
@@ -215,7 +214,6 @@ def fill(
 def _add_deployment(
     documents: _Documents, deployment: Deployment, accuracy: AccuracyFile | None
 ) -> None:
-    """Adds the record for a registry and the answers to NIST SP 800-226."""
     shown = {} if accuracy is None else {bundle.ACCURACY: accuracy}
     utility = accuracy_lines(stated_accuracy(shown))
     if deployment.stated is not None:
@@ -226,7 +224,7 @@ def _add_deployment(
 _CODES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _CODES |= {"portuguese": "pt", "dutch": "nl", "danish": "da", "swedish": "sv", "norwegian": "no"}
 _CODES |= {"finnish": "fi", "romanian": "ro", "hungarian": "hu", "russian": "ru"}
-"""ISO 639-1 codes of the languages of stems."""
+"""ISO 639-1 codes of the languages that have stemmers."""
 
 
 def _language_code(model: ModelConfig) -> str | None:
@@ -244,7 +242,7 @@ def _told(
     event = decode(row.event)
     if not isinstance(event, ParallelEvent):
         return None
-    if table is None:  # owes nothing to the records, as the whole rehearsal
+    if table is None:  # independent of the records, like the whole rehearsal
         table = AccuracyTable.example(_OF_EXAMPLE, len(groups(codes)[0]))
     return ToldAccuracy.of(table, event, codes, _ingest(context, candidate))
 
@@ -268,21 +266,21 @@ class _Documents:
 class _Graph:
     sha256: str
     codes: int
-    """Texts with the same best code."""
+    """Number of texts with the same best code."""
     texts: int
     change: float
-    """The largest of a score."""
+    """Largest change of a score."""
 
 
 def _write_graphs(
     folder: Path, model: ModelConfig, texts: Sequence[str], *, int8: bool
 ) -> dict[str, _Graph]:
-    """Writes `model.onnx`, where the model has such a graph, and `model.int8.onnx`.
+    """Writes `model.onnx` if the model has such a graph, and `model.int8.onnx` if requested.
 
     Raises:
-        InputError: eight bits are wanted of a model without a graph.
-        UnsoundBundle: onnxruntime gives other codes than the model, or scores that are further away
-            than rounding is.
+        InputError: eight bits were requested for a model without a graph.
+        UnsoundBundle: onnxruntime gives other codes than the model, or scores that differ by more
+            than rounding.
     """
     if not onnx_graph.exists_for(model):
         if int8:
@@ -318,11 +316,11 @@ def _sizes(folder: Path) -> dict[str, float]:
 def bill_of_materials(
     folder: Path, statement: Mapping[str, Any], **described: Any
 ) -> dict[str, Any]:
-    """Returns a bundle's bill in CycloneDX 1.7; tests check it against the schema. The same release
-    has the same one.
+    """Returns a bundle's bill of materials in CycloneDX 1.7, which tests check against the schema.
+    It is the same for the same release.
 
     Args:
-        described: the values of its template: encoder, training, family, architecture, licence,
+        described: values for the template: encoder, training, family, architecture, licence,
             accuracy, day.
     """
     files = sorted(
@@ -356,7 +354,7 @@ def _version(package: str) -> str | None:
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:
-    """Describes what training did to the public encoder that a bundle holds."""
+    """Describes how training changed the public encoder in a bundle."""
     if model.trainable == "full":
         return "fine-tuned on the records"
     if model.trainable == "lora":
@@ -374,10 +372,10 @@ def rehearse(
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
 ) -> None:
-    """Refuses, before the budget is charged, whatever the gate would refuse afterwards.
+    """Refuses, before the budget is charged, everything that the gate would refuse afterwards.
 
     The whole bundle is written as it would be released, but with the parameters from before
-    training: its words are complete before the draw, which adds only numbers.
+    training. Its text is complete before the draw, which only adds numbers.
     """
     folder = context.store.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)
@@ -410,7 +408,7 @@ def _expected(
         if candidate.model.trainable == "head" and candidate.model.pooling == "mean":
             trained.pop(
                 f"{encoder_place(trained)}model.safetensors"
-            )  # of the encoder, which stays as it was
+            )  # of the encoder, which is unchanged
         written = (path for path in untrained.rglob("*") if path.is_file())
         places = {path.relative_to(untrained).as_posix(): path for path in written}
         files |= {name: file_digest(path) for name, path in places.items() if name not in trained}

@@ -1,5 +1,5 @@
-"""Writes and checks test vectors: the released model's codes for titles of the code list, to test a
-partner's copy.
+"""Writes and checks test vectors: the released model's codes for titles of the code list, which
+test a partner's copy.
 
 The titles belong to the agency's task and are already in the bundle.
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 _COUNT, _SEED, _TOP = 48, 20260103, 3
 TOLERANCE = 2e-3
-"""Tolerance of a probability: float32 sums in another order, on another machine, stay a hundred
-times below it.
+"""Tolerance of a probability. Float32 sums in another order on another machine differ by a
+hundredth of it.
 """
 
 
 def texts(codes: Sequence[Code]) -> tuple[str, ...]:
-    """Returns titles, with pairs of them if they are few; the codes if there are no titles.
+    """Returns titles, or pairs of them if there are few, or the codes if there are no titles.
 
-    They are drawn only from the list and depend on no record.
+    They come only from the code list and depend on no record.
     """
     titles = list(dict.fromkeys(entry.title.strip() for entry in codes if entry.title.strip()))
     phrases = titles or [f"code {entry.code}" for entry in codes]
@@ -58,7 +58,7 @@ def answers_text(
     """Returns each text with the best codes and their probabilities, one JSON object per line.
 
     Args:
-        score: returns the model's scores of texts; None: by its encoder.
+        score: computes the model's scores of texts; by default with the model's encoder.
     """
     chosen = texts(codes)
     scores = (released.logits(chosen) if score is None else score(released, chosen)).softmax(-1)
@@ -78,7 +78,7 @@ def answers_text(
 
 
 def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
-    """Codes the texts again and compares.
+    """Codes the texts again and compares the results.
 
     Raises:
         UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is better by
@@ -93,10 +93,10 @@ def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
         )
         if not (
             far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE
-        ):  # also if a score is NaN
+        ):  # also true if a score is NaN
             raise UnsoundBundle(
                 GOLDEN,
-                f"narrative {answer['id']}: the model gives another answer",
+                f"narrative {answer['id']}: the model gives a different answer",
                 kind="answer-differs",
             )
 
@@ -104,16 +104,17 @@ def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
 def check_answers(
     bundle: Path, contents: Mapping[str, Any], *, required: bool = False
 ) -> int | None:
-    """Loads a bundle's graph, or without one its model, and checks the test vectors; returns their
-    number.
+    """Loads a bundle's graph, or its model if it has no graph, checks the test vectors, and returns
+    their number.
 
-    None where there is no graph and the extra `train`, which loads the model, is not installed.
+    Returns None if there is no graph and the extra `train`, which loads the model, is not
+    installed.
 
     Args:
         contents: the bundle's files, parsed.
 
     Raises:
-        UnsoundBundle: model, graphs or tokenizer cannot be loaded, or the model gives another
+        UnsoundBundle: model, graphs or tokenizer cannot be loaded, or the model gives a different
             answer.
         InputError: the answers are required and cannot be computed here.
     """
@@ -129,7 +130,7 @@ def check_answers(
         return None
     check_tokenizer(bundle, [answer["text"] for answer in contents[GOLDEN]])
     name = GRAPH if with_graph else LABELS if (bundle / LABELS).is_file() else "config.json"
-    # libraries raise any error on a malformed model
+    # on a malformed model libraries may raise any exception
     try:
         if with_graph:
             scorer: Scorer = Graph.load(bundle)

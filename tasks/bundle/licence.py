@@ -1,5 +1,5 @@
-"""Resolves the licence of a bundle, a name of the SPDX list: nothing that someone wrote leaves as a
-licence.
+"""Resolves the licence of a bundle, which must be a name from the SPDX list, so that no free text
+is released as a licence.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ SPDX = (
     "Unlicense",
     "etalab-2.0",
 )
-"""Supported names of the SPDX list (spdx.org/licenses, 3.25)."""
+"""Supported names from the SPDX list (spdx.org/licenses, 3.25)."""
 
 
 def resolve(name: str | None) -> str:
-    """Returns the licence's SPDX name, the project's where none is given; refuses a name that is
-    not supported.
-    """
+    """Returns the licence's SPDX name, by default the project's. Refuses unsupported names."""
     if name is None:
         return OURS
     if name not in SPDX:
@@ -59,7 +57,7 @@ def resolve(name: str | None) -> str:
 
 
 def text_of(name: str) -> str:
-    """Returns the text that a bundle has of a licence."""
+    """Returns the licence text for a bundle."""
     if resolve(name) == OURS:
         return licence_text()
     return (

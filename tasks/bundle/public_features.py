@@ -1,8 +1,9 @@
-"""Computes the features of public texts by a frozen encoder once for all bundles of a process.
+"""Caches the features of public texts by a frozen encoder for all bundles of a process.
 
-They depend on no record: neither the texts nor a frozen encoder do. Those of the generated
-narratives by the packaged encoder come with the program (`scripts/generated_features.py`). None is
-read from the workspace, where whoever writes it could decide what test vectors and thresholds say.
+Neither the texts nor a frozen encoder depend on any record. The packaged encoder's features of the
+generated narratives ship with the program (`scripts/generated_features.py`). No feature is read
+from the workspace, because whoever can write there could then determine test vectors and
+thresholds.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
 def logits(released: Released, texts: Sequence[str], *, encoder: str | None = None) -> Tensor:
-    """Returns `released.logits(texts)`, from features that were computed before where the model is
-    a linear head on a mean.
+    """Returns `released.logits(texts)`. Cached features are used if the model is a linear head on
+    mean-pooled features.
     """
     model = released.model
     if not isinstance(model, MeanPooled):
@@ -37,8 +38,8 @@ def logits(released: Released, texts: Sequence[str], *, encoder: str | None = No
 
 
 def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> Tensor:
-    """Returns a mean-pooled model's scores from its encoder's features of these texts, float32 [n,
-    codes].
+    """Returns a mean-pooled model's scores, float32 [n, codes], from its encoder's features of
+    these texts.
     """
     model = released.model
     assert isinstance(model, MeanPooled)
@@ -65,7 +66,7 @@ _MOST_COMPUTED = 8
 
 
 def compute(released: Released, texts: Sequence[str]) -> Tensor:
-    """Computes the features of texts by a mean-pooled model's encoder, float32 [n, width]."""
+    """Computes the features of texts with a mean-pooled model's encoder, float32 [n, width]."""
     model = released.model
     assert isinstance(model, MeanPooled)
     width = model.head.in_features - (0 if model.lexicon is None else model.lexicon.columns)
@@ -76,7 +77,7 @@ def compute(released: Released, texts: Sequence[str]) -> Tensor:
 
 
 def encoder_digest(released: Released) -> str:
-    """Returns a digest of a mean-pooled model's encoder and tokenizer; empty for another model."""
+    """Returns a digest of a mean-pooled model's encoder and tokenizer; empty for other models."""
     if not isinstance(released.model, MeanPooled):
         return ""
     weights = hashlib.sha256()
@@ -88,7 +89,5 @@ def encoder_digest(released: Released) -> str:
 
 
 def key_of_packaged(texts: Sequence[str], encoder: str) -> str:
-    """Returns a digest of texts and encoder; none of the texts may be longer than what the model
-    reads.
-    """
+    """Returns a digest of texts and encoder. No text may be longer than the model's input."""
     return digest({"encoder": encoder, "texts": list(texts)})

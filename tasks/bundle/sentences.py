@@ -1,10 +1,10 @@
-"""Lists the sentences of a privacy statement, each with what it rests on.
+"""Lists the sentences of a privacy statement, each with its basis.
 
 A sentence is *proved* by a theorem, *tested* by tests of the program, *measured* by a command, or
-*assumed*; then its basis says what follows if it is wrong.
+*assumed*. The basis of an assumption says what follows if it is wrong.
 
-One source for the statement in a bundle and for docs/reference/statement-sentences.md. The
-statement decides which sentences apply to it.
+The statement in a bundle and docs/reference/statement-sentences.md both come from here. The fields
+of a statement decide which sentences apply to it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ COUPLED = (
     "claim is about the "
     "records used"
 )
-"""The unprotected input of every sampling but `per-record`."""
+"""The unprotected input of every sampling except `per-record`."""
 AUDITED = (
     "the figures of the audit, computed from the training records, the test records and the "
     "released model or repeated training runs"
 )
-"""The unprotected input of a statement that holds an audit."""
+"""The unprotected input of a statement that contains an audit."""
 
 _OF_NOISE = (
     "dp-sgd",
@@ -35,7 +35,7 @@ _OF_NOISE = (
     "composed",
     "prior-descent",
 )
-"""Mechanisms of Gaussian noise in training, whose steps read their noise from the event."""
+"""Mechanisms with Gaussian noise in training, which read their noise from the event."""
 
 
 def _per_record(*, by_date: bool, of_units: bool) -> Callable[[Mapping[str, Any]], bool]:
@@ -103,10 +103,10 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 @dataclass(frozen=True)
 class Sentence:
-    """Holds one sentence of a promise.
+    """A sentence of a promise.
 
-    basis: its proof, the command that measures it, or the consequence if the assumption fails.
-    when: the condition under which it applies; empty: always.
+    basis: its proof, the command that measures it, or the consequence if the assumption is wrong.
+    when: the condition under which it applies; empty for always.
     """
 
     status: Status
@@ -120,14 +120,14 @@ class Sentence:
         return _CONDITIONS[self.when][0] if self.when else ""
 
     def holds(self, statement: Mapping[str, Any]) -> bool:
-        """Returns whether it applies to this release."""
+        """Returns whether the sentence applies to this release."""
         return not self.when or _CONDITIONS[self.when][1](statement)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Holds the sentences of one type of guarantee. `mechanisms`: tags of events; empty means all
-    of the kind.
+    """The sentences of one type of guarantee. `mechanisms` has tags of events; if it is empty, the
+    section applies to all mechanisms of the kind.
     """
 
     title: str
@@ -140,11 +140,11 @@ class Section:
 proved = partial(Sentence, "proved")
 """Makes a sentence that a theorem proves."""
 tested = partial(Sentence, "tested")
-"""Makes a sentence about what the program does, which tests check."""
+"""Makes a sentence about the program's behaviour, which tests check."""
 measured = partial(Sentence, "measured")
 """Makes a sentence with a figure of this release or of a similar one."""
 assumed = partial(Sentence, "assumed")
-"""Makes a sentence that no one checked or can check."""
+"""Makes a sentence that nobody checked or can check."""
 
 _ONE_DRAW = tested(
     "The parameters were sampled once, without a seed, after the ledger reserved the cost.",

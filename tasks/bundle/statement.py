@@ -1,4 +1,4 @@
-"""Writes the privacy statement for machines and, without formulas, for people."""
+"""Writes the privacy statement, as JSON for programs and without formulas for people."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def statement(
     It contains the audit's figures, so they are listed as unprotected.
 
     Args:
-        sampling: of the records, by the ingest's figures.
-        train_before: day that splits the records, where their dates do.
-        documents: the record for a registry and the answers to NIST SP 800-226, where the bundle
-            has them.
+        sampling: how the records were sampled, from the ingest's figures.
+        train_before: day that splits the records, if they are split by date.
+        documents: file names of the record for a registry and of the answers to NIST SP 800-226, if
+            the bundle has them.
     """
     audit = row.reserved.audit
     content: dict[str, Any] = {"schema": 1} | repeated_fields(row)
@@ -69,7 +69,9 @@ def statement(
 
 
 def repeated_fields(row: ReleaseRow) -> dict[str, Any]:
-    """Returns the fields that a statement repeats of its row: whatever people named is in these."""
+    """Returns the row's fields that a statement repeats. They include every text that a person
+    entered.
+    """
     public = row.as_json()
     return {name: public[name] for name in _STATED}
 
@@ -87,7 +89,7 @@ def _epsilon_replaced(row: ReleaseRow) -> float | None:
 
 
 def _chance_beyond(row: ReleaseRow) -> float | None:
-    """Returns the probability that the odds stated for epsilon are exceeded, where it is known."""
+    """Returns the probability that the odds stated for epsilon are exceeded, if it is known."""
     if row.guarantee_kind != "formal" or row.epsilon is None:
         return None
     if not row.exact.delta:
@@ -107,7 +109,7 @@ def statement_page(statement: Mapping[str, Any]) -> str:
 
 
 def claims_page() -> str:
-    """Renders `docs/reference/statement-sentences.md`: every possible sentence of a statement."""
+    """Renders `docs/reference/statement-sentences.md` with all possible sentences."""
     return render("claims.md", sections=SECTIONS, every=EVERY)
 
 

@@ -1,4 +1,4 @@
-"""Lists the texts of a bundle that no published list has, for the plan to sign."""
+"""Lists the unpublished texts of a bundle, which the plan's signature must cover."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _UNSEEN = re.compile(
     r"(?<= ) |[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     r"\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that a reader does not see although Unicode calls them printable: fillers, selectors,
-further blanks.
+"""Invisible characters that Unicode calls printable: fillers, selectors, unusual blanks.
 """
 _PUBLIC_NAME = 12
-"""Letters and digits of a classification's name and version from which on they are listed."""
+"""A classification's name and version are listed from this many letters and digits on."""
 
 
 def own_texts(
@@ -38,15 +37,15 @@ def own_texts(
     label: str = "",
     registry: RegistryStatement | None = None,
 ) -> tuple[str, ...]:
-    """Lists every text of a bundle that is neither published nor a name or number in a narrow form.
+    """Lists every text of a bundle that is neither published nor a short name or number.
 
     Args:
-        codes: as `codelist.csv` has them.
+        codes: as in `codelist.csv`.
         facts: figures of the ingest: classification and version.
         encoder: its name or folder.
         statement: `privacy_statement.json`, or those of its fields that are known.
-        label: of the release, which a record for a registry names.
-        registry: what that record repeats of the policy; None where there is no record.
+        label: label of the release, which a record for a registry contains.
+        registry: fields of the policy that such a record repeats; None if there is no record.
     """
     # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
@@ -99,9 +98,9 @@ WRITTEN_BY_THE_PROGRAM = frozenset(
         "trust_model",
     }
 )
-"""Fields of a statement whose words the program writes; those of any other field are listed."""
+"""Fields of a statement with text from the program. The text of every other field is listed."""
 _SENTENCES = frozenset({"assumptions", "unprotected_inputs"})
-"""Fields of sentences that the program writes. What they quote, in backquotes, is listed."""
+"""Fields with sentences from the program. Text that they quote, in backquotes, is listed."""
 _NARROW_FORMS = {
     "population": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}"),
     "privacy_unit": re.compile(r"record|unit \([A-Za-z0-9][A-Za-z0-9._-]{0,15}\)"),
@@ -123,7 +122,7 @@ def _texts_of_statement(statement: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text of a parsed document, keys of inner objects included, with its field."""
+    """Yields every text of a parsed document with its field, including keys of inner objects."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
@@ -146,7 +145,7 @@ def _escape(character: str) -> str:
 
 
 def code_texts(codes: Sequence[Code]) -> list[str]:
-    """Lists the entries of a code list that is not published; a number without words is none."""
+    """Lists the entries of an unpublished code list, except numbers without words."""
     listed = (
         code for code in codes if code.title or code.description or not _NUMBER.fullmatch(code.code)
     )
@@ -162,7 +161,7 @@ def name_of(encoder: str) -> str:
 
 
 def encoder_digest(encoder: str) -> str:
-    """Returns the digest of an encoder's files; of one from the hub, of its name and commit."""
+    """Returns the digest of an encoder's files, or of its name and commit if it is from the hub."""
     files = encoder_files.digest_parts(encoder)
     if not files:
         return digest({"hub": encoder, "revision": encoder_files.revision(encoder)})
@@ -170,14 +169,14 @@ def encoder_digest(encoder: str) -> str:
 
 
 def describe_encoder(encoder: str, sha256: str) -> str:
-    """Describes an encoder for the page that someone signs."""
+    """Describes an encoder for the page that is signed."""
     name = reviewed_encoder(sha256)
     if name is not None:
         return f"{name}, reviewed (SHA-256 {sha256})"
     return (
-        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as "
-        "they are, and "
-        "anyone who approves answers for them"
+        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights are "
+        f"released "
+        "unchanged, and whoever approves is responsible for them"
     )
 
 
@@ -226,4 +225,4 @@ LIBRARY_SETTINGS = frozenset(
         "torch.nn.modules.linear.Identity",
     }
 )
-"""Texts that the libraries write into the configuration of any model."""
+"""Texts that the libraries write into every model's configuration."""

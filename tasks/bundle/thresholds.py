@@ -2,9 +2,9 @@
 reach an accuracy.
 
 The `thresholds.json` of a bundle comes from the noisy table of the test half that was released with
-the model. A release without such a table has no thresholds, but for the demo, whose narratives are
-generated and those of its thresholds too. Whoever has records coded manually fits a local file
-(`autocoder adopt --data`).
+the model. A release without such a table has no thresholds. The demo is an exception: its
+thresholds come from generated narratives, like its records. Partners with manually coded records
+can fit a local file (`autocoder adopt --data`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 _GENERATED, _GENERATED_SEED = 800, 20260102
 TEMPERATURES = (0.01, 100.0)
-"""Outside of these, scores are all 0 or 1, or no numbers; a fit's is from 0.05 to 20."""
+"""Outside this range scores are all 0 or 1, or NaN. A fitted temperature is from 0.05 to 20."""
 _DEMO = "demo-data"
-"""The published list that the demo's records are coded by."""
+"""Published code list of the demo's records."""
 
 
 def thresholds_of(stated: StatedAccuracy) -> Thresholds:
-    """Returns the thresholds and sets that a table tells, for scores that have its temperature
-    already.
+    """Returns the thresholds and sets from a table, for scores to which its temperature has already
+    been applied.
     """
     from mechanisms.privacy.stated_accuracy import CONFIDENCE
 
@@ -72,13 +72,14 @@ def thresholds_on_generated(
     *,
     score: Callable[[Released, Sequence[str]], Tensor] | None = None,
 ) -> Thresholds | None:
-    """Fits `thresholds_for` the demo's model on generated narratives; None for any other code list
-    than the demo's.
+    """Fits `thresholds_for` the demo's model on generated narratives. Returns None for any other
+    code list.
 
-    The narratives come from a fixed seed, not the demo's, and depend on no record.
+    The narratives are generated from a fixed seed that the demo's records do not use, and depend on
+    no record.
 
     Args:
-        score: returns the model's scores of texts; None: by its encoder.
+        score: computes the model's scores of texts; by default with the model's encoder.
     """
     # guard: test_thresholds_of_generated_narratives_are_the_demos_alone
     if published_name(codes) != _DEMO:
@@ -103,7 +104,7 @@ def thresholds_on_generated(
 def _generated() -> list[dict[str, str]]:
     from storage.demo_data import (
         write_demo_data,
-    )  # reads words in YAML, which coding alone need not
+    )  # imports a YAML reader, which coding does not need
 
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
         demo = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
@@ -112,7 +113,7 @@ def _generated() -> list[dict[str, str]]:
 
 
 def generated_narratives() -> list[str]:
-    """Returns the texts that scores are calibrated on; the same everywhere."""
+    """Returns the texts that scores are calibrated on, which are the same everywhere."""
     return [row["Final Narrative"] for row in _generated()]
 
 
@@ -129,18 +130,18 @@ def thresholds_on_table(
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> Thresholds:
-    """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code
-    are skipped.
+    """Fits `thresholds_for` a released model on a table of coded records. Rows without a text or a
+    code are skipped.
 
-    The records are shuffled with a fixed seed, since the table may be sorted.
+    The records are shuffled with a fixed seed, because the table may be sorted.
 
     Args:
         columns: the text columns, which `join` joins.
         label: the column of the codes.
         targets: accuracies that need a threshold.
-        sets: also finds the limits of conformal sets, on the records of the thresholds.
-        allow_unlisted: records with a code that the model lacks count as errors, which refuse the
-            table otherwise.
+        sets: whether to find the limits of conformal sets as well, on the same records.
+        allow_unlisted: whether records with a code that the model does not know count as errors.
+            Otherwise such records are refused.
 
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
@@ -176,8 +177,8 @@ def thresholds_on_table(
 
 
 def best_accuracy(thresholds: Thresholds) -> str:
-    """Returns the best accuracy at the time of fitting in words, or an empty text if the file lacks
-    it.
+    """Describes the best accuracy at the time of fitting, or returns an empty text if the file
+    lacks it.
     """
     best = thresholds.get("reached")
     if best is None:
@@ -208,7 +209,7 @@ def warnings(thresholds: Thresholds | None) -> list[str]:
     why = (
         "too few records to be sure"
         if seen is not None and seen["accuracy"] >= max(missing)
-        else "no score reached it with confidence"
+        else "no score achieved it with confidence"
     )
     best = best_accuracy(thresholds)
     return [
@@ -226,16 +227,16 @@ def _targets(targets: Sequence[float], word: str) -> str:
 
 CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded manually"
 WITHOUT_TABLE = (
-    "They come from a table of the test half, which this release has none of. Partners can fit "
-    f"their thresholds with {CALIBRATION_ADVICE}."
+    "They come from a table of the test half, and this release has no such table. Partners can fit "
+    f"their own thresholds with {CALIBRATION_ADVICE}."
 )
 
 
 def read_thresholds(path: Path) -> Thresholds:
-    """Reads the result of `thresholds_for` from an untrusted file.
+    """Reads an untrusted file with the result of `thresholds_for`.
 
     Raises:
-        MechanismError: names the file and the field at fault.
+        MechanismError: the file is invalid; the message names the file and the field.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

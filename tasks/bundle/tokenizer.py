@@ -1,7 +1,8 @@
-"""Tries a bundle's tokenizer in a process of its own, with limits.
+"""Tests a bundle's tokenizer in a separate process with limits.
 
 The libraries that read `tokenizer.json` compile its patterns and trust its tables. A file that
-never ends, takes all memory or ends the process is met here, and not where a partner codes.
+loops forever, exhausts memory or crashes the process is detected here, and not when a partner
+codes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from storage.bundle.folder import UnsoundBundle
 from storage.egress.allow_list import encoder_place
 
 SECONDS = 60
-"""Processor time that a tokenizer may take; a sound one takes about a second."""
+"""Processor time that a tokenizer may use. A sound tokenizer needs about a second."""
 _BYTES = 4 << 30
 _PROGRAM = """
 import json, sys
@@ -37,15 +38,15 @@ for text in json.load(sys.stdin):
     tokenizer.encode(text)
 """
 _REPEATED = ("a", " ", "0", "-", "aA1 ", "\\n", "é", "字")
-"""What a pattern that goes back and forth takes for ever with."""
+"""Repeated texts on which a pattern with catastrophic backtracking takes forever."""
 
 
 def check_tokenizer(folder: Path, texts: Sequence[str]) -> None:
-    """Loads a bundle's tokenizer in a process of its own and gives it texts, among them long ones
-    of one sign. Does nothing where no library is installed that would read the file.
+    """Loads a bundle's tokenizer in a separate process and encodes texts, including long texts of
+    one repeated character. Does nothing if no library is installed that would read the file.
 
     Raises:
-        UnsoundBundle: it cannot be loaded, or takes more time or memory than a tokenizer does.
+        UnsoundBundle: it cannot be loaded, or exceeds the limits of time or memory.
     """
     if find_spec("tokenizers") is None:
         return

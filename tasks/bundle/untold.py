@@ -1,4 +1,4 @@
-"""Says why a release tells nothing of its test half."""
+"""Explains why a release reports no accuracy from its test half."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mechanisms.privacy.events import (
 from mechanisms.privacy.gaussian_cost import gaussian_rate
 
 Untold = Literal["no noise", "coupled", "sampled", "few"]
-"""Why nothing is told of the test half."""
+"""Why the test half's accuracy is not reported."""
 REASONS: Mapping[Untold, str] = {
     "no noise": "the mechanism's guarantee is not one of Gaussian noise",
     "coupled": "sampling by code lets one record move others between the halves. Set "
@@ -38,10 +38,10 @@ REASONS_FOR_PARTNERS: Mapping[str, str] = {
 
 
 def untold_of(event: Event, *, sampling: str) -> Untold | None:
-    """Returns why a release's event has no table of the test half; None where it has one.
+    """Returns why a release's event has no table of the test half, or None if it has one.
 
     Args:
-        sampling: of the records, by the ingest's figures.
+        sampling: how the records were sampled, from the ingest's figures.
     """
     if isinstance(event, ParallelEvent):
         return None
@@ -49,12 +49,14 @@ def untold_of(event: Event, *, sampling: str) -> Untold | None:
 
 
 def states_scale(event: Event) -> bool:
-    """Tells whether noisy counts of the test records also set the scale of the model's scores."""
+    """Whether noisy counts of the test records also set the scale of the model's scores."""
     return isinstance(event, ParallelEvent) and counts_scale_and_accuracy(event.evaluation)
 
 
 def untold_by_kind(training: Event, *, sampling: str) -> Untold | None:
-    """Returns the same of the training's event; None where the number of records decides."""
+    """Returns the reason that follows from the training's event, or None if the number of records
+    decides.
+    """
     gaussian = isinstance(training, DpSgdEvent | GaussianReleaseEvent | ComposedEvent)
     if not formal(training) or not gaussian:
         return "no noise"

@@ -89,7 +89,7 @@ def test_sources_code_access_and_utility_are_in_record_and_answers(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     without = stated_deployment(*made(other)).registry_record()["deployment"]
-    unstated = "The agency has not stated it"
+    unstated = "The agency has not answered this"
     assert unstated in without["administrative"]["sources"]
     assert unstated in without["implementation"]["mechanisms"]
 
@@ -134,7 +134,7 @@ def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
     answers = unstated.answers(("67% right", "least often right: burns"))
     assert "| How useful is the product? | 67% right |" in answers
     assert "burns" in answers
-    assert "The agency has not stated it" in answers
+    assert "The agency has not answered this" in answers
     assert "at most ε" not in answers, "caps are told only where the policy states them"
     reserved = ledger.reserve(planned("b")).release_id or ""
     with pytest.raises(InputError, check=of_kind("uncommitted-deployment", saying="is reserved")):
