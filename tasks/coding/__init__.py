@@ -1,1 +1,1 @@
-"""Using a bundle: codes for tables, groups, quality, drift."""
+"""Uses a bundle: codes tables, reports groups, quality and drift."""

@@ -1,5 +1,5 @@
-"""Takes a bundle over: checks it, unpacks it, fits the partner's own thresholds and writes one
-report.
+"""Adopts a bundle: verifies it, unpacks it, fits the partner's own thresholds and
+writes a report.
 """
 
 import json
@@ -38,11 +38,11 @@ from tasks.running import installation, progress
 
 @dataclass(frozen=True)
 class OwnRecords:
-    """Names the records that a partner coded manually, and how its tables are read."""
+    """The records that a partner coded manually, and how their tables are read."""
 
     data: Path | None = None
     label: str | None = None
-    """Column of the codes."""
+    """Column with the codes."""
     columns: tuple[str, ...] = ()
     template: str | None = None
     accuracy: float | None = None
@@ -60,21 +60,25 @@ class AdoptionReport:
     adopted: AdoptedBundle
     sound: VerifiedBundle
     answers: int | None
-    """Test vectors that were checked. None for a bundle without a graph, without torch."""
+    """Number of test vectors that were checked; None if the bundle has no graph and
+    torch is missing.
+    """
     thresholds: Thresholds | None
-    """Content of the partner's thresholds."""
+    """The partner's own thresholds."""
     notes: tuple[str, ...] = ()
-    """What of the partner's narratives the model does not read."""
+    """Sentences on partner narratives that the model cannot read in full."""
 
     @property
     def threshold_lines(self) -> list[str]:
-        """Returns the partner's thresholds in words, or those of the bundle."""
+        """Describes the partner's thresholds, or the bundle's."""
         fitted = self.thresholds or self.sound.contents.get(THRESHOLDS)
         return [] if fitted is None else [*_lines(fitted)]
 
     @property
     def accuracy_lines(self) -> list[str]:
-        """Returns how often the model is right, by the agency and on the partner's own records."""
+        """Describes the model's accuracy, as the agency reports it and on the
+        partner's own records.
+        """
         told = stated_accuracy(self.sound.contents)
         lines = accuracy_lines(told)
         if self.thresholds is None:
@@ -87,7 +91,7 @@ class AdoptionReport:
 
     @property
     def measured_on(self) -> str:
-        """Returns what the bundle's thresholds were fitted on, in words."""
+        """Describes the records that the bundle's thresholds were fitted on."""
         fitted = self.sound.contents.get(THRESHOLDS)
         return "" if fitted is None else f"on {fitted['fitted_on']}"
 
@@ -106,10 +110,7 @@ class AdoptionReport:
             "revocation: --roots names the file roots.json that the agency sends when it "
             "revokes a release"
         )
-        own = (
-            "how good the codes are on your narratives: --data names records that you coded "
-            "manually"
-        )
+        own = "accuracy on your narratives: --data names a file of records that you coded manually"
         return [
             *([roots] if self.adopted.roots is None else []),
             *(
@@ -148,7 +149,7 @@ class AdoptionReport:
 def adopt(
     source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords
 ) -> AdoptionReport:
-    """Takes a bundle over into a new folder, whole or not at all."""
+    """Adopts a bundle into a new folder, completely or not at all."""
     if own.data is not None:
         if find_spec("scipy") is None:
             raise NotInstalled(installation.refusal(["scipy"]), kind="scipy-missing")
@@ -165,7 +166,7 @@ def adopt(
             read=own.read,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    # its own folder, so that two adoptions into one place do not meet
+    # a temporary folder of its own, so that two adoptions into one place do not collide
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.adopting-", dir=out.parent))
     try:
         filled = _fill(source, staging, key, roots, own)
@@ -193,7 +194,7 @@ def adopt(
 
 
 def _copy(bundle: Path, placed: Path) -> None:
-    """Copies the files of a bundle, with the rights of new files."""
+    """Copies the files of a bundle, with the permissions of new files."""
     for name, file in list_files(bundle, allowed=frozenset(FILES)).items():
         (placed / name).parent.mkdir(parents=True, exist_ok=True)
         # guard: test_a_umask_that_lets_everyone_write
@@ -208,7 +209,7 @@ def _fill(
     with open_folder(source) as bundle:
         placed = folder / check(bundle, trust).release_id
         _copy(bundle, placed)
-    sound = check(placed, trust)  # a folder may change between the check and its copy
+    sound = check(placed, trust)  # the copy is checked, because the source may have changed
     answers = golden.check_answers(placed, sound.contents)
     progress.report("check", 1, 1)
     shutil.copyfile(key, folder / KEY)
@@ -256,11 +257,13 @@ def _look(own: OwnRecords) -> NarrativeLook:
 
 
 _LEAST_RIGHT = 0.1
-"""Share of the partner's records below which the model is not for them."""
+"""Share of correct codes on the partner's records below which the model does not fit them."""
 
 
 def _require_use(fitted: Thresholds, notes: Sequence[str]) -> None:
-    """Refuses a model that gives nearly all of the partner's records another code than people."""
+    """Refuses a model that gives nearly all of the partner's records a different
+    code than people.
+    """
     right = float(fitted["reached"]["accuracy_of_all"])
     if right < _LEAST_RIGHT:
         why = f" ({'; '.join(notes)})" if notes else ""
@@ -284,7 +287,7 @@ def _lines(fitted: Thresholds) -> Iterator[str]:
     for entry in fitted["thresholds"]:
         start = f"{100 * entry['target_accuracy']:g}% right: "
         if entry["threshold"] is None:
-            yield start + "no score reaches it with confidence"
+            yield start + "no score achieves it with confidence"
         else:
             yield (
                 start

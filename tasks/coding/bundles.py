@@ -1,4 +1,4 @@
-"""Codes with several bundles at once: a text is encoded once for all bundles that
+"""Codes with several bundles at once. A text is encoded once for all bundles that
 share an encoder.
 """
 
@@ -17,7 +17,7 @@ from tasks.coding.columns import AnswerColumns
 
 @dataclass(frozen=True)
 class Bundles:
-    """Holds the coders of a job by what their columns begin with; "" for a single bundle."""
+    """The coders of a job by the prefix of their columns; the prefix is "" for a single bundle."""
 
     coders: Mapping[str, Coder]
 
@@ -35,7 +35,7 @@ class Bundles:
 
     @property
     def precision(self) -> str:
-        """Returns the precision of the encoders; bundles of one job have the same."""
+        """The precision of the encoders, which is the same for all bundles of a job."""
         return next(iter(self.coders.values())).model.precision
 
     @property
@@ -57,7 +57,7 @@ class Bundles:
         return list(groups.values())
 
     def scores(self, texts: Sequence[str]) -> dict[str, Scores]:
-        """Returns the probability of every code by prefix, float32 [n, codes], each calibrated."""
+        """Returns the calibrated probability of every code by prefix, float32 [n, codes]."""
         if len(self.coders) == 1:
             return {prefix: coder.scores(texts) for prefix, coder in self.coders.items()}
         from tasks.bundle.public_features import compute, logits_from
@@ -73,8 +73,8 @@ class Bundles:
         return {prefix: scores[prefix] for prefix in self.coders}
 
     def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:
-        """Returns the cells of all bundles' columns for each narrative; a blank one
-        gets no code.
+        """Returns the cells of all bundles' columns for each narrative. A blank
+        narrative gets no code.
         """
         scores = self.scores([text for text in texts if text.strip()])
         rows: list[Row] = [()] * len(texts)

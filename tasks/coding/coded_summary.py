@@ -1,6 +1,4 @@
-"""Summarises a coded table on a page next to it: what a person must check, the
-scores, the codes.
-"""
+"""Summarises a coded table on a page next to it: rows for review, scores, codes."""
 
 import shlex
 from collections import Counter
@@ -25,15 +23,15 @@ _TENTHS = 10
 class BundleSummary:
     prefix: str
     scores: list[int] = field(default_factory=lambda: [0] * _TENTHS)
-    """Rows by tenths of the score."""
+    """Number of rows by tenth of the score."""
     rows: Counter[str] = field(default_factory=Counter)
     review: Counter[str] = field(default_factory=Counter)
-    """Rows by code that a person must check."""
+    """Number of rows for review by code."""
     titles: dict[str, str] = field(default_factory=dict)
     total: dict[str, float] = field(default_factory=dict)
     """Sum of the scores by code."""
     kinds: set[str] = field(default_factory=set)
-    """Kinds of model that coded its rows."""
+    """Kinds of models that coded the rows."""
 
     @property
     def untrained(self) -> bool:
@@ -79,11 +77,11 @@ class BundleSummary:
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it.
+    """Writes `FILE.summary.html` next to a coded table and returns its path.
 
     Args:
-        columns: of the texts, which the page's commands name.
-        notes: what of the narratives the models did not read.
+        columns: text columns, which appear in the page's commands.
+        notes: sentences on narratives that the models could not read in full.
     """
     table = survey(coded, text_columns=[])
     prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]

@@ -58,44 +58,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Precision = Literal["auto", "float32", "int8"]
 ModelKind = Literal["released", "untrained"]
-"""Whether records made the model, in a release, or none: the titles of a code list."""
+"""Whether the model was trained on records (a release), or only uses the titles of a code list."""
 UNTRAINED: Literal["untrained"] = "untrained"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds a code or a group of codes for one narrative; the score is the model's probability."""
+    """A code or a group of codes for one narrative, with the probability that the
+    model assigns to it.
+    """
 
     code: str
     title: str
     score: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
         return asdict(self) | {"score": round(self.score, 6)}
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Holds the model's answers for one narrative."""
+    """The model's answers for one narrative."""
 
     answers: tuple[Answer, ...]
     """The best codes, best first. Empty for a blank narrative."""
     needs_review: bool | None = None
-    """True if the best score is below the threshold or the narrative is blank. None without a
-    threshold.
+    """True if the best score is below the threshold or the narrative is blank. None
+    if there is no threshold.
     """
     group: Answer | None = None
-    """The most detailed group whose scores add up to the threshold, if the best code is unsure."""
+    """If the best code is below the threshold: the most detailed group with scores
+    that reach it.
+    """
     members: tuple[str, ...] | None = None
-    """The codes of the conformal set, best first. None without a coverage."""
+    """The codes of the conformal set, best first. None if no coverage was requested."""
     subtree: str | None = None
-    """The most detailed group of all the set's codes, where the classification has levels; "" if
-    they share none.
+    """The most detailed group that contains the whole set, if the classification
+    has levels; "" if there is none.
     """
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
         content: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
         if self.needs_review is not None:
             content["needs_review"] = self.needs_review
@@ -107,18 +109,18 @@ class Coding:
 
 
 _ENGLISH = "all-MiniLM"
-"""Begins the names of encoders that read English alone."""
+"""Prefix of the names of encoders that only read English."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What a released model reads of a narrative; None: its files do not say."""
+    """Limits of a released model on narratives. None if its files do not specify them."""
 
     tokens: int | None
     encoder: str | None
-    """Language of the encoder, as Snowball names it."""
+    """Language of the encoder, by Snowball's names."""
     stems: str | None
-    """Language of the words that it reads next to the encoder."""
+    """Language of the word stems that the model uses in addition to the encoder."""
 
     @classmethod
     def of(cls, folder: Path) -> Reads:
@@ -139,15 +141,15 @@ class Reads:
 
     @property
     def characters(self) -> int | None:
-        """How many of a narrative it reads for single words; None where it reads none."""
+        """Number of characters that are read for word features; None if the model has none."""
         return None if self.stems is None else MOST_CHARACTERS
 
     def cut(self, look: NarrativeLook) -> int:
-        """Returns how many narratives are longer than what it reads."""
+        """Returns the number of narratives that are longer than the model's input."""
         return 0 if self.tokens is None else look.longer_than(self.tokens)
 
     def notes(self, look: NarrativeLook) -> list[str]:
-        """Says what of the narratives it does not read."""
+        """Returns sentences on narratives that the model cannot read in full."""
         return [
             note
             for note in (
@@ -167,7 +169,14 @@ def _field(file: Path | None, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Coder:
-    """Holds a model with its classification and thresholds."""
+    """A model with its classification and thresholds.
+
+    `autocoder.open_bundle` opens one.
+
+        coder = open_bundle("coder")
+        (coding,) = coder.code(["Fell from a ladder."], top_k=3, threshold=0.8)
+        coding.answers[0].code, coding.answers[0].score, coding.needs_review
+    """
 
     kind: ClassVar[ModelKind] = "released"
     release: str
@@ -181,11 +190,11 @@ class Coder:
     thresholds: Thresholds | None
     """Content of a thresholds file. Its temperature divides the logits."""
     sets: Sets | None = None
-    """The limits of the conformal sets to answer with, if any."""
+    """Limits of the conformal sets that answers include, if any."""
 
     @property
     def origin(self) -> dict[str, str]:
-        """Returns the columns of every row that name the model and its classification."""
+        """The columns of every row that identify the model and its classification."""
         return {
             "model": self.release,
             "model_kind": self.kind,
@@ -197,12 +206,12 @@ class Coder:
 
     @property
     def temperature(self) -> float:
-        """Returns the divisor of the logits; 1 without thresholds."""
+        """Divisor of the logits; 1 if there are no thresholds."""
         return float(self.thresholds["temperature"]) if self.thresholds else 1.0
 
     @cached_property
     def released(self) -> Released:
-        """The model itself, in torch: what explains a code, and encodes once for
+        """The torch model, which is needed to explain a code and to encode once for
         several bundles.
         """
         from mechanisms.model import export
@@ -213,7 +222,7 @@ class Coder:
 
     @property
     def label(self) -> str:
-        """Returns what a page calls the model."""
+        """Name of the model on a page."""
         return f"release {self.release}"
 
     @property
@@ -223,23 +232,29 @@ class Coder:
 
     @cached_property
     def reads(self) -> Reads:
-        """What the model reads of a narrative, by the files of its bundle."""
+        """Limits of the model on narratives, from the files of its bundle."""
         return Reads.of(self.folder)
 
     def scores(self, texts: Sequence[str]) -> Scores:
-        """Returns the probability of every code, float32 [n, codes], calibrated if there is a
-        temperature.
+        """Returns the probability of every code, float32 [n, codes], calibrated if
+        there is a temperature.
         """
         return self.calibrated(self.model.logits(texts))
 
     def calibrated(self, logits: Any) -> Scores:
-        """Returns the probabilities that these logits stand for."""
+        """Returns the calibrated probabilities for these logits."""
         return softmax(np.asarray(logits) / np.float32(self.temperature))
 
     def code(
         self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None
     ) -> list[Coding]:
-        """Codes narratives. A blank one gets no code."""
+        """Codes narratives.
+
+        Args:
+            texts: the narratives. A blank narrative gets no code.
+            top_k: number of codes per narrative, best first.
+            threshold: score below which `needs_review` is set and a group is returned.
+        """
         scores = self.scores([text for text in texts if text.strip()])
         return self.from_scores(texts, scores, top_k=top_k, threshold=threshold)
 
@@ -251,8 +266,8 @@ class Coder:
         top_k: int = 1,
         threshold: float | None = None,
     ) -> list[Coding]:
-        """Returns the codings of narratives by the scores [n, codes] of those that
-        are not blank.
+        """Returns the codings of narratives from the scores [n, codes] of the n
+        narratives that are not blank.
         """
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         best_scores = np.take_along_axis(scores, best, 1)
@@ -279,12 +294,11 @@ class Coder:
     ) -> Coding:
         if threshold is None:
             return Coding(answers)
-        # as answers are written: another machine's scores may differ below their last digit
+        # rounded as in the output: the last digits may differ on another machine
         unsure = round(answers[0].score, 6) < threshold
         return Coding(answers, unsure, self._answer(*group) if unsure and group else None)
 
     def _blank_coding(self, threshold: float | None) -> Coding:
-        """Returns the coding of a narrative without a text."""
         needs_review = None if threshold is None else True
         members = None if self.sets is None else ()
         return Coding((), needs_review, members=members)
@@ -296,10 +310,10 @@ class Coder:
         )
 
     def with_sets(self, coverage: float) -> Coder:
-        """Returns this coder with sets that hold the right code with this probability.
+        """Returns this coder with sets that contain the right code with this probability.
 
         Raises:
-            InputError: the thresholds have no sets, or none of this coverage.
+            InputError: the thresholds have no sets, or none with this coverage.
         """
         limits = None if self.thresholds is None else self.thresholds.get("sets")
         entries = [] if limits is None else limits["coverages"]
@@ -325,7 +339,7 @@ class Coder:
         thresholds file.
 
         Raises:
-            InputError: the file is missing, lacks this accuracy, or no score reached it.
+            InputError: the file is missing, lacks this accuracy, or no score achieved it.
         """
         if self.thresholds is None:
             why = WITHOUT_TABLE.partition(". ")[0]
@@ -340,7 +354,7 @@ class Coder:
             f"{target:g}" for target, score in sorted(scores.items()) if score is not None
         )
         advice = (
-            f"Take an accuracy with a threshold ({reachable}). Or: {_OTHERWISE}"
+            f"Choose an accuracy with a threshold ({reachable}). Or: {_OTHERWISE}"
             if reachable
             else _OTHERWISE
         )
@@ -371,10 +385,12 @@ _OTHERWISE = (
     "--data CODED.csv --label COLUMN`, with --accuracy for another accuracy), or choose a score "
     "with --threshold."
 )
-"""Advice for a bundle without a threshold for an accuracy."""
+"""Advice for a bundle that has no threshold for an accuracy."""
 
 CLOSED = "AUTOCODER_NO_LEDGER"
-"""Variable of a process that may not read the ledger whose address it has."""
+"""Environment variable of processes that must not read the ledger although they
+have its address.
+"""
 
 
 def open_bundle(
@@ -385,15 +401,15 @@ def open_bundle(
     precision: Precision = "float32",
     coverage: float | None = None,
 ) -> Coder:
-    """Loads a bundle, onto a card where there is one.
+    """Loads a bundle, onto a GPU if there is one.
 
     Args:
-        thresholds: a local file in place of the bundle's.
+        thresholds: a local file to use instead of the bundle's.
         levels: as in `groups_of`.
-        precision: of the encoder. A card computes in float32. Without one, `auto` takes eight bits
-            if the bundle has such a graph and the golden narratives get the same codes as in
+        precision: precision of the encoder. A GPU computes in float32. On a CPU, `auto` uses eight
+            bits if the bundle has such a graph and the test vectors get the same codes as in
             float32.
-        coverage: adds conformal sets of this coverage, from the thresholds.
+        coverage: adds conformal sets with this coverage, from the thresholds.
     """
     release, model = _load(folder, precision)
     digest = bundle_digest(folder)
@@ -406,7 +422,7 @@ def open_bundle(
         first = listed[0]
     except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
         raise _damaged(folder, Path(CODELIST)) from None
-    # The content identifies a list without a name or version.
+    # A list without a name or version is identified by its content.
     name = first.get("classification") or "unnamed"
     version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
     packaged = folder / THRESHOLDS
@@ -440,8 +456,8 @@ def open_bundle(
 
 
 def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
-    """Returns release id and model of a bundle: its graph, or, without one or with a card, the
-    model in torch.
+    """Returns the release id and the model of a bundle: its graph, or the torch model if there is
+    no graph or if there is a GPU.
     """
     if not (folder / STATEMENT).is_file():
         raise Unreadable(
@@ -479,7 +495,7 @@ def _opened(folder: Path, load: Callable[[Path], T]) -> T:
         return load(folder)
     except MechanismError as error:
         raise InputError(f"--bundle: {error}", kind=error.kind) from None
-    except Exception as error:  # a damaged model may raise anything in the libraries
+    except Exception as error:  # on a damaged model libraries may raise any exception
         what = type(error).__name__
         raise Unreadable(
             f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).",
@@ -496,8 +512,8 @@ def _damaged(folder: Path, file: Path) -> InputError:
 def require_not_revoked(coder: Coder, home: Path) -> None:
     """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
-    Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner
-    has neither and gets them from the agency (`autocoder verify --roots`).
+    If no ledger is readable, the roots that `revoke` writes next to the bundles decide. A partner
+    has neither and gets the roots from the agency (`autocoder verify --roots`).
     """
     workspace = Workspace(home)
     try:
@@ -506,7 +522,7 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
             from storage.bundle import registry
 
             registry.require_not_revoked(ledger, coder.release, coder.digest)
-        elif workspace.roots.exists():  # signed or not: anyone who writes there writes bundles too
+        elif workspace.roots.exists():  # signed or not: it is as safe as the bundles there
             from storage.bundle.trust import read_roots
 
             read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)
@@ -517,9 +533,9 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
 def newest_bundle(home: Path) -> Path:
     """Returns the bundle in a workspace that was committed last and is not revoked, by the ledger.
 
-    If all were revoked, it returns the newest of them, which `require_not_revoked` refuses. Without
-    a readable ledger the rows' numbers in the bundles' proofs and the revocations of the roots
-    decide. Times of files never do, so that a copy of the workspace has the same answer.
+    If all are revoked, it returns the newest of them, which `require_not_revoked` refuses. If no
+    ledger is readable, the row numbers in the bundles' proofs and the revocations in the roots
+    decide. File times are never used, so that a copy of the workspace gives the same answer.
     """
     workspace = Workspace(home)
     folders = _bundle_folders(workspace)
@@ -581,8 +597,8 @@ def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
 
 
 def describe_release(folder: Path) -> str:
-    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up)
-    and date.
+    """Describes a bundle in one line: release id, population, guarantee, ε (rounded
+    up) and date.
     """
     statement, row = _json(folder / STATEMENT), _proof_row(folder)
     guarantee = statement.get("guarantee_kind")
@@ -605,7 +621,7 @@ def describe_release(folder: Path) -> str:
 
 def _readable_ledger(workspace: Workspace) -> Ledger | None:
     url = os.environ.get("AUTOCODER_LEDGER_URL")
-    # a partner has none, and need not wait for the libraries of one
+    # partners have no ledger and need not wait for its libraries
     if CLOSED in os.environ or not (url or workspace.ledger.is_file()):
         return None
     from storage.ledger import Ledger

@@ -18,9 +18,9 @@ class AnswerColumns:
     threshold: float | None
     grouped: bool
     sets: Sets | None = None
-    """The limits of the conformal sets, if rows have them."""
+    """Limits of the conformal sets, if rows have them."""
     prefix: str = ""
-    """What the columns' names begin with, where a table has the codes of several bundles."""
+    """Prefix of the column names, if the table has the codes of several bundles."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def answer_columns(
 def output_schema(
     table: Table, answers: Iterable[AnswerColumns], origin: Mapping[str, str]
 ) -> pa.Schema:
-    """Returns the columns of the output: the input's, which none may overwrite, the answers', and
-    their origin.
+    """Returns the columns of the output: the input's, which must not be
+    overwritten, the answers', and their origin.
     """
     added = [field for columns in answers for field in columns.schema()]
     added += [pa.field(name, pa.string()) for name in origin]
@@ -104,15 +104,18 @@ USUAL = (
     ),
     "score_temperature",
 )
-"""Columns that coding always adds, behind the prefix of the bundle."""
+"""Columns that coding always adds, after the bundle's prefix."""
 
 
 def require_free(table: Table, added: Collection[str]) -> None:
-    """Refuses a table that has columns of the answers, with all their names, which are no cells."""
+    """Refuses a table with columns that the answers would overwrite. The message
+    has their names, which are not data.
+    """
     if taken := [name for name in table.columns if name in added]:
         raise Contradiction(
             f"--data: {table.source.name} has columns that the answers would overwrite: "
             f"{', '.join(taken)}. Rename "
-            "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_.",
+            "them, or code with --bundle NAME=BUNDLE, which adds the prefix NAME_ to the answers' "
+            "columns.",
             kind="overwritten-columns",
         )

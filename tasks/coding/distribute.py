@@ -1,10 +1,10 @@
 """Codes a table on the workers of an engine, piece by piece.
 
-Every worker must see the input, the folder of the output and the bundle at the same paths. A
-request holds these paths, the options and the number of a piece. The answers go into the job's own
-folder next to the output, which is named by a digest of table, bundle, options and code: a worker
-that has another of them, or comes late, finds no such folder. A piece that is there is not coded
-again. Each worker reads the table once, since pieces are handed out in their order.
+Every worker must see the input, the output's folder and the bundle at the same paths. A request
+contains these paths, the options and the number of a piece. The answers go into the job's own
+folder next to the output, whose name is a digest of table, bundle, options and code. A worker with
+a different version of any of them, or one that comes late, finds no such folder. A finished piece
+is not coded again. Pieces are handed out in order, so each worker reads the table only once.
 """
 
 import json
@@ -36,11 +36,11 @@ def distribute(
     thresholds: Path | None = None,
     levels: Levels = "auto",
 ) -> None:
-    """Lets workers code all pieces of a job that are missing, and returns when they are there.
+    """Lets workers code all missing pieces of a job, and returns when the pieces exist.
 
     Args:
-        report: is called with pieces done and in all.
-        bundle: the folder that the coder was opened with, as the other files are.
+        report: called with the number of pieces done and the total.
+        bundle: the folder that the coder was opened with, like the other files.
     """
     if list(bundles.coders) != [""] or not bundle.is_dir():
         raise Contradiction(

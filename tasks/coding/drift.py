@@ -27,7 +27,7 @@ Verdict = Literal["stable", "investigate", "drift"]
 
 _FEWEST = 40
 _POOLED_BELOW = 5
-"""Expected rows of a code in the smaller period. Rarer codes form one category."""
+"""Expected rows in the smaller period below which codes are pooled into one category."""
 _CHANCE = 0.01
 _PSI, _KS = (0.1, 0.25), (0.1, 0.2)
 _NOT_COVERED = (
@@ -44,14 +44,14 @@ class Period:
     origin: tuple[str, ...] = ()
     """Model, classification, its version and the temperature of the scores."""
     has_sets: bool = False
-    """Whether its rows have conformal sets."""
+    """Whether the rows have conformal sets."""
     titles: dict[str, str] | None = None
 
 
 def read_period(
     path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS
 ) -> Period:
-    """Reads the coded rows of a table from `autocoder code`; skips rows without a code."""
+    """Reads the coded rows of a table from `autocoder code`. Rows without a code are skipped."""
     origin = [
         f"{prefix}{name}"
         for name in ("model", "classification", "classification_version", "score_temperature")
@@ -70,7 +70,7 @@ def read_period(
     if len(origins) > 1:
         raise Contradiction(
             f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. "
-            "Compare one with one.",
+            "Compare rows of a single model, version and temperature.",
             kind="mixed-origins",
         )
     titles = {code: title for code, title in table.text_rows([f"{prefix}code", f"{prefix}title"])}
@@ -91,10 +91,10 @@ class Drift:
     ks_chance: float
     verdict: Verdict
     moved: tuple[tuple[str, float, float], ...]
-    """Codes that moved most: code, share in the reference, share now."""
+    """Codes with the largest changes: code, share in the reference, share now."""
     covers: bool | None = None
-    """False if the sets' coverage does not hold: a difference was found. None without sets, or
-    without a difference.
+    """False if the sets' coverage does not hold because a difference was found. None if there are
+    no sets or no difference.
     """
 
     @property
@@ -116,7 +116,6 @@ class Drift:
 
 
 def compare(now: Period, reference: Period) -> Drift:
-    """Compares two periods."""
     from scipy.stats import chi2_contingency, ks_2samp
 
     _require_same_origin(now, reference)
@@ -163,12 +162,13 @@ def _require_same_origin(now: Period, reference: Period) -> None:
 
 
 def _stability_index(counts: NDArray[np.int64]) -> float:
-    """Returns the population stability index above what chance alone makes of it, for counts of
-    codes [2, codes].
+    """Returns the population stability index minus its expectation by chance, for
+    counts of codes [2, codes].
     """
     smoothed = counts + 0.5
     p, q = smoothed / smoothed.sum(axis=1, keepdims=True)
-    # by chance PSI is chi-squared times 1/n + 1/m, to first order (Yurdakul and Naranjo 2020)
+    # the expectation of PSI is that of chi-squared times 1/n + 1/m, to first order (Yurdakul and
+    # Naranjo 2020)
     by_chance = (counts.shape[1] - 1) * float((1 / counts.sum(axis=1)).sum())
     return max(0.0, float(((p - q) * np.log(p / q)).sum()) - by_chance)
 

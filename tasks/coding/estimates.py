@@ -1,13 +1,14 @@
-"""Estimates counts by code, group and period from the model's codes of all rows and the human's
-codes of a sample.
+"""Estimates counts by code, group and period from the model's codes of all rows and manual codes of
+a sample.
 
-An estimate is the model's count, less what it gave the code wrongly, plus what it missed. Each is a
-share of the rows of the sample with, or without, the model's code, by their weights, times all such
-rows (post-stratification; Little 1993): what the model says of every row narrows the interval, and
-its errors do not bias it. The interval of each part is the beta distribution's on effective counts
-(Korn and Graubard 1998) after half an error more: of the weight of a row, or of less where errors
-are rarer in the whole sample. Both are joined by their distances from the estimate (Zou and Donner
-2008), so that they are not symmetric. `benchmarks/estimates.py` measures how often they cover.
+An estimate is the model's count, minus the rows that it coded wrongly with this code, plus the rows
+with this code that it missed. Both terms are weighted shares of the sampled rows with, or without,
+the model's code, times the number of all such rows (post-stratification; Little 1993). The model's
+codes of all rows narrow the interval, and its errors do not bias it. The interval of each term is a
+beta interval on effective counts (Korn and Graubard 1998) after adding half an error: with the
+weight of one row, or less if errors are rarer in the whole sample. The two intervals are combined
+by their distances from the estimate (Zou and Donner 2008), so they are not symmetric.
+`benchmarks/estimates.py` measures their coverage.
 """
 
 from collections import Counter, defaultdict
@@ -33,10 +34,10 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 TOTAL = "_T"
-"""Value of a group that stands for all."""
+"""Value of a group column that stands for all groups."""
 _ENDS, _TINY = (0.025, 0.975), 1e-9
 _FEW = 5
-"""Rows of the sample with a code, by human or model, below which nothing is said of it."""
+"""Sampled rows with a code, manual or by the model, below which it gets no estimate."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class Estimate:
     group: tuple[str, ...]
     code: str
     rows: int
-    """Of the group, of any code."""
+    """Number of rows of the group, with any code."""
     machine: int
     sampled: int
-    """Rows of the sample with this code, by human or model."""
+    """Number of sampled rows with this code, manual or by the model."""
     estimate: Interval | None
-    """None if there are too few of them."""
+    """None if there are too few sampled rows."""
 
     @property
     def note(self) -> Literal["", "few"]:
@@ -73,8 +74,8 @@ class Sample:
 
     @cached_property
     def strata(self) -> Ints:
-        """The rows of one weight: coarser strata than were drawn. A single row joins that of the
-        nearest lower one.
+        """The rows with equal weight, as strata that are coarser than the drawn ones. A single row
+        joins the stratum with the nearest lower weight.
         """
         values, strata, sizes = np.unique(
             self.weights.round(6), return_inverse=True, return_counts=True
@@ -108,7 +109,8 @@ class Sample:
 
         Args:
             inside: the sampled rows of the group.
-            machine, rows: of the group, with the model's code and in all.
+            machine: number of the group's rows with the model's code.
+            rows: number of the group's rows.
         """
         human, given = inside & (self.human == code), inside & (self.model == code)
         usual = (1 - self.agreement) * machine
@@ -130,8 +132,8 @@ class Sample:
         return Interval(*(min(max(end, least), most) for end in (value, value - low, value + high)))
 
     def _errors(self, errors: Flags, among: Flags, total: int, *, usual: float) -> Interval | None:
-        """Estimates how many of `total` rows are errors, if some of them are sampled; `usual`: by
-        the whole sample.
+        """Estimates how many of `total` rows are errors if some of them are sampled; `usual` is the
+        share in the whole sample.
         """
         weight = float(self.weights[among].sum())
         if not weight or not total:
@@ -156,16 +158,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimates:
-    """All estimates of a table's field, the total first."""
+    """All estimates for one code column of a table, the total first."""
 
     by: tuple[str, ...]
     titles: Mapping[str, str]
     sampled: int
     missing: int
-    """Rows of the sample without a code. Those with codes of the same weight stand for them."""
+    """Sampled rows without a manual code. Rows of the same weight with codes represent them."""
     every: tuple[Estimate, ...]
     people: str = ""
-    """Account of the human's codes: on the list, not on it, missing."""
+    """Summary of the manual codes: listed, unlisted, missing."""
 
     @property
     def totals(self) -> tuple[Estimate, ...]:
@@ -184,24 +186,22 @@ class Estimates:
         lines: list[str] = []
         if self.missing:
             lines.append(
-                f"{self.missing:,} rows of the sample have no code: others stand for them, which "
-                "is wrong if they "
-                "differ"
+                f"{self.missing:,} rows of the sample have no code. Other rows represent them, "
+                "which is wrong if they differ"
             )
         if few := [total for total in self.totals if total.note]:
             most = max(few, key=lambda total: total.machine)
             lines.append(
-                f"{len(few)} codes have fewer than {_FEW} rows in the sample, and no estimate "
+                f"{len(few)} codes have fewer than {_FEW} rows in the sample, and get no estimate "
                 f"({sum(total.machine for total in few):,} rows by the model; the largest is "
-                f"{most.code}): sample "
-                "more, or with --sensitive"
+                f"{most.code}). Sample more rows, or use --sensitive"
             )
         return lines
 
 
 def estimate(table: DoubleCoded) -> Estimates:
-    """Estimates the counts of every code, of the whole table and of each group: values of `by`,
-    alone and together.
+    """Estimates the counts of every code, for the whole table and for each group: the values of
+    `by` separately and combined.
     """
     by = table.by
     weights = _adjusted(table)
@@ -251,8 +251,8 @@ def _of_level(
 
 
 def _adjusted(table: DoubleCoded) -> Floats:
-    """Returns weights in which rows with codes stand for those of the same weight that came back
-    without.
+    """Returns weights with which rows with codes represent the rows of the same
+    weight that were returned without.
     """
     weights, missing, rows = table.weights, table.missing, len(table.codes)
     total = float(weights.sum() + missing.sum())
@@ -270,7 +270,7 @@ def _adjusted(table: DoubleCoded) -> Floats:
 
 
 def write_table(estimates: Estimates, out: Path) -> None:
-    """Writes a row per group and code: counts with their intervals, and shares of
+    """Writes a row per group and code with counts, their intervals, and shares of
     the group's rows.
     """
     texts = [*estimates.by, "code", "title"]
@@ -313,8 +313,8 @@ def _table_row(estimate: Estimate, titles: Mapping[str, str]) -> tuple[Any, ...]
 
 
 def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
-    """Draws the largest codes of the whole table: the model's counts, and the estimates with their
-    intervals.
+    """Plots the largest codes of the whole table: the model's counts, and the
+    estimates with their intervals.
     """
     from matplotlib.figure import Figure
 
@@ -337,7 +337,7 @@ def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
         places,
         "x",
         color="#b45309",
-        label="count of the model's codes",
+        label="model's count",
     )
     labels = [f"{total.code}  {estimates.titles.get(total.code, '')[:40]}" for total in shown]
     axes.set(yticks=places, yticklabels=labels, xlabel="rows", xlim=(0, None))

@@ -1,10 +1,10 @@
-"""Computes which words of a narrative spoke for a code of a released model. Nothing is logged.
+"""Computes which words of a narrative contributed to a code of a released model. Nothing is logged.
 
 The logit of a code is taken relative to the mean over all codes, which changes no probability.
 
-- **Words next to the encoder**: the head is linear in them, so a word's contribution is feature
-  times weight, exactly.
-- **The encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a
+- **Word features**: the head is linear in them, so a word's contribution is exactly feature times
+  weight.
+- **Encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a
   first-order share (Shrikumar et al. 2017, "Learning Important Features Through Propagating
   Activation Differences", section 1).
 """
@@ -25,33 +25,32 @@ from tasks.coding.coder import Coder
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _AT_ONCE = 256
-"""Words whose columns are in memory at a time."""
+"""Number of words with columns in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """What each word added to the logit of one code."""
+    """The contribution of each word to the logit of one code."""
 
     code: str
     score: float
     lexical: tuple[float, ...]
-    """Exact, per word; empty without a lexicon."""
+    """Exact, per word; empty if the model has no lexicon."""
     encoder: tuple[float, ...]
     """To first order, per word."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The words of a narrative, as places in its characters, and what they added to some codes."""
+    """The words of a narrative, as character ranges, and their contributions to some codes."""
 
     words: tuple[tuple[int, int], ...]
     reasons: tuple[Reason, ...]
     read: int
-    """Characters that the encoder read; a longer narrative is cut."""
+    """Number of characters that the encoder read; a longer narrative is truncated."""
 
 
 def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
-    """Explains some codes of one narrative."""
     released = coder.released
     for number, code in enumerate(codes):
         if code not in released.codes:

@@ -1,9 +1,10 @@
 """Groups the codes of a hierarchical classification: OIICS 2.01's 1522 belongs to 152, 15 and 1.
 
-A model that confuses 1521 and 1522 may be sure of group 152: a group's score is the sum of its
-codes' scores, since codes exclude each other. A group must save work: "traumatic injuries and
-disorders" (1) narrows nothing. The coarsest useful level is the first with as many groups as the
-square root of the codes, so that a reviewer chooses twice among about as many.
+A model that confuses 1521 and 1522 may be sure of group 152. A group's score is the sum of its
+codes' scores, because codes exclude each other. A group must save work: "traumatic injuries and
+disorders" (1) narrows nothing. The coarsest useful level is the first with at least as many groups
+as the square root of the number of codes, so that a reviewer chooses twice from about as many
+options.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from storage.errors import Missing
 
 _SIGNS = ".-/ "
 _BY_DIGITS = ("OIICS",)
-"""Classifications with hierarchical codes. In other lists 23 is unrelated to 2."""
+"""Classifications with hierarchical codes. In other lists, 23 is unrelated to 2."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Groups:
     members: NDArray[np.float32]
     """float32 [codes, groups]: 1 if a code belongs to a group."""
     depths: NDArray[np.float32]
-    """float32 [groups]: levels above a group, and itself."""
+    """float32 [groups]: level of each group, where the top level is 1."""
     above: Mapping[str, Sequence[str]]
     """The levels above each code, the coarsest first."""
 
     @property
     def key(self) -> str:
-        """Returns a digest of the levels, on which the answers depend."""
+        """Returns a digest of the levels, because the answers depend on them."""
         return digest({code: list(levels) for code, levels in self.above.items()})
 
     def most_detailed(
@@ -44,10 +45,11 @@ class Groups:
         """Returns, per row of scores [n, codes], the most detailed group that reaches the
         threshold, and its score.
 
-        Among groups of one level the highest score wins. None if no group reaches the threshold.
+        Among groups of one level, the one with the highest score is chosen. None if no group
+        reaches the threshold.
         """
         sums = scores @ self.members
-        # Level first, score second: scores are at most 1, levels whole numbers.
+        # Level first, score second: levels are integers, and scores are at most 1.
         rank = np.where(sums >= threshold, 2 * self.depths + sums, -1.0)
         return [
             None if rank[row, group] < 0 else (self.names[group], min(1.0, float(sums[row, group])))
@@ -55,25 +57,25 @@ class Groups:
         ]
 
     def shared(self, codes: Sequence[str]) -> str:
-        """Returns the most detailed level that all these codes are in; "" without one."""
+        """Returns the most detailed level that contains all these codes; "" if there is none."""
         chains = [[*self.above[code], code] for code in codes]
         levels = [names[0] for names in zip(*chains, strict=False) if len(set(names)) == 1]
         return levels[-1] if levels else ""
 
 
 Levels = Literal["auto", "digits", "none"] | Mapping[str, str]
-"""Where levels come from: a rule, or a list that gives the code above each code."""
+"""Source of the levels: a rule, or a mapping from each code to the code above."""
 
 
 def groups_of(
     codes: Sequence[str], *, classification: str, levels: Levels = "auto"
 ) -> Groups | None:
-    """Returns the groups of a model's codes, or None without any.
+    """Returns the groups of a model's codes, or None if there are none.
 
     Args:
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
-        levels: `digits` takes the leading signs of any classification's codes as levels; `none`
-            disables groups; otherwise the code above each code.
+        levels: `digits` treats the leading characters of any classification's codes as levels, and
+            `none` disables groups. A mapping gives the code above each code.
     """
     if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None
@@ -101,7 +103,6 @@ def _codes_above(codes: Sequence[str], levels: Levels) -> dict[str, tuple[str, .
 
 
 def _depths(above: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Returns the level of each group, from 1."""
     depths: dict[str, int] = {}
     for names in above.values():
         for depth, name in enumerate(names, start=1):
@@ -119,7 +120,7 @@ def _useful_names(
     if not useful:
         return []
     first = min(useful)
-    # a group of most codes narrows nothing
+    # a group with most of the codes narrows nothing
     names = [name for name in sizes if depths[name] >= first and 2 * sizes[name] <= codes]
     return sorted(names, key=lambda name: (-depths[name], name))
 

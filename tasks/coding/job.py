@@ -1,9 +1,9 @@
-"""Codes a whole table piece by piece, resumable after any crash, and puts it in place by one
+"""Codes a whole table piece by piece, resumable after any crash, and replaces the output with one
 rename.
 
-The answers of each finished piece are in a folder of the job, in a hidden one next to the output,
-without the narratives. When all are complete, one pass over the input merges both. After a crash
-the same command codes only the missing pieces. Before the output is put in place, a mark next to it
+The answers of each finished piece are in the job's hidden folder next to the output, without the
+narratives. When all pieces are complete, one pass over the input merges both. After a crash the
+same command codes only the missing pieces. Before the output is put in place, a mark next to it
 names its job. The mark is removed last, so that a job that died during cleanup counts as finished.
 """
 
@@ -40,9 +40,9 @@ class CodingReport:
     rows: int
     blank: int
     review: int | None
-    """Rows for review. None without a threshold."""
+    """Number of rows for review. None if there is no threshold."""
     resumed: int
-    """Rows with answers from an earlier run."""
+    """Number of rows with answers from an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class CodingJob:
     out: Path
     narratives: Narratives
     answers: tuple[AnswerColumns, ...]
-    """Of each bundle."""
+    """Answer columns of each bundle."""
     append: bool = False
     overwrite: bool = False
 
@@ -71,12 +71,16 @@ class CodingJob:
         return self.parts(bundles) / f"{number:08}.parquet"
 
     def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
-        """Yields the cells of the text columns by numbered pieces, the same in every pass."""
+        """Yields the cells of the text columns in numbered pieces, which are the
+        same in every pass.
+        """
         with closing(self.table.text_rows(self.narratives.columns, self.table.marks())) as rows:
             yield from enumerate(pieces(rows, columns=len(self.table.columns)))
 
     def key(self, bundles: Bundles) -> str:
-        """Returns the digest of all inputs of the answers, so that jobs do not share pieces."""
+        """Returns a digest of everything that the answers depend on, so that jobs
+        do not share pieces.
+        """
         return digest(
             {
                 "code": _code(),
@@ -100,8 +104,8 @@ def _code() -> str:
 def run(
     bundles: Bundles, job: CodingJob, *, distribute: Callable[[], object] | None = None
 ) -> CodingReport:
-    """Codes a table or resumes it; `distribute` lets workers code pieces first, and the rest is
-    coded in this process.
+    """Codes a table, or resumes coding it. `distribute` lets workers code pieces first; this
+    process codes the rest.
     """
     schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
@@ -124,13 +128,13 @@ def run(
             _merge(bundles, job, schema, before, coded)
         _clear(job)
         job.mark.unlink(missing_ok=True)
-    with suppress(OSError):  # it is gone where an open file can be removed
+    with suppress(OSError):  # already removed on systems that allow removing an open file
         job.folder.rmdir()
     return coded
 
 
 def _clear(job: CodingJob) -> None:
-    """Removes the folder of a job; where an open file cannot be removed, all but its lock."""
+    """Removes the folder of a job, except its lock on systems that cannot remove an open file."""
     try:
         shutil.rmtree(job.folder)
     except PermissionError:
@@ -163,7 +167,7 @@ def _merge(
     fresh, origin = job.folder / "output", tuple(bundles.origin.values())
     with open_writer(fresh, output_kind(job.out), schema) as write:
         if before is not None:
-            # JSON objects may lack keys, which then stay absent
+            # JSON objects may lack keys; missing keys remain missing
             existing = before.read(schema.names) if before.kind == "jsonl" else before.read()
             for piece in pieces(existing, columns=len(schema)):
                 write(piece)
@@ -179,7 +183,7 @@ def _merge(
     for part in job.table.files:
         limit_rights(fresh, job.out, part.source.path)
     sync(fresh)
-    _check_output(job, bundles)  # another may have appeared meanwhile
+    _check_output(job, bundles)  # another output may have appeared in the meantime
     mark = {
         "key": job.key(bundles),
         "sha256": file_digest(fresh),
@@ -246,7 +250,7 @@ def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
 
 
 def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:
-    """Returns the existing rows of the output to append to."""
+    """Returns the existing rows of the output, to which rows are appended."""
     if not job.out.is_file():
         return None
     before = survey(job.out, text_columns=())

@@ -1,9 +1,9 @@
-"""Measures the quality of coded tables: draws a sample for people to code, and compares their codes
-with the model's.
+"""Measures the quality of coded tables: draws a sample for manual coding, and compares the manual
+codes with the model's.
 
-The human coder does not see the model's code. All rows with sensitive codes are drawn; the rest is
-a simple random sample, or one of strata. Each row has the weight one over its sampling probability,
-so that agreement is estimated for the whole table and not for the sample.
+The human coder does not see the model's code. All rows with sensitive codes are drawn. The rest is
+a simple random sample or a stratified sample. Each row's weight is one over its sampling
+probability, so that agreement is estimated for the whole table and not for the sample.
 """
 
 import math
@@ -41,8 +41,8 @@ class DrawnSample:
 
 
 def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> str:
-    """Returns the column of a coded table that the narratives seem to be in: the longest texts left
-    of the answers.
+    """Returns the column of a coded table that probably has the narratives: the one with the
+    longest texts to the left of the answers.
     """
     table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
     given = table.columns[: table.columns.index(f"{prefix}code")]
@@ -69,18 +69,18 @@ def draw(
     prefix: str = "",
     read: ReadOptions = AS_IT_LOOKS,
 ) -> DrawnSample:
-    """Writes the sample of a coded table: row number, text, weight and an empty column for the
-    human's code.
+    """Writes a sample of a coded table: row number, text, weight, and an empty column for the
+    manual code.
 
-    Rows without a code take part: they may not be blank to a person.
+    Rows without a code are included, because a person may not consider them blank.
 
     Args:
         columns: the columns for the human coder.
-        seed: repeats a sample. Without a seed no one can predict it.
-        share: of all rows but those of sensitive codes, which are all drawn.
-        size: rows in all, in place of the share: stratified, by Neyman's allocation
-            (`tasks.coding.strata`).
-        prefix: of the columns of one bundle, where the table has the codes of several.
+        seed: makes a sample repeatable. Without a seed, no one can predict it.
+        share: share of the rows to draw, apart from rows with sensitive codes, which are all drawn.
+        size: total number of rows, instead of the share; the sample is then stratified with
+            Neyman's allocation (`tasks.coding.strata`).
+        prefix: prefix of one bundle's columns, if the table has the codes of several bundles.
     """
     if out.exists():
         raise Contradiction(
@@ -91,7 +91,7 @@ def draw(
     named = [ROW, *columns, WEIGHT, human]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise Contradiction(
-            f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename "
+            f"--text {twice[0]!r}: the sample already has such a column. Leave it out, or rename "
             "it.",
             kind="column-in-sample",
             column=twice[0],
@@ -128,25 +128,25 @@ def draw(
 
 @dataclass(frozen=True)
 class DoubleCoded:
-    """A coded table and its sample that came back."""
+    """A coded table with the manual codes of its sample."""
 
     codes: list[str]
-    """The model's, of every row."""
+    """The model's code of every row."""
     groups: list[tuple[str, ...]]
-    """Cells of the columns that form groups, of every row."""
+    """Cells of the grouping columns of every row."""
     titles: dict[str, str]
     rows: NDArray[np.int64]
-    """Places in the table of the sampled rows with a human's code."""
+    """Row indices in the table of the sampled rows with a manual code."""
     human: list[str]
-    """The human's code of each of `rows`."""
+    """The manual code of each of `rows`."""
     weights: NDArray[np.float64]
     """One over the probability that each of `rows` was drawn."""
     missing: NDArray[np.float64]
-    """The weights of sampled rows that came back without a code."""
+    """The weights of sampled rows that were returned without a code."""
     people: str
-    """Account of the human's codes: on the list, not on it, missing."""
+    """Summary of the manual codes: listed, unlisted, missing."""
     by: tuple[str, ...] = ()
-    """Names of the columns that form groups."""
+    """Names of the grouping columns."""
 
 
 def read_double_coded(
@@ -162,9 +162,10 @@ def read_double_coded(
     """Reads a coded table and a sample of it that people filled in.
 
     Args:
-        sample: of `autocoder sample`, with the human's codes, which went through a table program.
-        listed: every code that there is; empty: not known, and only those of the table are used.
-        allow_unlisted: counts codes that are not listed as codes of their own.
+        sample: file from `autocoder sample` with manual codes, possibly saved by a spreadsheet
+            program.
+        listed: all valid codes. If empty, they are unknown and only codes in the table are valid.
+        allow_unlisted: whether unlisted codes count as codes of their own.
         read: how the sample is read.
     """
     if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
@@ -191,7 +192,7 @@ def read_double_coded(
     for number, row in enumerate(returned.text_rows([*columns, *beside]), start=1):
         place, weight, cell, *others = map(_plain, row)
         rank, value = _number(place), _number(weight)
-        # a weight is one over a probability that is one over the rows at least
+        # a weight is one over a probability, which is at least one over the number of rows
         if (
             rank != int(rank)
             or not 1 <= rank <= len(codes)
@@ -247,7 +248,7 @@ def read_double_coded(
 def _require_own_rows(
     table: Table, texts: Mapping[int, Sequence[str]], columns: Sequence[str], place: str
 ) -> None:
-    """Refuses a sample whose cells are those of other rows of the coded table than it names."""
+    """Refuses a sample with text cells that differ from those of the coded table's rows."""
     other = 0
     if columns:
         for number, row in enumerate(table.text_rows(columns)):
@@ -264,22 +265,24 @@ def _require_own_rows(
 
 
 def _is_same(first: str, second: str) -> bool:
-    """Checks whether two cells have the same letters, as far as table programs keep them."""
+    """True if two cells have the same letters, as far as spreadsheet programs preserve them."""
     if len(first) >= _CELL or len(second) >= _CELL:
         first, second = first[: _CELL // 2], second[: _CELL // 2]
     if normal_form(first) == normal_form(second):
         return True
     plain = [re.sub(r"[^a-z0-9]", "", cell.casefold()) for cell in (first, second)]
-    accents = not (first.isascii() and second.isascii())  # which become ? in a file of another code
+    accents = not (first.isascii() and second.isascii())  # saved as ? in some encodings
     return accents and bool(plain[0]) and plain[0] == plain[1]
 
 
 _CELL = 32_000
-"""Characters of a cell from which on table programs cut it."""
+"""Length in characters at which spreadsheet programs truncate a cell."""
 
 
 def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -> None:
-    """Refuses codes in their alphabetical order that the model's codes of the rows do not have."""
+    """Refuses manual codes in alphabetical order if the model's codes of the same
+    rows are not sorted.
+    """
     given = [(code, other) for code, other in zip(human, model, strict=True) if code.strip()]
     codes, others = [code for code, _ in given], [other for _, other in given]
     arrangements = math.lgamma(len(codes) + 1) - sum(
@@ -301,7 +304,7 @@ def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -
 
 
 _BY_CHANCE = math.log(1e9)
-"""Logarithm of the number of arrangements of the codes from which on their order is no chance."""
+"""Logarithm of the number of arrangements above which sorted codes cannot be a coincidence."""
 
 
 def _numbers_first(code: str) -> tuple[int, float, str]:
@@ -337,14 +340,14 @@ class CodeAgreement:
 class Agreement:
     rows: int
     missing: int
-    """Rows of the sample that were returned without a code."""
+    """Sampled rows that were returned without a code."""
     share: float
     share_interval: tuple[float, float]
     kappa: float | None
-    """Cohen's kappa; None if both gave one code throughout, so that chance explains everything."""
+    """Cohen's kappa. None if both gave one code throughout, so that chance explains everything."""
     kappa_interval: tuple[float, float] | None
     codes: tuple[CodeAgreement, ...]
-    """Unweighted rows of the sample, the human's most frequent code first."""
+    """By code, from unweighted rows of the sample; the most frequent manual code first."""
     people: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -353,11 +356,11 @@ class Agreement:
 
 
 def agreement(table: DoubleCoded) -> Agreement:
-    """Compares the human's codes with the model's.
+    """Compares manual codes with the model's.
 
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are
-    percentile bootstrap intervals over the sampled rows (95%, 1,000 resamples); with under some 30
-    rows they are too narrow.
+    percentile bootstrap intervals over the sampled rows (95%, 1,000 resamples). With fewer than
+    about 30 rows they are too narrow.
     """
     given = [table.codes[row] for row in table.rows]
     names, numbers = np.unique([*table.human, *given], return_inverse=True)
@@ -395,8 +398,8 @@ def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
 def _share_and_kappa(
     a: NDArray[np.int64], b: NDArray[np.int64], weights: NDArray[np.float64], codes: int
 ) -> tuple[float, float]:
-    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen
-    1960), or NaN.
+    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 -
+    p_e) (Cohen 1960), or NaN.
     """
     total = weights.sum()
     observed = float(weights[a == b].sum() / total)

@@ -1,8 +1,9 @@
-"""Moves a coded table to a revised classification, by its correspondence table.
+"""Converts a coded table to a revised classification with a correspondence table.
 
-A code that became one code is replaced. Where it became several, the titles of the candidates
-choose: the untrained coder of the new list, over the candidates alone. What it is not sure of, and
-what the table does not know, goes to a person. Every row has one of these ways, and they add up.
+A code that became one code is replaced. If it became several codes, the untrained coder of the new
+list chooses among these candidates by their titles. If it is not sure, or if the table does not
+contain the code, the row goes to a person. Every row is counted under exactly one of these
+outcomes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tasks.coding.columns import require_free
 from tasks.coding.untrained import UntrainedCoder
 
 Way = Literal["one", "chosen", "doubtful", "no text", "unknown", "blank"]
-"""One candidate; several, of which one is sure or none is; several and no text; a code that the
-correspondence has not; no code.
+"""Outcomes of a row: one candidate; several, one of which was chosen; several, none of which is
+sure; several and no text; an old code that is not in the correspondence; no code.
 """
 REVIEWED: frozenset[Way] = frozenset({"doubtful", "no text", "unknown", "blank"})
 _COLUMNS = (
@@ -71,7 +72,7 @@ def read_correspondence(
 @dataclass(frozen=True)
 class Relabelled:
     ways: Mapping[Way, int]
-    """Rows by how they got their new code."""
+    """Number of rows by outcome."""
 
     @property
     def rows(self) -> int:
@@ -88,11 +89,11 @@ class Relabelling:
     correspondence: Mapping[str, Sequence[str]]
     narratives: Narratives
     column: str
-    """Of the old codes."""
+    """Column with the old codes."""
     threshold: float
 
     def rows(self, old: Sequence[str], texts: Sequence[str]) -> list[Row]:
-        """Returns the new cells of rows by their old codes and texts."""
+        """Returns the new cells of rows from their old codes and texts."""
         candidates = [self.correspondence.get(normalise_code(code), ()) for code in old]
         several = [n for n, of in enumerate(candidates) if len(of) > 1 and texts[n].strip()]
         scores = self.coder.scores([texts[n] for n in several]) if several else []
@@ -130,13 +131,15 @@ class Relabelling:
             return candidates[0], None, "one"
         if best is None:
             return None, None, "no text"
-        # as the score is written
+        # rounded as in the output
         sure = round(best[1], 6) >= self.threshold
         return *best, "chosen" if sure else "doubtful"
 
 
 def relabel(table: Table, out: Path, how: Relabelling) -> Relabelled:
-    """Writes the table with the new codes beside the old; the output is whole, or there is none."""
+    """Writes the table with the new codes next to the old ones. The output is
+    complete or not written at all.
+    """
     require_free(table, _COLUMNS)
     kinds: dict[str, pa.DataType] = {"new_score": pa.float64(), "needs_review": pa.bool_()}
     added = [pa.field(name, kinds.get(name, pa.string())) for name in _COLUMNS]

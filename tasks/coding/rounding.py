@@ -1,5 +1,5 @@
-"""Tests on the test vectors of a bundle whether its graph in eight bits codes as the one in
-float32.
+"""Checks with a bundle's test vectors whether its graph in eight bits gives the
+same codes as the one in float32.
 """
 
 import json
@@ -12,19 +12,19 @@ from mechanisms.model.scorer import Graph, lead_of, margin_errors
 from storage.bundle.folder import GOLDEN
 
 WIDEST, SHARE = 0.5, 1 / 4
-"""Difference of logits above which eight bits would need too many repeats in float32; or, of a head
-whose logits are large, its share of the usual lead of the best code.
+"""Logit gap above which eight bits would need too many repeats in float32. For a head with large
+logits, the limit is this share of the best code's usual lead.
 """
 _MARGIN = 1.5
-"""Of the largest error that is seen: other texts have larger ones."""
+"""Factor on the largest observed error, because other texts may have larger errors."""
 
 
 def near_tie(graph: Graph, folder: Path) -> float | None:
-    """Returns the gap of the two best logits below which a text is scored again in float32; None:
-    use float32 alone.
+    """Returns the gap between the two best logits below which a text is scored again in float32.
+    None means that only float32 is used.
 
-    None if a test vector that is no such near tie gets another code than in float32, if the gap
-    would be too wide, and if the test vectors cannot be read.
+    It is None if a test vector that is not a near tie gets another code than in float32, if the gap
+    would be too wide, or if the test vectors cannot be read.
     """
     assert graph.exact is not None
     try:

@@ -1,10 +1,9 @@
-"""Divides a coded table into strata by code and score, and the hours of the human coders among
-them.
+"""Divides a coded table into strata by code and score, and allocates the sampled rows to them.
 
-A row's error moves a count only if the codes differ. With chance e of an error, spread over many
-codes, the difference of the human's and the model's code has the variance e (2 - e), summed over
-codes. Neyman's allocation (1934) gives a stratum rows in proportion to its size times that standard
-deviation; e is one minus the mean score.
+The model's error on a row changes a count only if the codes differ. With error probability e,
+spread over many codes, the difference between the manual and the model's code has variance e (2 -
+e), summed over codes. Neyman's allocation (1934) gives a stratum rows in proportion to its size
+times the standard deviation. e is one minus the mean score.
 """
 
 from collections import Counter, defaultdict
@@ -19,9 +18,9 @@ from storage.tables.reader import Table
 _BANDS = (0.5, 0.9)
 """Scores at which strata end."""
 _FEWEST_ROWS = 20
-"""Of a code with strata; rarer codes share theirs."""
+"""Fewest rows of a code that has strata of its own; rarer codes share strata."""
 _FEWEST_DRAWN = 2
-"""Of a stratum, so that its variance can be estimated."""
+"""Fewest rows drawn from a stratum, so that its variance can be estimated."""
 _SMALLEST_ERROR = 0.01
 
 
@@ -32,12 +31,12 @@ class Stratum:
 
     @property
     def weight(self) -> float:
-        """Returns one over the probability that a row is drawn."""
+        """One over the probability that a row is drawn."""
         return len(self.rows) / self.size if self.size else 1.0
 
 
 def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
-    """Returns code and score of every row of a coded table; the score of a row
+    """Returns code and score of every row of a coded table. The score of a row
     without a code is 0.
     """
     codes: list[str] = []
@@ -63,7 +62,9 @@ def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
 def stratify(
     codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int
 ) -> list[Stratum]:
-    """Divides these rows of a coded table into strata, with `size` rows to draw from all."""
+    """Divides these rows of a coded table into strata, from which `size` rows are
+    drawn in total.
+    """
     frequent = _frequent_codes([codes[row] for row in rows], size=size)
     members: defaultdict[tuple[str | None, int], list[int]] = defaultdict(list)
     for row in rows:
@@ -83,24 +84,24 @@ def stratify(
 
 
 def _frequent_codes(codes: Iterable[str], *, size: int) -> set[str]:
-    """Returns the codes that have strata of their own: as many as the draws allow."""
+    """Returns the codes that have strata of their own, as many as the number of draws allows."""
     most = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
     counts = Counter(codes).most_common(most)
     return {code for code, count in counts if count >= _FEWEST_ROWS}
 
 
 def _expected_error(scores: Sequence[float]) -> float:
-    """Returns the share of errors that scores foretell."""
+    """Returns the error rate that the scores predict."""
     return max(_SMALLEST_ERROR, 1 - float(np.mean(scores)))
 
 
 def allocate(sizes: Sequence[int], spreads: Sequence[float], total: int) -> list[int]:
-    """Returns the rows to draw from each stratum: Neyman's n_h = n N_h S_h / sum N S, at least 2
-    and at most N_h.
+    """Returns the number of rows to draw from each stratum: Neyman's n_h = n N_h S_h / sum N S, at
+    least 2 and at most N_h.
     """
     most, mass = np.array(sizes), np.array(sizes) * np.array(spreads)
     least, total = np.minimum(_FEWEST_DRAWN, most), min(total, int(most.sum()))
-    # the factor at which all strata within their bounds have the total, by bisection
+    # find the factor at which the bounded strata add up to the total, by bisection
     low, high = 0.0, float((most / mass).max())
     for _ in range(100):
         middle = (low + high) / 2

@@ -1,10 +1,10 @@
-"""Compares a bundle with its possible successor, on records with codes and on others, for the
-person who decides.
+"""Compares a bundle with a possible successor, on coded and uncoded records, for the person who
+decides.
 
-On coded records both models answer the same ones: the difference of right answers has a paired
-bootstrap interval, and McNemar's exact test (1947) reads the records that only one of them has
-right. Tests by code or group are adjusted together (Holm 1979). On records without codes it shows
-which answers change.
+On coded records both models answer the same records. The difference in correct answers has a paired
+bootstrap interval, and McNemar's exact test (1947) uses the records that only one of them has
+right. Tests by code or group are adjusted together (Holm 1979). On uncoded records the comparison
+shows which answers change.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ from tasks.running import progress
 
 _RESAMPLES = 2000
 _FEWEST = 10
-"""Coded records of a code or group with a test."""
+"""Fewest coded records of a code or group for a test."""
 _ERROR_RATE = 0.05
 _FLOWS = 25
 
@@ -40,11 +40,11 @@ class Answers:
     old: NDArray[np.str_]
     new: NDArray[np.str_]
     right: NDArray[np.str_]
-    """The codes in the table; empty without a column of them."""
+    """The codes in the table; empty if it has no code column."""
     groups: NDArray[np.str_]
     alone: tuple[dict[str, float], dict[str, float]]
-    """Shares that the old and the new model can code alone, as in `autocoded_shares`; empty without
-    codes.
+    """Shares that the old and the new model can code without a person, as in `autocoded_shares`;
+    empty without codes.
     """
 
 
@@ -56,9 +56,9 @@ class Difference:
     new: float
     low: float
     high: float
-    """95% paired bootstrap interval of new - old."""
+    """Upper end of the 95% paired bootstrap interval of new - old."""
     chance: float
-    """p-value of McNemar's exact test; adjusted where there are several."""
+    """p-value of McNemar's exact test, adjusted if there are several tests."""
 
     @property
     def verdict(self) -> str:
@@ -68,14 +68,14 @@ class Difference:
 
 
 def difference(name: str, old: NDArray[np.bool_], new: NDArray[np.bool_]) -> Difference:
-    """Compares two models by whether their answers to each record are right."""
+    """Compares two models by whether their answer to each record is right."""
     from scipy.stats import binomtest
 
     records, lost, won = len(old), int((old & ~new).sum()), int((new & ~old).sum())
     shares = np.array([lost, won, records - lost - won]) / records
     drawn = np.random.default_rng(0).multinomial(
         records, shares, _RESAMPLES
-    )  # resampled pairs, by their three kinds
+    )  # resampled pairs, of three kinds
     low, high = np.percentile((drawn[:, 1] - drawn[:, 0]) / records, [2.5, 97.5])
     chance = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
     return Difference(
@@ -86,8 +86,8 @@ def difference(name: str, old: NDArray[np.bool_], new: NDArray[np.bool_]) -> Dif
 def differences(
     names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np.bool_]
 ) -> list[Difference]:
-    """Returns the difference of every name, the most frequent first; p-values by Holm's step-down
-    over those tested.
+    """Returns the difference for every name, the most frequent first. p-values are adjusted by
+    Holm's step-down method.
     """
     each = [
         difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)
@@ -111,9 +111,11 @@ class Succession:
     codes: list[Difference]
     groups: list[Difference]
     work: list[tuple[str, float, float]]
-    """Accuracy, and the share of records that the old and the new model code alone at it."""
+    """Accuracy, and the share of records that the old and the new model can code
+    without a person at it.
+    """
     records: int
-    """Without codes, as the next ones."""
+    """Number of uncoded records, on which the next fields are based."""
     agreement: float
     counts: list[tuple[str, int, int]]
     """Code, records of the old and of the new model; the largest change first."""
@@ -127,7 +129,7 @@ class Succession:
         main = {
             "better": "The new model is better",
             "worse": "The new model is worse",
-            "not shown": "No difference is shown",
+            "not shown": "No significant difference",
         }[whole.verdict]
         codes = f" It is worse at {len(worse)} codes: {', '.join(worse[:8])}." if worse else ""
         return (
@@ -196,8 +198,8 @@ def answers(
     read: ReadOptions = AS_IT_LOOKS,
     report: Callable[[str], object] = lambda sentence: None,
 ) -> Answers:
-    """Codes a table with both models; skips rows without a text, or without a code if a column has
-    codes.
+    """Codes a table with both models. Skips rows without a text, and rows without a
+    code if there is a code column.
     """
     columns = [*narratives.columns, *filter(None, (label, by))]
     table = survey(data, text_columns=columns, option=option, read=read)
@@ -252,8 +254,8 @@ def _best_codes(coder: Coder, scores: Scores) -> NDArray[np.str_]:
 
 
 def _autocoded_shares(coder: Coder, scores: Scores, right: Sequence[str]) -> dict[str, float]:
-    """Returns what could be coded without a person; nothing where no record has a code that the
-    model knows.
+    """Returns the shares that could be coded without a person; empty if no record
+    has a code that the model knows.
     """
     places = {code: place for place, code in enumerate(coder.model.codes)}
     labels = torch.tensor([places.get(code, -1) for code in right])
@@ -263,7 +265,7 @@ def _autocoded_shares(coder: Coder, scores: Scores, right: Sequence[str]) -> dic
 
 
 def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succession:
-    """Compares the answers of both models, by their names."""
+    """Compares the answers of both models, which are identified by name."""
     right = [answer == labelled.right for answer in (labelled.old, labelled.new)]
     before, after = Counter(unlabelled.old.tolist()), Counter(unlabelled.new.tolist())
     moved = Counter(

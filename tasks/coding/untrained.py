@@ -1,8 +1,8 @@
-"""A coder before any record exists: the start of prior descent, from a published code list alone.
+"""A coder that needs no records: the starting point of prior descent, from a published code list.
 
-It is the classifier that training would start at (`tasks.fitting.model_inputs.untrained`), with the
-titles of the list as its head and their words next to the encoder. No record is read, so nothing of
-it is private, and its scores are no probabilities of being right.
+It is the classifier from which training would start (`tasks.fitting.model_inputs.untrained`): the
+titles of the list form its head, and their words are features in addition to the encoder's. It has
+read no record, so it is not private data, and its scores are not probabilities of being right.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _LIBRARIES = ("torch", "transformers", "safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class UntrainedCoder(Coder):
-    """Codes by the titles of a list, as prior descent does before its first step."""
+    """Codes by the titles of a list, as prior descent would before its first step."""
 
     kind: ClassVar[ModelKind] = UNTRAINED
     config: ModelConfig
     notes: tuple[str, ...]
-    """What of the list was left out or chosen."""
+    """Sentences on entries of the list that were left out or chosen."""
 
     @cached_property
     def reads(self) -> Reads:
-        """What the model reads of a narrative, by its configuration."""
+        """Limits of the model on narratives, from its configuration."""
         return Reads.of_config(self.config)
 
     @property
     def label(self) -> str:
-        """Returns what a page calls the model."""
+        """Name of the model on a page."""
         return UNTRAINED
 
     @property
@@ -56,7 +56,7 @@ class UntrainedCoder(Coder):
         """Describes the coder in one line."""
         return (
             f"untrained coder of {self.folder.name}, {len(self.model.codes):,} codes: it has read "
-            "no record, and its scores are no probabilities of being right"
+            "no record, and its scores are not probabilities of being right"
         )
 
     def with_sets(self, coverage: float) -> Coder:
@@ -83,11 +83,12 @@ def open_codelist(
     read: ReadOptions = AS_IT_LOOKS,
     levels: Levels = "auto",
 ) -> UntrainedCoder:
-    """Makes the coder of a published list of codes and titles, which is read once.
+    """Builds the coder from a published list of codes and titles, which is read once.
 
     Args:
-        model: that starts at titles.
-        home: a workspace; where it exists, the stage of its titles is that of a later training.
+        model: a model that starts at titles.
+        home: a workspace. If it exists, the stage of the titles is the one that a later training
+            uses.
     """
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
         raise NotInstalled(f"--codelist: {installation.refusal(missing)}", kind="training-missing")
@@ -148,7 +149,7 @@ def _coder_of(
 
 @contextmanager
 def _context(home: Path) -> Iterator[Context]:
-    """Yields a workspace that exists, or one for these minutes."""
+    """Yields an existing workspace, or a temporary one."""
     if Workspace(home).private.is_dir():
         yield Context(home=str(home))
         return
