@@ -1,5 +1,6 @@
-"""Private mechanisms: each plans its noise, fits, and states the event that its claim follows from;
-and audits.
+"""Differentially private training methods and their audits. Each method plans its noise, fits a
+model, and reports the event from which its claim follows.
 
-Knows no Prefect and no database. `autocoder` names what a person imports.
+This package depends on neither Prefect nor a database. `autocoder` exports the names that users
+import.
 """

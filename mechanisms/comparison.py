@@ -1,7 +1,7 @@
-"""Compares mechanisms on the same records at equal epsilon, as a data frame.
+"""Compares mechanisms on the same records at equal epsilon and returns a data frame.
 
-Every fit costs its epsilon again: this serves public or synthetic records, or a study that someone
-else has paid for.
+Every fit spends its epsilon again, so use public or synthetic records, or records with a budget for
+the comparison.
 """
 
 from __future__ import annotations
@@ -36,23 +36,30 @@ def compare(
     test_share: float = 0.5,
     **options: Any,
 ) -> pd.DataFrame:
-    """Fits every mechanism on the same half, by the same seeds, and scores it on the other half.
+    """Fits every mechanism on the same half of the records with the same seeds, and scores it on
+    the other half.
 
     Args:
+        mechanisms: mechanism by row label.
+        X: numbers [n, features], or n texts.
+        y: n labels.
         epsilon: target of the mechanisms that have one, calibrated by their tightest accountant;
-            several give a row each. Mechanisms without a target are measured once.
+            one row per value. Mechanisms without a target are measured once.
+        delta: of the formal claims.
+        score: which F1 is reported.
         seeds: fits per row.
+        test_share: fraction of the records that is used for testing.
         options: further arguments of `PrivateClassifier`, such as `bounds`, `titles` or `classes`.
 
     Returns:
-        One row per mechanism and target: `mean` and `spread` (standard deviation) of the score over
-            seeds; `difference`
-        to the first row and its `standard_error` over 2,000 resamples of the test records that all
-        share (paired bootstrap); `record_error`, that of the mean; `target`; `epsilon`,
-        `epsilon_replaced` and `guarantee_kind` of the claims, the largest of the seeds.
+        One row per mechanism and target. `mean` and `spread` (standard deviation) of the score are
+        over seeds. `difference` is to the first row, and `standard_error` is its error over 2,000
+        resamples of the test records that all rows share (paired bootstrap). `record_error` is the
+        error of the mean. `epsilon`, `epsilon_replaced` and `guarantee_kind` come from the claim
+        with the largest epsilon among the seeds.
 
     Raises:
-        MechanismError: what a mechanism refuses.
+        MechanismError: no mechanism, or a setting that one of them refuses.
 
     Examples:
         >>> from autocoder import NonPrivate, PriorDescent

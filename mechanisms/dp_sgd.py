@@ -1,22 +1,23 @@
-"""DP-SGD for every trainable part, with noise and clip schedules and private class weights.
+"""DP-SGD for all trainable parameters, with schedules for noise and clip and optional private class
+weights.
 
-A step t draws a Poisson sample B_t (each record independently with probability q), and
+Step t draws a Poisson sample B_t (each record independently with probability q) and computes
 
-    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n)
-    c_i || grad(-l_i) || <= C_t
+  g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n)
+  c_i || grad(-l_i) || <= C_t
 
-which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample;
-the real one is private. `mechanisms.descent` takes the steps, from the event: sums are of integers
-(`mechanisms.model.clipping`) and noise is rounded without error, so the claim covers the bits, if a
-record's gradient depends on that record only.
+which is passed to AdamW or SGD (post-processing). The divisor is the *expected* sample size because
+the actual one is private. `mechanisms.descent` runs the steps from the event. Sums are integers
+(`mechanisms.model.clipping`) and noise is rounded exactly, so the claim covers the released bits if
+a record's gradient depends on that record only.
 
-**No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less
-hands every later one another's mask, so that all clipped gradients move at once, by far more than
-the clip. So the module runs as it does when it codes.
+**No dropout.** A dropout mask belongs to a position in the batch, not to a record. Removing one
+record would give every later record a different mask, so that all clipped gradients would change at
+once, by far more than the clip. The module therefore runs in evaluation mode.
 
-All randomness that privacy depends on comes from `mechanisms.privacy.noise`: a key of the operating
-system's entropy, kept only in the private checkpoint until the run ends, so that a resumed run
-draws the noise of a step once and the same.
+All randomness on which privacy depends comes from `mechanisms.privacy.noise`. Its key is drawn from
+the operating system's entropy and kept only in the private checkpoint until the run ends, so a
+resumed run draws the same noise for each step again.
 """
 
 from __future__ import annotations
@@ -59,14 +60,13 @@ if TYPE_CHECKING:
 
 DpEvent = DpSgdEvent | ComposedEvent
 _GRADIENT_BYTES = 1 << 30
-"""Of per-record gradients, beside what the model takes."""
+"""Bytes of per-record gradients in memory, in addition to the memory of the model."""
 PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 
 @registered
 class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
-    """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et
-    al., section 3.2).
+    """Settings of DP-SGD. The defaults are those of Chew et al., section 3.2.
 
     Examples:
         >>> import numpy as np
@@ -156,7 +156,7 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         return self.batch_size or PAPER_BATCH
 
     def check(self, task: Task) -> None:
-        """Raises MechanismError where the batch is larger than the data."""
+        """Raises MechanismError if the batch is larger than the data."""
         if self._batch(task) > task.records:
             raise MechanismError(
                 f"batch_size is {self._batch(task)}, larger than the data "
@@ -165,8 +165,11 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
             )
 
     def plan(self, task: Task) -> Plan:
-        """Solve the last noise multiplier so that schedule, steps, sampling and class counts
-        together meet the target; refuses a batch that is larger than the data.
+        """Solves for the final noise multiplier at which schedule, steps, sampling and class counts
+        together meet the target.
+
+        Raises:
+            MechanismError: the batch is larger than the data, or the target cannot be met.
         """
         self.check(task)
         settled = self.with_target(task).model_copy(
@@ -185,11 +188,11 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         return Plan(mechanism=settled, task=task, noise=noise)
 
     def event(self, noise: float, task: Task) -> DpEvent:
-        """Returns the steps, after the release of class counts if there are weights; `noise` is the
-        last multiplier.
+        """The steps, preceded by the release of class counts if class weights are used. `noise` is
+        the final multiplier.
         """
         batch = self._batch(task)
-        # Epochs in expectation: each step sees q n = batch records.
+        # Epochs are counted in expectation: each step sees q n = batch records.
         steps = max(1, round((self.epochs or PAPER_EPOCHS) * task.records / batch))
         segments = schedules.segments(
             self.schedule,
@@ -209,12 +212,12 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         return self.calibrate_by
 
     def rate(self, descent: DpSgdEvent, width: int) -> float:
-        """Returns the rate at which a weight ends with noise of standard deviation `weight_noise`;
-        it reads no record.
+        """Learning rate at which the final noise of a weight has the standard deviation
+        `weight_noise`. Reads no record.
 
-        That of 1 / sqrt(width) moves a score of features of norm sqrt(width) by 1; where it is not
-        set and there is little noise, the rate is the one that momentum alone allows. AdamW divides
-        by the noise, so that T steps walk rate sqrt(T).
+        A standard deviation of 1 / sqrt(width) moves the score of features with norm sqrt(width) by
+        1. If `weight_noise` is not set and the noise is small, the rate is limited by momentum and
+        clip instead. AdamW divides by the noise, so T steps move a weight by rate sqrt(T).
         """
         from mechanisms.descent.noisy_descent import rate_for_noise
 
@@ -230,7 +233,7 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Every step on clipped per-record gradients of the run's classifier."""
+        """Runs every step on clipped per-record gradients of the run's classifier."""
         return descend(self, plan.event, records, run)
 
 
@@ -242,12 +245,12 @@ def descend(
     *,
     physical_batch_size: int | None = None,
 ) -> Fitted:
-    """Runs an event by settled settings on the run's classifier; the losses of the epochs are
-    private.
+    """Runs the steps of an event on the run's classifier, with settings that have no unset fields.
+    The losses per epoch are private.
 
     Args:
-        physical_batch_size: records in memory at once, which changes nothing but speed and memory.
-            None: 512 of features, or as many sequences, up to 32, as have their gradients in a
+        physical_batch_size: records in memory at once. It affects only speed and memory. None: 512
+            for features, otherwise the number of sequences (at most 32) whose gradients fit in a
             gigabyte.
     """
     from mechanisms.descent.keyed_state import fit_classifier
@@ -262,7 +265,7 @@ def descend(
     assert rate is not None
     assert config.batch_size is not None
     assert config.epochs is not None
-    # a Poisson sample is larger than twice its mean and 100 with a probability below 2^-100
+    # a Poisson sample exceeds twice its mean plus 100 with a probability below 2^-100
     require_room(min(len(records.labels), 2 * config.batch_size + 100), 2.0)
     clipper = RecordClipping(classifier)
     in_memory = max(1, min(32, _GRADIENT_BYTES // (4 * classifier.num_parameters)))

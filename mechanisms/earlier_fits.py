@@ -1,8 +1,8 @@
-"""Counts earlier fits on the same records in this process: a search over settings costs privacy
-too.
+"""Counts earlier fits on the same records in this process, because a search over settings also
+costs privacy.
 
-A grid search fits many models and keeps the one that scores best. Epsilon covers each fit alone; it
-does not cover the choice among them. The claim of a fit therefore names the fits before it.
+A grid search fits many models and keeps the one with the best score. Epsilon covers each fit
+separately but not the choice among them. The claim of a fit therefore mentions the fits before it.
 """
 
 import hashlib
@@ -17,10 +17,11 @@ _FITS: list[NDArray[np.uint64]] = []
 
 
 def count_and_add(features: NDArray[np.float32]) -> int:
-    """Returns how many earlier fits used one of these records, and adds this one.
+    """Returns the number of earlier fits that used at least one of these records, and registers
+    this fit.
 
     Args:
-        features: [n, width]. Equal rows count as the same record.
+        features: float32 [n, width]. Equal rows count as the same record.
     """
     rows = np.ascontiguousarray(features)
     digests = np.unique([_digest(row.tobytes()) for row in rows])

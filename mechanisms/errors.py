@@ -1,11 +1,11 @@
-"""Errors whose text is safe to show: it names options and counts, never a record."""
+"""Errors with text that is safe to show: it contains options and counts, never a record."""
 
 
 class MechanismError(ValueError):
-    """A setting or an input that a mechanism cannot work with; the text says what to do.
+    """A setting or an input that a mechanism cannot use. The text says how to correct it.
 
-    `kind` names the fault, so that one can be told from another while its sentence is free to
-    change; `option` names the setting, if the fault can be in several.
+    `kind` identifies the fault, so that callers can distinguish errors while the wording is free to
+    change. `option` is the setting at fault, if there can be several.
     """
 
     def __init__(self, text: str = "", *, kind: str = "", option: str | None = None) -> None:

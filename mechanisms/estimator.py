@@ -1,8 +1,8 @@
-"""Fits every mechanism that reads features, a table or texts by the interface of scikit-learn.
+"""The scikit-learn interface of every mechanism that reads features, a table or texts.
 
-Each fit spends epsilon again. The claim of a fit names the earlier fits on the same records in this
-process, because a search over settings is not covered by epsilon; it does not add them up. Two fits
-differ, as their noise is secret; scikit-learn's tag `non_deterministic` says so.
+Each fit spends epsilon again. A search over settings is not covered by epsilon, so the claim of a
+fit mentions earlier fits on the same records in this process. It does not add up their cost. Two
+fits differ because their noise is secret, which scikit-learn's tag `non_deterministic` declares.
 """
 
 import warnings
@@ -65,17 +65,17 @@ _VOCABULARY = (
     "that is not fitted, such as HashingVectorizer, has none"
 )
 _LITTLE_OF_BOUNDS = 0.25
-"""Share of the bounds that data should fill at least: noise is scaled to the bounds, not to the
-data.
+"""Fraction of the bounds that the data should at least fill: the noise is scaled to the bounds, not
+to the data.
 """
 
 
 class LabelsReadFromRecords(UserWarning):
-    """The labels of a model came from its records, so they are not covered by epsilon."""
+    """The set of labels was read from the records, so epsilon does not cover it."""
 
 
 class BoundsTooWide(UserWarning):
-    """Most features fill a small part of their bounds, so that the noise outweighs them."""
+    """Most features fill only a small part of their bounds, so that the noise outweighs them."""
 
 
 def _earlier_fits(number: int) -> list[str]:
@@ -89,35 +89,35 @@ def _earlier_fits(number: int) -> list[str]:
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
-    """Fits a mechanism to features or texts, predicts labels, and holds the claim of its privacy.
+    """A scikit-learn classifier trained with differential privacy; `claim` describes the guarantee.
 
     Args:
-        mechanism: any that reads features: its name ("dp-sgd"), its class, or an instance. None:
-            prior descent.
-        epsilon: target of one privacy unit. None for a mechanism without one (`NonPrivate`,
+        mechanism: any mechanism that reads features: its name ("dp-sgd"), its class, or an
+            instance. None means prior descent.
+        epsilon: target for one privacy unit. None for mechanisms without a target (`NonPrivate`,
             `SwagPpm`).
-        delta: of a formal claim, which adds it to e^epsilon times a probability; well below 1/n.
-        bounds: public (lowest, highest) of the features, a number or one per feature. Features are
-            clipped to them and scaled to [-1, 1]. The noise is scaled to the bounds, so that
-            bounds much wider than the data cost accuracy (a warning says so). Choose them from
-            what is publicly known of each feature, never from the records. None: features as they
-            are.
-        classes: public labels. None: those of y, of which a warning says that epsilon does not
-            cover them.
-        titles: public text of each label, by label; or, of features, their vectors [classes,
-            width]. The head starts there, without cost. None: at zero.
-        encoder: of texts, a hub name or folder.
-        words: whether the head also reads how much words of a text are like those of the titles
-            (`mechanisms.model.lexicon`), where both are texts.
-        records_per_unit: how many records one unit may have. The caller sees to it that none has
-            more.
-        privacy_unit: the name of that unit.
-        unprotected_inputs: what else of the records reached the call, such as tuning; stated with
-            the claim.
+        delta: failure term of the (epsilon, delta) guarantee; choose it well below 1/n.
+        bounds: public (lowest, highest) of the features, as numbers or one per feature. Features
+            are clipped to the bounds and scaled to [-1, 1]. The noise is scaled to the bounds, so
+            bounds much wider than the data cost accuracy (and cause a warning). Choose them from
+            public knowledge about each feature, never from the records. None uses the features
+            unchanged.
+        classes: public labels. None uses the labels in y and warns that epsilon does not cover
+            them.
+        titles: public text of each label, by label; for features, their vectors [classes, width].
+            The head starts from them, at no privacy cost. None starts at zero.
+        encoder: for texts, the name of a model on the Hugging Face hub, or a folder.
+        words: whether the head also reads similarities between words of a text and words of the
+            titles (`mechanisms.model.lexicon`), if both are texts.
+        records_per_unit: largest number of records per privacy unit. The caller must ensure that no
+            unit has more.
+        privacy_unit: name of the privacy unit.
+        unprotected_inputs: other ways in which records influenced the call, such as tuning. They
+            are listed in the claim.
         random_state: seed of shuffling and initial values; it does not affect privacy.
-        key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None: the
-            operating system's random numbers, at every fit.
-        folder: where a fit that was interrupted resumes; keep it private. None: it starts again.
+        key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None draws
+            a key from the operating system at every fit.
+        folder: private folder from which an interrupted fit resumes. None restarts the fit.
 
     Examples:
         >>> import numpy as np
@@ -164,16 +164,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.folder = folder
 
     def fit(self, X: Any, y: Any = None, **unsupported: Any) -> Self:
-        """Plans for the number of records, classes and features, fits once, and sets the claim.
+        """Plans the noise for the number of records, classes and features, fits once, and sets the
+        claim.
 
         Args:
             X: numbers [n, features], dense or sparse, or n texts.
             y: n labels.
 
         Raises:
-            MechanismError: an argument, a text or a label that cannot be used; everything is
-                checked before a text is encoded, and no message quotes a cell.
-            ValueError: what scikit-learn refuses (MechanismError is one too).
+            MechanismError: an invalid argument, text or label. Everything is checked before texts
+                are encoded, and no message quotes a cell.
+            ValueError: input that scikit-learn refuses (MechanismError is a subclass).
         """
         mechanism = self._checked(unsupported)
         texts = inputs.texts_of(X)
@@ -242,14 +243,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def claim(self) -> Claim:
-        """Returns the claim of what ran: epsilon, delta, the type of guarantee, and all that it
-        depends on.
+        """The claim of this fit: epsilon, delta, the kind of guarantee, and the assumptions behind
+        it.
         """
         check_is_fitted(self)
         return self.claim_
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Returns probabilities [n, classes], in the order of `classes_`."""
+        """Class probabilities [n, classes], in the order of `classes_`."""
         check_is_fitted(self)
         return (
             self.model_.log_probabilities(
@@ -260,7 +261,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns the most probable label of each record [n]."""
+        """The most probable label of each record [n]."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
@@ -287,7 +288,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return mechanism
 
     def _labels(self, y: np.ndarray) -> Tensor:
-        """Sets `classes_`; returns the index of each label, int64 [n]."""
+        """Sets `classes_` and returns the index of each label, int64 [n]."""
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
             raise MechanismError(
@@ -299,8 +300,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def _features(
         self, X: Any, y: Any = None, *, mechanism: Mechanism, fitting: bool = False
     ) -> tuple[Tensor, np.ndarray]:
-        """Returns features float32 [n, width], and y as scikit-learn checks it. The first call
-        fixes the width.
+        """Features float32 [n, width], and y as validated by scikit-learn. The first call fixes the
+        width.
         """
         texts = inputs.texts_of(X)
         if texts is not None:
@@ -418,10 +419,10 @@ def fit_once(
     unprotected_inputs: tuple[str, ...] = (),
     public_inputs: tuple[str, ...] = (),
 ) -> tuple[Fitted, Claim]:
-    """Fits a plan, draws once where the model is a posterior, and claims what ran.
+    """Fits a plan, draws once if the model is a posterior, and computes the claim of the run.
 
-    The draw of a SWAG posterior is the operating system's entropy's, or the key's; Delta is
-    measured at it too, and the larger value is claimed.
+    The draw from a SWAG posterior uses the operating system's entropy, or the key. Delta is also
+    measured at the draw, and the larger value is claimed.
     """
     fitted = plan.fit(records, run)
     if plan.mechanism.draws and isinstance(fitted.model, Drawable):
@@ -439,13 +440,13 @@ def fit_once(
 
 
 def _drawn(fitted: Fitted, model: Drawable, records: Records, run: Run) -> Fitted:
-    """Returns the classifier at one draw that no one can repeat; its event counts Delta there too,
-    in nats.
+    """The classifier at one draw that cannot be repeated. Its event includes Delta at the draw, in
+    nats.
     """
     theta = model.draw(_normal_of(run))
     at_draw = model.sensitivity_at(theta, records)
     event = fitted.event
-    if at_draw is not None:  # a bound holds at every draw
+    if at_draw is not None:  # a proved bound holds at every draw and needs no update
         stated = event.model_dump()["sensitivity"]
         event = event.model_copy(update={"sensitivity": max(stated, at_draw)})
     classifier = run.classifier()
@@ -456,7 +457,7 @@ def _drawn(fitted: Fitted, model: Drawable, records: Records, run: Run) -> Fitte
 
 
 def _normal_of(run: Run) -> Normal:
-    """Returns the source of a draw's normals: the operating system's entropy, unless the run has a
+    """Source of standard normals for the draw: the operating system's entropy, unless the run has a
     key.
     """
     if run.key is None:

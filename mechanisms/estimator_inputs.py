@@ -1,4 +1,4 @@
-"""Checks what a caller of `PrivateClassifier` passes, before a text is encoded. No message quotes a
+"""Validates the arguments of `PrivateClassifier` before texts are encoded. No message quotes a
 cell.
 """
 
@@ -17,18 +17,20 @@ _COLUMN = "Give one column, such as table['text']."
 
 
 def mechanism_of(given: Any) -> Mechanism:
-    """Resolves a mechanism, its class, or its name such as "dp-sgd"; None is prior descent."""
+    """Resolves a mechanism instance, a class, or a name such as "dp-sgd". None means prior
+    descent.
+    """
     if given is None:
         given = "prior-descent"
     if isinstance(given, str):
-        known = kinds()
-        if given not in known:
-            close = difflib.get_close_matches(given, known, n=1) or ["prior-descent"]
+        available = kinds()
+        if given not in available:
+            close = difflib.get_close_matches(given, available, n=1) or ["prior-descent"]
             raise MechanismError(
                 f"mechanism: unknown mechanism. Did you mean {close[0]!r}?",
                 kind="misspelled-mechanism",
             )
-        given = known[given]
+        given = available[given]
     if isinstance(given, type) and issubclass(given, Mechanism):
         given = given.model_validate({})
     if not isinstance(given, Mechanism):
@@ -114,8 +116,8 @@ def require_delta_below(delta: float, records: int) -> None:
 
 
 def texts_of(X: Any) -> list[str] | None:
-    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn
-    checks.
+    """The texts of a flat sequence of strings; None if X has numbers, which scikit-learn
+    validates.
     """
     if isinstance(X, str | bytes):
         raise MechanismError("X is one string. Pass a list of texts.", kind="texts-as-string")
@@ -137,19 +139,19 @@ def texts_of(X: Any) -> list[str] | None:
         ):
             raise MechanismError(f"X has rows with text in them. {_COLUMN}", kind="rows-with-text")
         return None
-    others = [place for place, text in enumerate(X) if not isinstance(text, str)]
-    if others:
+    not_texts = [place for place, text in enumerate(X) if not isinstance(text, str)]
+    if not_texts:
         raise MechanismError(
-            f"X: {len(others)} of {len(X)} records are not text, the first at "
-            f'position {others[0]}. Leave them out, or replace them with "".',
+            f"X: {len(not_texts)} of {len(X)} records are not text, the first at "
+            f'position {not_texts[0]}. Leave them out, or replace them with "".',
             kind="not-texts",
         )
     return [str(text) for text in X]
 
 
 def require_labels(y: Any, records: int, classes: Any) -> None:
-    """Refuses labels that are missing, mixed, too many or too few, or outside the
-    public classes.
+    """Refuses labels that are missing, of mixed types, wrong in number, or not among the public
+    classes.
     """
     if isinstance(y, str | bytes):
         raise MechanismError("y is one string. Pass a list of labels.", kind="labels-as-string")
@@ -180,9 +182,9 @@ def require_labels(y: Any, records: int, classes: Any) -> None:
         )
     if classes is not None:
         allowed = set(np.asarray(classes).tolist())
-        given = np.asarray(y).ravel().tolist()
-        outside = sum(label not in allowed for label in given)
-        if outside and all(str(label) in set(map(str, allowed)) for label in given):
+        listed = np.asarray(y).ravel().tolist()
+        outside = sum(label not in allowed for label in listed)
+        if outside and all(str(label) in set(map(str, allowed)) for label in listed):
             raise MechanismError(
                 "y and classes are of different types, such as the number 1 and "
                 "the text '1'. Pass both as text, or both as numbers.",

@@ -1,9 +1,9 @@
-"""Fits a custom torch module and loss under SWAG-PPM, in one call.
+"""Trains a custom torch module and loss with SWAG-PPM in one call.
 
-The call fits and claims as a branch of the pipeline with the same settings does; what is new is the
-module (`mechanisms.model.custom_module`). Nothing is written down: there is no ledger, no plan and
-no bundle, so the caller adds up what several calls on the same records cost. For DP-SGD of a custom
-module, use Opacus' `PrivacyEngine`.
+The call fits and claims exactly like the pipeline with the same settings, but for a user's module
+(`mechanisms.model.custom_module`). Nothing is recorded: there is no ledger, plan or bundle, so the
+caller must add up the cost of several calls on the same records. For DP-SGD with a custom module,
+use `PrivacyEngine` of Opacus.
 """
 
 import copy
@@ -43,13 +43,15 @@ _GIBBS = (
 
 @dataclass(frozen=True)
 class Private:
-    """Holds what one call returns.
+    """The result of one call.
 
-    model: a copy of the given one, in evaluation mode, with the parameters that the claim is of.
-    claim: epsilon, delta or why there is none, the type of guarantee, neighbours, unit, and its
-    assumptions. figures: aggregates of the run; those in nats are read from the records without
-    protection and are no part of what is claimed. event: what ran, in numbers, which the claim is
-    computed from.
+    Attributes:
+        model: a copy of the module, in evaluation mode, with the parameters that the claim covers.
+        claim: epsilon, delta or the reason why there is none, the kind of guarantee, neighbours,
+            unit, and assumptions.
+        figures: aggregates of the run. Figures in nats are computed from the records without
+            protection and are not covered by the claim.
+        event: numerical description of the run, from which the claim is computed.
     """
 
     model: nn.Module
@@ -80,41 +82,45 @@ def swag_ppm(
     progress: Progress | None = None,
     key: bytes | None = None,
 ) -> Private:
-    """One draw from a SWAG pseudo posterior (Chew et al.), and what its guarantee, asymptotic and
-    local, amounts to.
+    """Draws once from a SWAG pseudo posterior (Chew et al.) and reports its asymptotic, local
+    guarantee.
 
-    The draw is made here, once, with the operating system's entropy and no seed; Delta is measured
-    at it too, and the larger value is claimed. **A small epsilon of this kind is no evidence of
+    The draw uses the operating system's entropy and has no seed. Delta is also measured at the
+    draw, and the larger value is claimed. **A small epsilon of this kind is no evidence of
     privacy**: audit it.
 
     Args:
-        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied,
-            not changed.
-        loss: (output, target) of one record as a batch of one -> one number: a negative
+        model: maps a batch [b, ...] to one tensor [b, ...], each record independently. It is
+            copied, not changed.
+        loss: maps (output, target) of one record, as a batch of one, to a number: a negative
             log-likelihood of a discrete target, never below 0, such as cross-entropy.
-        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs.
-            Read once.
-        draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability
-            1/(S+1).
-        round: the posterior that is drawn from.
-        fine_tune: the first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
-        collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a
+        dataset: (inputs [n, ...], targets [n, ...]), or a dataset with a length that yields such
+            pairs. It is read once.
+        draws: number of draws S over which risks and Delta are maximised. A fresh draw exceeds
+            Delta with probability 1/(S+1).
+        round: the posterior from which the release is drawn.
+        fine_tune: first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
+        collect: second phase. None: SGD at 0.05 for 20 epochs. The paper's learning rates are for a
             large pretrained model.
-        moments: rank of the posterior and its scale.
-        c: slope of the weight map; `g` is its offset, and `k` that of equation 7.
-        records_per_unit: how many records one unit may have. The caller sees to it that none has
-            more.
-        unprotected_inputs: what else of the records reached the call, such as tuning; stated with
-            the claim.
-        seed: of orders, masks and the draws that are measured, none of which is released.
-        folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which
-            goes.
-        key: 32 bytes that the draw follows from, only for tests. None: the operating system's
+        moments: rank and scale of the posterior.
+        c: slope of the weight map.
+        g: offset of the weight map.
+        k: constant of equation 7.
+        records_per_unit: largest number of records per privacy unit. The caller must ensure that no
+            unit has more.
+        privacy_unit: name of the privacy unit.
+        unprotected_inputs: other ways in which records influenced the call, such as tuning. They
+            are listed in the claim.
+        seed: seed of record order, masks and the draws that are only measured. None of these is
+            released.
+        folder: private folder for posterior and checkpoints, which is kept. None uses a temporary
+            folder and deletes it.
+        key: 32 bytes that determine the draw, for tests only. None uses the operating system's
             entropy.
 
     Raises:
-        MechanismError: the module mixes records or changes a buffer; the loss is below 0; training
-            diverged.
+        MechanismError: the module mixes records or changes a buffer, the loss is below 0, or
+            training diverged.
 
     Examples:
         >>> x, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
@@ -136,7 +142,7 @@ def swag_ppm(
             risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k
         ),
     )
-    # the number of classes is the module's: the mechanism does not plan by it
+    # the module defines the number of classes, and the plan does not depend on it
     task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
     run = Run(
         classes=1, seed=seed, classifier=lambda: own, folder=folder, progress=progress, key=key

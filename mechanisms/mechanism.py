@@ -1,14 +1,14 @@
-"""Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its
-`kind`.
+"""The interface of a mechanism: one frozen config, in one file and registered by its `kind`, that
+plans, fits and loads.
 
-    plan(task) -> Plan                fill in unset fields and solve the noise, before any record
-    event(noise, task) -> Event       what a fit at this noise does to the records
-    plan.fit(records, run) -> Fitted  do it; resumes from `run.folder`
-    load(folder, run) -> Model        the model that `Fitted.model.save(folder)` wrote
+  plan(task) -> Plan                fill in unset fields and solve the noise, before any record
+  event(noise, task) -> Event       what a fit at this noise does to the records
+  plan.fit(records, run) -> Fitted  fit as planned; resumes from `run.folder`
+  load(folder, run) -> Model        the model that `Fitted.model.save(folder)` wrote
 
-A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle
-has `release_to`. The event that ran, and nothing else, says what is claimed
-(`mechanisms.privacy.claims`). `docs/how-to/add-a-mechanism.md` walks one through.
+A model computes `log_probabilities`, and can be saved and loaded. A model that can be written as a
+bundle also has `release_to`. Claims follow only from the event that actually ran
+(`mechanisms.privacy.claims`). `docs/how-to/add-a-mechanism.md` walks through an example.
 """
 
 from __future__ import annotations
@@ -57,36 +57,35 @@ if TYPE_CHECKING:
     from mechanisms.posterior.swag import Normal
 
 ENTRY_POINTS = "autocoder.mechanisms"
-"""Group in which an installed package names modules with mechanisms of its own."""
+"""Entry-point group in which installed packages list modules with their own mechanisms."""
 
 
 class Task(BaseModel, frozen=True, extra="forbid"):
-    """Holds what a plan may depend on: public numbers alone."""
+    """The public numbers on which a plan may depend."""
 
     records: int
-    """Training records n."""
+    """Number n of training records."""
     classes: int
     records_per_unit: int = 1
     target_epsilon: float | None = None
-    """Of one privacy unit; None where no branch of the run aims at one."""
+    """Target for one privacy unit; None if no method of the run has a target."""
     delta: float = 1e-4
-    """Of formal claims."""
+    """Delta of formal claims."""
     features: int | None = None
-    """Numbers that a record has as features; None where they are an encoder's or tokens."""
+    """Number of features of a record; None for features of an encoder or for tokens."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """Holds settings with nothing left open, the noise that they were calibrated to, and the task
-    that they are for.
+    """Settings without unset fields, the noise that they were calibrated to, and the task.
 
-    The event follows from these and stands nowhere else, so that what is paid for is what the
-    settings do.
+    The event is always derived from these and never stored separately, so that the charge matches
+    what the settings do.
     """
 
     mechanism: AnyMechanism
     task: Task
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The number that a target sets, in the measure of `Mechanism.event`. 0: nothing was
+    """The calibrated number, in the unit that `Mechanism.event` expects. 0 means nothing was
     calibrated.
     """
     noise_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -94,13 +93,13 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def records(self) -> int:
-        """Returns the training records n that noise, sampling and scale were planned for."""
+        """Number n of training records for which noise, sampling and scale were planned."""
         return self.task.records
 
     @property
     def event(self) -> Event | None:
-        """Returns the event that a fit has to match; None where the cost is measured, and known
-        after the fit.
+        """The event that a fit must match; None if the cost is measured and known only after the
+        fit.
         """
         return self._event_for(self.task)
 
@@ -113,11 +112,11 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         )
 
     def fit(self, records: Records, run: Run) -> Fitted:
-        """Do what is planned, with the settled mechanism.
+        """Fits as planned.
 
         Raises:
-            MechanismError: other records than planned, or of another shape, a folder of another
-                fit, training diverged, or another event ran.
+            MechanismError: the records differ from the plan in number or shape, the folder belongs
+                to another fit, training diverged, or a different event ran.
         """
         from mechanisms.model import ranks
 
@@ -154,7 +153,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class Records:
-    """Holds what a fit reads: inputs, and labels int64 [n], indices into the label space."""
+    """Input of a fit: inputs, and labels int64 [n] as indices into the label space."""
 
     inputs: Inputs
     labels: Tensor
@@ -165,60 +164,67 @@ class Records:
 
 @dataclass(frozen=True)
 class Run:
-    """Holds where and how a fit runs. `classifier` always builds the same untrained model."""
+    """Where and how a fit runs. `classifier` always builds the same untrained model."""
 
     classes: int
     seed: int
     classifier: Callable[[], Classifier]
     folder: Path | None = None
-    """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none.
+    """Folder for checkpoints, which survives an interruption and stores noise keys until the fit
+    ends. None keeps no checkpoints.
     """
     progress: Progress | None = None
     key: bytes | None = field(default=None, repr=False)
-    """That all secret noise of the fit follows from, only for tests and examples. None: the
+    """Determines all secret noise of the fit, for tests and examples only. None uses the operating
     system's entropy.
     """
     resampled: bool = False
-    """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
+    """True for an audit's rerun on other records under the plan's noise, sampling and scale."""
     earlier: Path | None = None
-    """Where the fit of `Mechanism.continues` was saved. None: this fit makes that one too."""
+    """Where the fit of `Mechanism.continues` was saved. None: this fit runs that one first."""
     map: Map = field(default_factory=lambda: compute_whole)
-    """Computes what a fit does over independent units, such as draws of a posterior."""
+    """Computes independent units of a fit, such as draws of a posterior."""
     witness: Witness | None = None
-    """Of an audit: what a descent shows every sum to, before and after its noise."""
+    """In an audit, receives every sum of the descent, before and after its noise."""
 
     def new_key(self) -> bytes:
-        """Returns the given key, or a fresh one of the operating system's entropy."""
+        """The run's key if it has one, otherwise a fresh key from the operating system's
+        entropy.
+        """
         from mechanisms.privacy.noise import new_key
 
         return new_key() if self.key is None else self.key
 
 
 class Workload(NamedTuple):
-    """What one fit costs, by public numbers: for estimates of time and disk, which may be rough."""
+    """Cost of one fit in public numbers, for rough estimates of time and disk space."""
 
     epochs: float
-    """Passes over the records that train."""
+    """Passes over the records in training."""
     draws: int = 0
-    """Passes over the records that only measure."""
+    """Passes over the records in evaluation only."""
     vectors: int = 1
-    """Parameter vectors that the fit keeps."""
+    """Parameter vectors that the fit stores."""
 
 
 class Divisible(Protocol):
-    """A mechanism that computes over independent units inside a fit, so that an engine may share
-    them out.
+    """A mechanism that computes independent units inside a fit, so that an engine can distribute
+    them.
     """
 
     def compute(
         self, units: range, folder: Path, records: Records, run: Run
     ) -> Mapping[str, Tensor]:
-        """What these units come to, by the files in the folder. Units depend on nothing else."""
+        """Results of these units, computed from the files in the folder. Units depend on nothing
+        else.
+        """
         ...
 
 
 class Map(Protocol):
-    """Computes units 0 to `count` of a fit with the files of a folder: here, or on an engine."""
+    """Computes units 0 to `count` of a fit from the files in a folder, in this process or on an
+    engine.
+    """
 
     def __call__(
         self,
@@ -235,7 +241,7 @@ class Map(Protocol):
 def compute_whole(
     mechanism: Divisible, count: int, folder: Path, records: Records, run: Run
 ) -> Sequence[Mapping[str, Tensor]]:
-    """Compute all units as one part, in this process."""
+    """Computes all units as one part, in this process."""
     return [mechanism.compute(range(count), folder, records, run)]
 
 
@@ -244,22 +250,27 @@ class Model(Protocol):
     """A fitted model."""
 
     def log_probabilities(self, inputs: Inputs) -> Tensor:
-        """Natural log of the class probabilities, float64 [n, classes], in the records' order."""
+        """Natural log of the class probabilities, float64 [n, classes], in the order of the
+        records.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `Mechanism.load` needs into a private folder."""
+        """Writes everything that `Mechanism.load` needs to a private folder."""
 
 
 @runtime_checkable
 class Drawable(Protocol):
-    """A fitted model that parameters are released of: its own, or one draw of a posterior."""
+    """A fitted model with parameters that can be released: either its own, or one draw from a
+    posterior.
+    """
 
     def draw(self, normal: Normal) -> Tensor:
-        """The parameters to release, float32 [P]; a posterior's second draw is another model.
+        """The parameters to release, float32 [P]. A second draw from a posterior is a different
+        model.
 
         Args:
-            normal: fills a tensor with standard normals; where nothing is drawn it is not asked.
+            normal: fills a tensor with standard normals; not called if nothing is drawn.
         """
         ...
 
@@ -268,25 +279,25 @@ class Drawable(Protocol):
         ...
 
     def sensitivity_at(self, theta: Tensor, records: Records) -> float | None:
-        """Delta at these parameters over the records of the fit, in nats; None where the claim
-        depends on no such figure.
+        """Delta at these parameters over the records of the fit, in nats; None if the claim does
+        not depend on it.
         """
         ...
 
 
 @runtime_checkable
 class Releasable(Protocol):
-    """A model that knows how to become a bundle."""
+    """A model that can be written as a bundle."""
 
     def release_to(
         self, folder: Path, *, codes: Sequence[str], precision: Precision
     ) -> Mapping[str, Shapes]:
-        """Write the released files; return the shape of each weight by file and name."""
+        """Writes the released files; returns the shape of each weight by file and name."""
         ...
 
 
 class SearchTrial(BaseModel, frozen=True, extra="forbid"):
-    """One fit of a search on the records: the settings that it tried, and what ran with them."""
+    """One fit of a search on the records: its settings, and the event that ran."""
 
     settings: dict[str, float]
     event: AnyEvent
@@ -294,8 +305,8 @@ class SearchTrial(BaseModel, frozen=True, extra="forbid"):
 
 
 class Search(BaseModel, frozen=True, extra="forbid"):
-    """What a fit searched on its records for a target epsilon: every trial in order, and the
-    mechanism with the settings of the one that was kept.
+    """A fit's search on its records for a target epsilon: every trial in order, and the mechanism
+    with the selected settings.
     """
 
     target_epsilon: float
@@ -305,21 +316,23 @@ class Search(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model, the event that really ran, and aggregates that may be shown inside the agency."""
+    """A model, the event that actually ran, and aggregates that may be shown inside the agency."""
 
     model: Model
     event: Event
     figures: Mapping[str, Any] = field(default_factory=dict)
     search: Search | None = None
-    """None: the fit searched nothing on the records."""
+    """None if the fit searched nothing on the records."""
 
 
 @dataclass(frozen=True)
 class Reruns:
-    """Holds the results of T reruns of a mechanism on an audit's pool of n records.
+    """Results of T reruns of a mechanism on an audit's pool of n records.
 
-    ell float32 [T, n]: log-likelihoods of the records' own labels. right bool [T, n]: whether the
-    label is the most probable. events: what each rerun claims for itself, by its accountant.
+    Attributes:
+        ell: float32 [T, n], log-likelihoods of the records' labels.
+        right: bool [T, n], whether the label is the most probable class.
+        events: the event of each rerun, from which its claim follows.
     """
 
     ell: Tensor
@@ -328,82 +341,81 @@ class Reruns:
 
 
 class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
-    """A way to get a model from records. Subclasses add their settings, and a
-    `kind` of their own.
-    """
+    """A method that trains a model on records. Subclasses add settings and a `kind`."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
-    """Forms of input (`form_of`) that it fits on."""
+    """The forms of input (`form_of`) on which it can be fitted."""
     draws: ClassVar[bool] = False
-    """Whether a release draws from what a fit leaves, so that each release is another model."""
+    """Whether a release draws from the fitted posterior, so that each release is a different
+    model.
+    """
     by_ranks: ClassVar[bool] = False
-    """Whether its fit of an encoder can be shared among processes (`mechanisms.model.ranks`)."""
+    """Whether processes can share its fit of an encoder (`mechanisms.model.ranks`)."""
     shared: ClassVar[frozenset[str]] = frozenset()
-    """Settings that others of its kind take over in a comparison, where they leave them open."""
+    """Settings that other mechanisms of its kind adopt in a comparison if they leave them unset."""
 
     kind: str
 
     @property
     def needs_target_epsilon(self) -> bool:
-        """Tells whether it needs a target epsilon to plan."""
+        """Whether planning requires a target epsilon."""
         return False
 
     @property
     def guarantee_kind(self) -> GuaranteeKind:
-        """Returns the kind of claim that a release of its model has."""
+        """The kind of claim that a release of its model has."""
         return "asymptotic-local" if self.draws else "none"
 
     def relevant_task(self, task: Task) -> Task:
-        """Returns the task without the numbers that its plan does not depend on."""
+        """The task without the numbers on which its plan does not depend."""
         delta = float(Task.model_fields["delta"].default)
         return task.model_copy(update={"target_epsilon": None, "delta": delta})
 
     def without_target(self) -> tuple[Self, float | None, float | None]:
-        """Returns the same without the target and delta that its noise is solved for, and these."""
+        """The mechanism without the target and delta that its noise is solved for, followed by
+        these two.
+        """
         return self, None, None
 
     @property
     def searches(self) -> bool:
-        """Tells whether a fit searches settings on the records, for a target epsilon."""
+        """Whether a fit searches settings on the records, for a target epsilon."""
         return False
 
     @property
     def stage(self) -> str:
-        """Names the fit among those that it goes on from; empty where there are none."""
+        """Name of this fit in a sequence of fits that continue each other; otherwise empty."""
         return ""
 
     @property
     def workload(self) -> Workload | None:
-        """What a settled fit costs; None: the epochs of the run."""
+        """Cost of a fit with all fields set; None means the epochs of the run."""
         return None
 
     @property
     def continues(self) -> Mechanism | None:
-        """The mechanism whose fit this one's goes on from; None where a fit starts afresh."""
+        """The mechanism whose fit this one continues; None if it starts afresh."""
         return None
 
     def for_start(self, *, at_examples: bool) -> Self:
-        """Fills in the settings that depend on where the head starts: at public examples or not."""
+        """Fills in settings that depend on whether the head starts at public examples."""
         return self
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
-        """Settings that are None taken from a run's own, by name; what it has no field for is not
-        taken.
-        """
+        """Fills in unset fields from the run's defaults, by name. Unknown names are ignored."""
         fields = type(self).model_fields
-        taken = {n: v for n, v in defaults.items() if n in fields and getattr(self, n) is None}
-        return self.model_copy(update=taken)
+        values = {n: v for n, v in defaults.items() if n in fields and getattr(self, n) is None}
+        return self.model_copy(update=values)
 
     def check(self, task: Task) -> None:
-        """Refuse early what `plan` would refuse by public numbers.
+        """Refuses early what `plan` would refuse, based on public numbers.
 
         Raises:
-            MechanismError: names the setting.
+            MechanismError: contains the setting at fault.
         """
 
     def plan(self, task: Task) -> Plan:
-        """Fill in unset fields, and solve the noise for the target; here there is
-        nothing to do.
+        """Fills in unset fields and solves for the noise. The default implementation does nothing.
 
         Raises:
             MechanismError: the target cannot be met, or a setting contradicts the task.
@@ -411,76 +423,75 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> Event | None:
-        """Returns the event of a fit at this noise, whose number has the measure that `plan` sets
-        it in.
+        """The event of a fit at this noise, which is in the unit that `plan` uses.
 
-        Everything else in it (a sensitivity, a clip, how often a record is sampled) follows from
-        settings and task. None: the cost is measured, and known after the fit.
+        Everything else in the event (sensitivity, clip, sampling probability) follows from settings
+        and task. None means the cost is measured and known only after the fit.
 
         Raises:
-            MechanismError: the task lacks a number that the event depends on.
+            MechanismError: the task lacks a number on which the event depends.
         """
         return None
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the
-        claim counts.
+        """Figures of a plan for display: noise, steps, epsilon by several accountants. Only the
+        claim is binding.
         """
         return {}
 
     @abstractmethod
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call continues from
+        """Fits this mechanism as planned. Called by `Plan.fit`; a repeated call resumes from
         `run.folder`.
 
-        Noise is that of the plan's event. Anyone who starts from `run.classifier` calls it before
-        anything is drawn.
+        The noise is that of the plan's event. Implementations that start from `run.classifier` call
+        it before anything is drawn.
 
         Raises:
             MechanismError: training diverged.
         """
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Model:
-        """Read back what its model saved. Where that is a posterior: its repeatable draw of this
-        purpose.
+        """Loads what its model saved. If the model is a posterior, returns the repeatable draw for
+        this purpose.
         """
         return ClassifierModel.load(folder, run)
 
     def running_sensitivity(self, folder: Path) -> Sequence[float] | None:
-        """Delta of a saved fit after each draw, where it was measured over draws."""
+        """Delta of a saved fit after each draw, if it was measured over draws."""
         return None
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
-        """The mechanism whose reruns also hold this one's, and the name that they have there.
+        """The mechanism whose reruns include this one, and the name of this mechanism among them.
 
         Args:
-            draws: for what a rerun measures over draws of a posterior, in place of the mechanism's
+            draws: number of posterior draws over which a rerun measures, instead of the mechanism's
                 own number.
-            batched: whether reruns are made side by side, or one by one.
+            batched: whether reruns are computed in parallel or one by one.
         """
         return self, self.kind
 
 
 @runtime_checkable
 class Batched(Protocol):
-    """A mechanism that reruns many fits of a linear head side by side; others are
-    rerun one by one.
+    """A mechanism that can rerun many fits of a linear head in parallel. Other mechanisms are rerun
+    one by one.
     """
 
     def fit_many(
         self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """Reruns by name (`audited_as`), each trial on its own records of the pool.
+        """Reruns by name (`audited_as`), each trial on its own subset of the pool.
 
         Args:
-            initial: parameters of the untrained head, float32 [classes, width + 1], the bias last.
+            initial: parameters of the untrained head, float32 [classes, width + 1], bias last.
         """
         ...
 
 
 class CalibratedMechanism(Mechanism, frozen=True):
-    """A mechanism whose noise is solved for (target_epsilon, delta); a task fills in what is left
-    open.
+    """A mechanism with noise that is solved for (target_epsilon, delta). A task fills in unset
+    fields.
     """
 
     target_epsilon: float | None = Field(
@@ -515,8 +526,10 @@ class CalibratedMechanism(Mechanism, frozen=True):
         return "pld"
 
     def with_target(self, task: Task) -> Self:
-        """Returns the settings with the task's target and delta in place of what is open; one of
-        them has a target.
+        """Fills in the task's target and delta if they are unset.
+
+        Raises:
+            MechanismError: neither the mechanism nor the task has a target.
         """
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
@@ -529,12 +542,12 @@ class CalibratedMechanism(Mechanism, frozen=True):
     def plan(self, task: Task) -> Plan:
         settled = self.with_target(task)
         plan = Plan(mechanism=settled, task=task, noise=settled.calibrate(task))
-        assert plan.event is not None  # refuses here what the task lacks
+        assert plan.event is not None  # raises here if the task lacks a number
         return plan
 
     def calibrate(self, task: Task) -> float:
-        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise
-        multiplier.
+        """The noise at which the cost of a unit meets the target. By default this is a Gaussian
+        noise multiplier.
         """
         assert self.target_epsilon is not None
         assert self.delta is not None
@@ -554,7 +567,7 @@ class CalibratedMechanism(Mechanism, frozen=True):
 
 
 class NoisyGradientMechanism(CalibratedMechanism, frozen=True):
-    """A mechanism of noisy steps, after releases or without."""
+    """A mechanism of noisy gradient steps, possibly preceded by other releases."""
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         assert plan.event is not None
@@ -566,7 +579,7 @@ class NoisyGradientMechanism(CalibratedMechanism, frozen=True):
 
 @dataclass(frozen=True)
 class ClassifierModel:
-    """Holds a torch classifier with its fitted parameters; most mechanisms leave one."""
+    """A torch classifier with fitted parameters, the model of most mechanisms."""
 
     FILE: ClassVar[str] = "theta.safetensors"
 
@@ -583,7 +596,7 @@ class ClassifierModel:
     def release_to(
         self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
     ) -> dict[str, Shapes]:
-        """A folder that plain libraries load."""
+        """Writes a folder that standard libraries can load."""
         from mechanisms.model.export import save as export
 
         return export(self.classifier, folder, codes=codes, precision=precision)
@@ -628,7 +641,7 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def registered(mechanism: M) -> M:
-    """Registers a mechanism by its `kind`, which profiles and reports know it by; one kind has one
+    """Registers a mechanism by its `kind`, which profiles and reports use. Each kind has one
     class.
     """
     kind = mechanism.model_fields["kind"].default
@@ -644,7 +657,7 @@ def registered(mechanism: M) -> M:
 
 
 _CALLERS = ("comparison", "estimator", "fit_module")
-"""Modules that register no mechanism, and take a second with scikit-learn."""
+"""Modules that register no mechanism and take a second to import because of scikit-learn."""
 
 
 @cache
@@ -664,14 +677,14 @@ def kinds() -> Mapping[str, type[Mechanism]]:
 def _parse(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    known = kinds()
-    if value.get("kind") not in known:
-        raise ValueError(f"no mechanism `{value.get('kind')}`; there are {', '.join(known)}")
-    return known[value["kind"]].model_validate(value)
+    registry = kinds()
+    if value.get("kind") not in registry:
+        raise ValueError(f"no mechanism `{value.get('kind')}`; there are {', '.join(registry)}")
+    return registry[value["kind"]].model_validate(value)
 
 
 def parsed(settings: Mapping[str, Any]) -> Mechanism:
-    """Returns the registered mechanism of these settings, by its `kind`.
+    """The registered mechanism with these settings, selected by `kind`.
 
     Raises:
         ValueError: no mechanism of this kind, or a setting is out of range.
@@ -680,14 +693,14 @@ def parsed(settings: Mapping[str, Any]) -> Mechanism:
 
 
 AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_parse)]
-"""Any registered mechanism, by its `kind`."""
+"""Any registered mechanism, selected by `kind`."""
 Plan.model_rebuild()
 Search.model_rebuild()
 
 
 def form_of(model: ModelConfig) -> str:
-    """Returns the form: `features` under a linear layer, `head-features` under a standard head, or
-    `tokens`.
+    """The form of input of a model: `features` for a linear layer, `head-features` for a standard
+    head, or `tokens`.
     """
     if model.trainable != "head":
         return "tokens"

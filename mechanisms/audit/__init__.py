@@ -1,3 +1,3 @@
-"""Attacks whole mechanisms: lower bounds on epsilon, trials of whole mechanisms, fits without a
-record.
+"""Audits of whole mechanisms: lower bounds on epsilon, parallel reruns, and tests with canary
+gradients.
 """

@@ -1,13 +1,13 @@
-"""Lower bounds on epsilon from guesses at coins, and the scores that guesses go by.
+"""Lower bounds on epsilon from guesses about coins, and the scores on which guesses are based.
 
-A record (or canary) takes part in a run by the toss of a coin. The auditor sees the run's output,
-guesses some of the coins and abstains from the others. Under (epsilon, delta) the number of right
-guesses among r is dominated by Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in m delta
-for m coins (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846, theorem 5.2). It holds for any
-dependence between the records of one run, and for several runs pooled: a coin enters one run alone.
-The rule of guessing was fixed before the coins were tossed: rules are chosen on other runs
-(`choose`). A bound says what cannot be true with the stated confidence; that it is small proves
-nothing.
+A fair coin decides whether a record (or canary) takes part in a run. The auditor sees the run's
+output, guesses some of the coins and abstains from the others. Under (epsilon, delta) the number of
+right guesses among r is dominated by Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in m
+delta for m coins (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846, theorem 5.2). The bound holds
+for any dependence between the records of one run, and also for several pooled runs, because each
+coin belongs to only one run. The guessing rule must be fixed before the coins are tossed, so rules
+are chosen on other runs (`choose`). A bound says which claims the guesses contradict at the chosen
+confidence. A small bound proves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mechanisms.privacy.numerics import safe_root
 
 @dataclass(frozen=True)
 class Guesses:
-    """Counts a rule's guesses at coins: `correct` of `guessed` guesses, out of `coins` coins."""
+    """The outcome of a guessing rule: `correct` of `guessed` guesses, out of `coins` coins."""
 
     correct: int
     guessed: int
@@ -33,22 +33,27 @@ class Guesses:
 
     @property
     def perfect(self) -> Guesses:
-        """As many guesses, all right: the most that the test could have shown."""
+        """The same number of guesses, all right: the strongest result that this test could have
+        shown.
+        """
         return Guesses(self.guessed, self.guessed, self.coins)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Say `in` from the score `high` on, `out` up to the score `low`; abstain between. Infinite:
-    never say it.
+    """Guess `in` for scores of at least `high`, `out` for scores of at most `low`, and abstain in
+    between. An infinite threshold never guesses that side.
     """
 
     low: float
     high: float
 
     def apply(self, scores: np.ndarray, bits: np.ndarray) -> Guesses:
-        """Guess the coins of these scores. scores float [k]; bits bool [k], True for a record that
-        took part.
+        """Guess the coins from these scores.
+
+        Args:
+            scores: float [k].
+            bits: bool [k], True for a record that took part.
         """
         said_in, said_out = scores >= self.high, scores <= self.low
         correct = np.count_nonzero(said_in & bits) + np.count_nonzero(said_out & ~bits)
@@ -56,8 +61,19 @@ class Rule:
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses contradict at a false-alarm rate of 1 -
-    confidence; or 0.
+    """The largest epsilon that these guesses contradict; 0 if they contradict none.
+
+    Args:
+        delta: the delta of the claim under test.
+        confidence: 1 minus the false-alarm rate.
+
+    Raises:
+        MechanismError: inconsistent counts, or a delta or confidence that is not a probability.
+
+    Examples:
+        >>> guesses = Guesses(correct=90, guessed=100, coins=200)
+        >>> round(one_run_bound(guesses), 2)
+        1.63
     """
     v, r = guesses.correct, guesses.guessed
     if not 0 <= v <= r <= guesses.coins:
@@ -77,15 +93,15 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
     def excess(epsilon: float) -> float:
         return one_run_p_value(guesses, epsilon=epsilon, delta=delta) - (1 - confidence)
 
-    # A delta only raises the p-value, so the answer lies in [0, top].
+    # A delta can only raise the p-value, so the answer lies in [0, top].
     if excess(0.0) > 0:
         return 0.0
     return safe_root(excess, 0.0, top, xtol=1e-12) if excess(top) > 0 else top
 
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
-    """Probability, at most, of so many right guesses under (epsilon, delta): theorem 5.2 and
-    appendix D there.
+    """Upper bound on the probability of at least this many right guesses under (epsilon, delta)
+    (Steinke et al. 2023, theorem 5.2 and appendix D).
     """
     v, r = guesses.correct, guesses.guessed
     q = expit(epsilon)
@@ -98,11 +114,11 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
-    """The rule that gives the largest one-run bound on these scores (delta 0). Measure it on
-    others.
+    """The rule with the largest one-run bound on these scores (delta 0). Apply it to other runs.
 
-    scores float [k], large for members; bits bool [k]. Ties at a threshold all count, as `apply`
-    counts them.
+    Args:
+        scores: float [k], larger for members. All ties at a threshold count, as in `apply`.
+        bits: bool [k].
     """
     order = np.argsort(-scores, kind="stable")
     ordered, member = scores[order], bits[order]
@@ -119,14 +135,14 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
     i, j = np.unravel_index(int(np.argmax(bound)), bound.shape)
     high = ordered[sizes[i] - 1] if sizes[i] else math.inf
     low = ordered[k - sizes[j]] if sizes[j] else -math.inf
-    if low >= high:  # ties made the two sides meet: keep the side that was guessed in
+    if low >= high:  # ties made the two sides meet: keep the `in` side
         low = float(np.nextafter(high, -math.inf))
     return Rule(float(low), float(high))
 
 
 def confidence_logit(log_likelihood: np.ndarray) -> np.ndarray:
-    """log(p / (1 - p)) for p = exp(l): nearly Gaussian over models (Carlini et al. 2022, section
-    V), float64.
+    """log(p / (1 - p)) for p = exp(l), float64. It is nearly Gaussian over models (Carlini et al.
+    2022, section V).
     """
     ell = np.minimum(np.asarray(log_likelihood, dtype=np.float64), -1e-9)
     return ell - np.log(-np.expm1(ell))
@@ -134,8 +150,8 @@ def confidence_logit(log_likelihood: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reference:
-    """Gaussians of one observation per record, from runs that had it and runs that had not. All
-    float64 [n].
+    """One Gaussian per record for runs that included it and one for runs that did not. All arrays
+    are float64 [n].
     """
 
     mean_in: np.ndarray
@@ -144,19 +160,29 @@ class Reference:
     std_out: np.ndarray
 
     def likelihood_ratio(self, seen: np.ndarray) -> np.ndarray:
-        """log N(seen; in) - log N(seen; out), [..., n]: LiRA with both kinds of runs ("online")."""
+        """log N(seen; in) - log N(seen; out), [..., n]: LiRA with reference runs of both kinds (its
+        "online" form).
+        """
         return norm.logpdf(seen, self.mean_in, self.std_in) - norm.logpdf(
             seen, self.mean_out, self.std_out
         )
 
 
 _PRIOR = 8.0
-"""Runs that the common variance counts for in a record's own: few runs say little of a variance."""
+"""Weight of the pooled variance in each record's variance, in runs: a few runs estimate a variance
+poorly.
+"""
 
 
 def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
-    """Fit from R runs, seen and bits [R, n]. A record that all runs had, or none, gets the common
-    mean.
+    """Fits a reference to R runs.
+
+    Args:
+        seen: float [R, n].
+        bits: bool [R, n]. A record that was in all runs, or in none, gets the common mean.
+
+    Raises:
+        MechanismError: fewer than two runs.
     """
     if len(seen) < 2:
         raise MechanismError(

@@ -1,10 +1,11 @@
-"""Tests of the noise that an event states, by guesses at coins that are independent if it ran as
-stated.
+"""Tests of an event's stated noise, based on guesses of coins that are independent if the event ran
+as stated.
 
-Under independent Gaussian noise, and sampling record by record, what is seen of one canary says
-nothing of another one's coin, and each guess is right with probability (1 + TV)/2 at most, TV the
-total variation of the event's trade-off curve (Dong et al. 2022). The least noise that the guesses
-contradict bounds the noise, and epsilon if it is Gaussian.
+With independent Gaussian noise and independent sampling, observations of one canary carry no
+information about another canary's coin. Each guess is right with probability at most (1 + TV)/2, in
+which TV is the total variation of the event's trade-off curve (Dong et al. 2022). The smallest
+noise that the guesses contradict is an upper bound on the noise, and it bounds epsilon if the noise
+is Gaussian.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from mechanisms.privacy.events import Event
 from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
-"""Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least
-contradicted is.
+"""Multiples of the claimed noise, from 16 down to a quarter, between which the smallest
+contradicted one is searched.
 """
 
 
 def noise_at_most(*, right: int, coins: int, event: Event, alpha: float) -> float:
-    """The noise, relative to the event's, above which so many right guesses contradict it; infinite
-    for none.
+    """The noise, as a multiple of the event's, above which this many right guesses contradict the
+    event; infinite if they contradict no noise.
     """
 
     def refuted(factor: float) -> bool:
@@ -37,8 +38,8 @@ def noise_at_most(*, right: int, coins: int, event: Event, alpha: float) -> floa
 
 
 def chance_right(event: Event, *, factor: float = 1.0) -> float:
-    """Returns the probability, at this multiple of the event's noise, that the best guess at one
-    coin is right.
+    """Probability that the best guess of one coin is right if the event's noise is multiplied by
+    `factor`.
     """
     rate = gaussian_cost.gaussian_rate(event)
     if rate is not None:
@@ -48,7 +49,7 @@ def chance_right(event: Event, *, factor: float = 1.0) -> float:
 
 
 def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
-    """Returns the event's epsilon at this delta with its noise times the factor."""
+    """The event's epsilon at this delta if its noise is multiplied by `factor`."""
     if factor >= _SCALES[0]:
         return 0.0
     rate = gaussian_cost.gaussian_rate(event)
@@ -58,14 +59,14 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
 
 
 def least_noise(refuted: Callable[[float], bool]) -> float:
-    """The least factor (of the claimed noise) that is contradicted, within 1 %: an upper bound on
-    the noise.
+    """The smallest multiple of the claimed noise that is contradicted, to within 1 %: an upper
+    bound on the noise.
 
-    Infinite where no factor is contradicted; a quarter where all are. `contradicted` is monotone in
-    the factor.
+    The result is infinite if no multiple is contradicted and a quarter if all are. `refuted` must
+    be monotone in the factor.
     """
-    # From above: with little noise the accountant of a sampled event takes long, and is seldom
-    # asked for.
+    # Search from above: the accountant of a sampled event is slow at low noise, which is seldom
+    # needed.
     accepted = next((scale for scale in _SCALES if not refuted(scale)), 0.0)
     if accepted in (0.0, _SCALES[0]):
         return _SCALES[-1] if accepted == 0.0 else math.inf

@@ -1,29 +1,30 @@
-"""White-box audit of a noisy descent: canary records on the records' own path, and tests of every
-sum's noise.
+"""White-box audit of noisy gradient descent with canary records, and tests of the noise in every
+sum.
 
-A canary is a record like any other: it is sampled, clipped and summed by the mechanism's own code.
-A fair coin decides whether it is among the records. Canaries have orthogonal features, so that
-their gradients hardly overlap. The attacker knows all records and sees the noisy sum of every step
-(Nasr et al. 2023, arXiv 2302.07956). From it he subtracts the other records' part and projects on
-each canary's gradient g; correlations between canaries are taken out by a Cholesky factor of their
-Gram matrix. He guesses `in` where, in clips and over the steps,
+A canary is treated like any other record: it is sampled, clipped and summed by the mechanism's own
+code. A fair coin decides whether it is included. Canaries have orthogonal features, so that their
+gradients hardly overlap. The attacker knows all records and sees the noisy sum of every step (Nasr
+et al. 2023, arXiv 2302.07956). The attacker subtracts the contribution of the other records and
+projects the rest on each canary's gradient g; correlations between canaries are removed with a
+Cholesky factor of their Gram matrix. The attacker guesses `in` if, in units of the clip and summed
+over the steps,
 
-    sum (y - q L / 2) / s^2 > 0
+  sum (y - q L / 2) / s^2 > 0
 
-s the step's noise multiplier, q how often a record is sampled, L what the canary would add. If the
-event ran as stated the guesses are independent and each is right with probability (1 + TV)/2 at
-most: a binomial test of the event.
+with s the noise multiplier of the step, q the sampling probability, and L the canary's contribution
+when it is sampled. If the event ran as stated, the guesses are independent and each is right with
+probability at most (1 + TV)/2, which gives a binomial test of the event.
 
-Beside the guesses four checks look at what the sums are made of, each for one fault:
+In addition to the guesses, four checks test the sums for one fault each:
 
-* `noise`: each step's squared noise, in units of what is stated (chi-square), its mean over
-  coordinates, and the correlation of neighbouring coordinates. Half of it, none in a step, or one
-  number for all coordinates.
+* `noise`: the squared noise of each step relative to the stated variance (chi-square), its mean
+  over coordinates, and the correlation of neighbouring coordinates. Finds half the noise, a step
+  without noise, or one number used for all coordinates.
 * `repeated noise`: the correlation of the noise of any two steps.
-* `sensitivity`: what a canary adds to a sum, at most one clip. A clip that does not hold, a record
-  counted twice.
-* `sampling`: in how many steps the canaries took part, in all (binomial) and one by one
-  (chi-square).
+* `sensitivity`: a canary's contribution to a sum, which is at most one clip. Finds a clip that does
+  not hold, or a record that is counted twice.
+* `sampling`: the number of steps in which the canaries took part, in total (binomial) and
+  individually (chi-square).
 """
 
 from __future__ import annotations
@@ -43,21 +44,25 @@ from mechanisms.model.inputs import FeatureInputs, Inputs, joined
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 
 _LENGTH = 10.0
-"""Norm of a canary's features, if records' are shorter than a third of it: far above most clips."""
+"""Minimum norm of a canary's features, far above most clips. If records are longer than a third of
+it, canaries have three times the records' median norm.
+"""
 _NUMBERS = 1 << 27
-"""Of all canaries' gradients together: 512 MiB."""
+"""Largest number of entries in the gradients of all canaries together (512 MiB)."""
 _INDEPENDENT = 0.1
-"""Least eigenvalue of the Gram matrix of the canaries' directions."""
+"""Smallest eigenvalue of the Gram matrix of canary directions at which canaries are judged."""
 _SHORT = 0.01
-"""Clips; a canary that adds less somewhere says nothing of the sampling."""
+"""In clips. A canary with a smaller contribution in some step is left out of the sampling check."""
 _COORDINATES = 1 << 14
-"""Of a step's noise, kept for the correlation between steps."""
+"""Coordinates of each step's noise that are kept for the correlation between steps."""
 _ROUNDING = 1e-3
-"""Share of a clip by which a canary's part, found from float32 directions, may exceed it."""
+"""Tolerance, as a fraction of a clip, for contributions that are computed from float32
+directions.
+"""
 
 
 class Check(StrEnum):
-    """Names what a check looks for."""
+    """The faults that the sums are checked for."""
 
     NOISE = "noise"
     REPEATED_NOISE = "repeated noise"
@@ -67,11 +72,18 @@ class Check(StrEnum):
 
 @dataclass
 class GradientCanaries:
-    """Watches one fit of the records and of the canaries that are included, which come after them.
+    """Watches one fit of the records followed by the canaries that are included.
 
-    records: inputs and labels of the real ones. canaries, labels: features and labels of all m.
-    included: bool [m]. stated: noise and clip of each step. score float64 [m]: the sums above.
-    steps: noisy sums seen; 0 where a mechanism shows none.
+    Args:
+        records: inputs and labels of the real records.
+        canaries: features of all m canaries [m, width].
+        labels: labels of all m canaries [m].
+        included: bool [m].
+        stated: noise and clip of each step.
+
+    Attributes:
+        score: float64 [m], the statistic of each canary's guess.
+        steps: number of noisy sums seen; 0 if a mechanism shows none.
     """
 
     records: tuple[Inputs, Tensor]
@@ -101,10 +113,10 @@ class GradientCanaries:
         canaries: int,
         generator: torch.Generator,
     ) -> GradientCanaries:
-        """Makes orthogonal canaries, at most half as many as features, with labels and fair coins
-        at random.
+        """Creates orthogonal canaries with random labels and fair coins, at most half as many as
+        there are features.
 
-        A model that reads tokens has none, and the noise alone is tested.
+        A model that reads tokens gets no canaries, so only its noise is tested.
         """
         inputs, number, features = records[0], 0, torch.zeros(0, 0)
         if isinstance(inputs, FeatureInputs):
@@ -123,7 +135,7 @@ class GradientCanaries:
 
     @property
     def fitted(self) -> tuple[Inputs, Tensor]:
-        """Inputs and labels of the fit: the real records, then the included canaries."""
+        """Inputs and labels of the fit: the real records, followed by the included canaries."""
         inputs, labels = self.records
         if not isinstance(inputs, FeatureInputs) or not len(self.labels):
             return self.records
@@ -131,7 +143,7 @@ class GradientCanaries:
         return joined([inputs, features]), torch.cat([labels, self.labels[self.included]])
 
     def begin(self, sum_over: SumOver) -> None:
-        """Takes how a phase sums records."""
+        """Called at the start of a phase with the function that sums records."""
         self._others = sum_over(*self.records, None)
         rows = (
             zip(self.canaries.split(1), self.labels.split(1), strict=True)
@@ -143,7 +155,9 @@ class GradientCanaries:
     def before(
         self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float
     ) -> None:
-        """Takes a step's sum before its noise, float64 of theta's shape in this unit."""
+        """Called with a step's sum before its noise, float64 of theta's shape, in multiples of
+        `unit`.
+        """
         scale = unit / self.stated[self.steps].l2_clip_norm
 
         def summed(clipped_sum: ClippedSum) -> Tensor:
@@ -155,13 +169,13 @@ class GradientCanaries:
         if not self._alone:
             return
         self._rest = self._total - summed(self._others)
-        own = torch.stack([summed(part).float() for part in self._alone])
-        self._lengths = own.norm(dim=1).double()
-        self._directions = own / self._lengths.float().clamp(min=_SHORT)[:, None]
+        gradients = torch.stack([summed(part).float() for part in self._alone])
+        self._lengths = gradients.norm(dim=1).double()
+        self._directions = gradients / self._lengths.float().clamp(min=_SHORT)[:, None]
         gram = (self._directions @ self._directions.T).double()
         gram.diagonal().fill_(1.0)
-        # where a phase has too few numbers for all canaries, or their gradients point alike, they
-        # are not judged
+        # canaries are not judged in a phase with too few parameters for all of them, or with nearly
+        # parallel canary gradients
         self._closed = float(torch.linalg.eigvalsh(gram)[0]) > _INDEPENDENT
         if not self._closed:
             return
@@ -173,7 +187,7 @@ class GradientCanaries:
         self._taken.append(added > self._lengths / 2)
 
     def after(self, noisy: Tensor) -> None:
-        """Takes the same sum with its noise, in units of 1."""
+        """Called with the same sum after its noise was added, in units of 1."""
         stated, prob = self.stated[self.steps], self.sampling_prob
         self.steps += 1
         sigma, seen = stated.noise_multiplier, noisy.flatten().cpu() / stated.l2_clip_norm
@@ -185,7 +199,7 @@ class GradientCanaries:
         whitened = torch.linalg.solve_triangular(self._factor, seen[:, None], upper=False)[:, 0]
         likely = (
             prob * self.included * self._lengths
-        )  # what the others, which the attacker knows, add
+        )  # expected contribution of the other canaries, which the attacker knows
         reach = self._factor.diagonal() * self._lengths
         whitened -= self._factor.T @ likely - self._factor.diagonal() * likely
         self.score += reach * (whitened - prob * reach / 2) / sigma**2
@@ -205,12 +219,12 @@ class GradientCanaries:
         self._noise.append(torch.from_numpy(noise[:_COORDINATES].copy()))
 
     def right(self) -> int:
-        """Counts the coins that the sums guess."""
+        """Number of coins that the sums guess correctly."""
         return int(((self.score > 0) == self.included).sum())
 
     def checks(self) -> dict[Check, float]:
-        """Returns the p-value of each check that the fit allowed, already multiplied by the number
-        of its tests.
+        """P-value of each check that this fit allows, corrected for the number of its tests
+        (Bonferroni).
         """
         prob, steps = self.sampling_prob, len(self._taken)
         least = {Check.NOISE: _least(self._noise_p)}
@@ -224,16 +238,18 @@ class GradientCanaries:
         if prob == 1:
             least[Check.SAMPLING] = float((taken == steps).all())
         elif len(taken):
-            each = steps * prob
+            expected = steps * prob
             below = float(
-                stats.chi2.cdf(((taken - each) ** 2).sum() / (each * (1 - prob)), len(taken))
+                stats.chi2.cdf(
+                    ((taken - expected) ** 2).sum() / (expected * (1 - prob)), len(taken)
+                )
             )
             total = float(stats.binomtest(int(taken.sum()), steps * len(taken), prob).pvalue)
             least[Check.SAMPLING] = _least([total, 2 * min(below, 1 - below)])
         return least
 
     def _repeated(self) -> float:
-        """The correlation of two steps' noise, over steps of as many numbers."""
+        """Tests the correlation of noise between any two steps of the same length."""
         p_values = [1.0]
         for length in {len(noise) for noise in self._noise}:
             noise = torch.stack([noise for noise in self._noise if len(noise) == length])

@@ -1,12 +1,12 @@
-"""Many trials of the whole chain at once, each on its own records, for a linear head on cached
+"""Reruns of SWAG-PPM in parallel, each on its own subset of records, for a linear head on cached
 features.
 
-An audit reruns everything that the release depends on: three fits, SWAG collections, risks, weights
-and one draw, on records that took part by the toss of a coin. One trial is thousands of steps of a
-tenth of a millisecond; here a step is one batched product over all trials (parameters [T, classes,
-width + 1], the last column the bias). What is computed is what `training`, `swag` and `risks`
-compute: the same optimisers, shuffles, recurrences and draws, from each trial's seed. A test holds
-the two against each other.
+An audit reruns everything on which the release depends: three fits, SWAG collections, risks,
+weights and one draw, on records that a fair coin included. A single run takes thousands of steps of
+a tenth of a millisecond each. Here each step is one batched product over all trials (parameters [T,
+classes, width + 1] with the bias in the last column). The computation equals that of `training`,
+`swag` and `risks`: it uses the same optimisers, shuffles, recurrences and draws, from each trial's
+seed. A test compares the two.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ _DRAWS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Records:
-    """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who
-    took part.
-
-    included bool [T, n].
+    """The audit's pool: features float32 [n, width], labels int64 [n], and for each trial its seed
+    and its included records (bool [T, n]).
     """
 
     features: Tensor
@@ -44,7 +42,7 @@ class Records:
     included: Tensor
     seeds: tuple[int, ...]
     with_bias: Tensor = field(init=False)
-    """Features with a column of ones: the bias is one more weight."""
+    """Features with a column of ones, so that the bias is one more weight."""
 
     def __post_init__(self) -> None:
         if (
@@ -60,17 +58,15 @@ class Records:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta in
-    nats.
-    """
+    """One draw per trial: theta float32 [T, classes, width + 1], and Delta in nats, float64 [T]."""
 
     theta: Tensor
     sensitivity: Tensor
 
 
 def log_likelihood(theta: Tensor, with_bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes,
-    width + 1].
+    """Log-likelihoods float32 [S, n], and whether the label is the most probable class, bool [S,
+    n], at theta [S, classes, width + 1].
     """
     scores = torch.nn.functional.linear(with_bias, theta.flatten(0, 1)).unflatten(
         1, theta.shape[:2]
@@ -89,15 +85,15 @@ def fit(
     alpha: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Tensor]:
-    """`training.train` for all trials; yields theta [T, classes, width + 1], changed in place,
+    """Runs `training.train` for all trials; yields theta [T, classes, width + 1], updated in place,
     after each epoch.
 
-    Trials of fewer records end an epoch sooner. They come last, so that the others are the first
-    rows.
+    Trials with fewer records finish an epoch in fewer steps. They are sorted to the end, so that
+    active trials are always the first rows.
 
     Args:
         alpha: risk weights float32 [T, n]; None means 1.
-        phase: without a gradient cap, and without a moving rate where trials are of unlike length.
+        phase: must have no gradient cap, and a constant learning rate if trials differ in size.
     """
     sizes = records.included.sum(1)
     moving = phase.schedule != "constant"
@@ -163,8 +159,8 @@ def _batches(
     epoch: int,
     steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Records of each step int64 [T, steps, batch]; 1/b (0 where there is no record) and alpha,
-    float32 [same].
+    """Record indices of each step int64 [T, steps, batch]; 1/b (0 for padding) and alpha, float32
+    of the same shape.
     """
     size = phase.batch_size
     index = torch.zeros(len(members), steps * size, dtype=torch.int64)
@@ -173,12 +169,12 @@ def _batches(
         order = torch.randperm(len(mine), generator=generator(seed, purpose, "order", epoch))
         index[row, : len(mine)] = mine[order]
         share[row, : len(mine)] = 1 / size
-        left = len(mine) % size
-        if left:
-            share[row, len(mine) - left : len(mine)] = 1 / left
+        remainder = len(mine) % size
+        if remainder:
+            share[row, len(mine) - remainder : len(mine)] = 1 / remainder
     raised = torch.ones_like(share) if alpha is None else alpha.gather(1, index)
-    whole, share, raised = (part.unflatten(1, (steps, size)) for part in (index, share, raised))
-    return whole, share, raised
+    indices, share, raised = (part.unflatten(1, (steps, size)) for part in (index, share, raised))
+    return indices, share, raised
 
 
 def _gradient(
@@ -193,8 +189,8 @@ def _gradient(
 
 
 class Moments:
-    """SWAG of all trials: `swag.update`'s recurrence on parameters [T, ...],
-    deviations in memory.
+    """SWAG of all trials: the recurrence of `swag.update` on parameters [T, ...], with deviations
+    in memory.
     """
 
     def __init__(self, like: Tensor, *, rank: int) -> None:
@@ -203,7 +199,7 @@ class Moments:
         self.deviations: list[Tensor] = []
 
     def update(self, theta: Tensor) -> None:
-        """Count one snapshot in."""
+        """Adds one snapshot."""
         self.count += 1
         delta = theta - self.mean
         self.mean += delta / self.count
@@ -212,7 +208,7 @@ class Moments:
         self.deviations = [*self.deviations, deviation][-self.rank :]
 
     def posterior(self, trial: int, *, std_scale: float) -> swag.Posterior:
-        """Returns one trial's parameters flattened as they lie."""
+        """The posterior of one trial, with flattened parameters."""
         return swag.posterior(
             self.mean[trial].flatten(),
             self.m2[trial].flatten(),
@@ -225,9 +221,7 @@ class Moments:
 def _draws(
     post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbers: range
 ) -> Tensor:
-    """Draws by number, [S, classes, width + 1]: the noise of `risks.load_draw`, put
-    in this layout.
-    """
+    """Numbered draws [S, classes, width + 1], from the same noise as `risks.load_draw`."""
     size, rank = post.mean.numel(), post.rank
     z1, z2 = torch.empty(len(numbers), size), torch.empty(len(numbers), rank)
     for row, number in enumerate(numbers):
@@ -253,20 +247,20 @@ def chain(
     config: PseudoPosteriorConfig,
     progress: Progress | None = None,
 ) -> dict[RoundName, Drawn]:
-    """All rounds of the chain in every trial, and one draw of each round's posterior."""
+    """Runs all rounds in every trial, and draws once from the posterior of each round."""
     trials, classes = len(records.seeds), initial.shape[0]
     drawn: dict[RoundName, Drawn] = {}
-    whole = len(names) * (fine_tune.epochs + collect.epochs)
+    total_epochs = len(names) * (fine_tune.epochs + collect.epochs)
     ended = 0
 
     def epoch_ended() -> None:
         nonlocal ended
         ended += 1
         if progress is not None:
-            progress(ended, whole)
+            progress(ended, total_epochs)
 
     def fit_round(name: RoundName, weights: Tensor | None) -> Tensor:
-        this = TABLE[name]
+        current_round = TABLE[name]
         theta = initial.repeat(trials, 1, 1)
         for _ in fit(theta, records, phase=fine_tune, purpose="fine-tune", alpha=weights):
             epoch_ended()
@@ -276,32 +270,32 @@ def chain(
             epoch_ended()
         how: Any = {
             "classes": classes,
-            "purpose": this.purpose,
-            "numbers": range(this.draws(config)),
+            "purpose": current_round.purpose,
+            "numbers": range(current_round.draws(config)),
         }
         risk = torch.zeros(records.included.shape)
         released, delta = torch.empty_like(theta), torch.empty(trials, dtype=torch.float64)
         for t, seed in enumerate(records.seeds):
             post = state.posterior(t, std_scale=moments.std_scale)
-            own = records.included[t].nonzero()[:, 0]
-            risk[t, own] = _largest(post, records, own, seed=seed, **how)
+            mine = records.included[t].nonzero()[:, 0]
+            risk[t, mine] = _largest(post, records, mine, seed=seed, **how)
             released[t] = _draws(
                 post, classes=classes, seed=seed, purpose="audit", numbers=range(1)
             )[0]
             ell, _ = log_likelihood(
-                released[t : t + 1], records.with_bias[own], records.labels[own]
+                released[t : t + 1], records.with_bias[mine], records.labels[mine]
             )
-            largest = torch.maximum(risk[t, own], -ell[0])
-            delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
+            largest = torch.maximum(risk[t, mine], -ell[0])
+            delta[t] = (largest if weights is None else largest * weights[t, mine]).max().double()
         drawn[name] = Drawn(theta=released, sensitivity=delta)
         return risk
 
     def compute_weights(name: RoundName, weights: Tensor | None, risk: Tensor) -> Tensor:
-        """Weighs each trial's own records, float32 [T, n]; 0 for the others."""
+        """Weights of each trial's records, float32 [T, n]; 0 for records that did not take part."""
         alpha = torch.zeros(records.included.shape)
-        for t, own in enumerate(records.included):
-            before = None if weights is None else weights[t, own]
-            alpha[t, own] = risks.weights_of(config, name, before, risk[t, own])
+        for t, mine in enumerate(records.included):
+            before = None if weights is None else weights[t, mine]
+            alpha[t, mine] = risks.weights_of(config, name, before, risk[t, mine])
         return alpha
 
     rounds.run(names, fit_round, compute_weights)
@@ -322,7 +316,7 @@ def _largest(
     worst = torch.zeros(len(own))
     with_bias, labels = records.with_bias[own], records.labels[own]
     for start in range(0, len(numbers), _DRAWS_AT_ONCE):
-        some = numbers[start : start + _DRAWS_AT_ONCE]
-        theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=some)
+        block = numbers[start : start + _DRAWS_AT_ONCE]
+        theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=block)
         worst = torch.maximum(worst, log_likelihood(theta, with_bias, labels)[0].neg().amax(0))
     return worst

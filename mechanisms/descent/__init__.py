@@ -1,1 +1,3 @@
-"""Takes the noisy steps that every private gradient descent here is made of, and resumes them."""
+"""Noisy gradient descent: the steps that the private methods share, and their resumption after an
+interruption.
+"""

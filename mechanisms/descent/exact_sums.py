@@ -1,19 +1,19 @@
-"""Clipped sums over records in integers: what one record adds is a function only of that record, to
-the last bit.
+"""Clipped sums in integer arithmetic: a record's contribution depends only on that record, to the
+last bit.
 
-Features, weights and residuals are on grids, so that every product and every sum is an integer
-below 2^53, which float64 holds exactly in any order of summation, on any processor, over any
-division of the records. A residual is
+Features, weights and residuals are rounded to grids, so that every product and every sum is an
+integer below 2^53. float64 represents these exactly for any order of summation, on any processor,
+and for any partition of the records. A residual is
 
-    p_j = T[(max_k s_k - s_j) / unit] / sum_k T[...],    e = p - onehot(y)
+  p_j = T[(max_k s_k - s_j) / unit] / sum_k T[...],    e = p - onehot(y)
 
-with s the integer scores and T a table of exp, rounded to integers; division, square root and
-product are those of IEEE 754, which rounds each correctly. So removing a record changes a sum by
-that record's own term and by nothing else, and the clip, which is checked in integers, bounds its
-norm without an allowance for rounding. This starts at the features: that an encoder gives a record
-the same ones, to the last bit, whatever else is in its batch, is assumed.
+with integer scores s and a table T of exp, rounded to integers. Division, square root and product
+are those of IEEE 754, which are correctly rounded. Removing a record therefore changes a sum by
+exactly that record's term. The clip is checked in integers, so it bounds the norm of the term
+without an allowance for rounding. This argument starts at the features: it assumes that an encoder
+gives a record the same features, to the last bit, whatever else is in its batch.
 
-Units are those of `mechanisms.descent.grid`.
+The units are defined in `mechanisms.descent.grid`.
 """
 
 from __future__ import annotations
@@ -35,36 +35,40 @@ from mechanisms.privacy.events import NoiseSegment
 
 _WEIGHT_BITS = 20
 _SCORE_BITS = 12
-"""Of a difference of scores, in nats, in the table of exp."""
+"""Fractional bits of a score difference, in nats, in the table of exp."""
 _TABLE_BITS = 30
 _REACH = 22
-"""Nats below the largest score at which a class counts nothing: exp(-22) is below a unit of the
-table.
+"""In nats. A class that is further below the largest score counts as zero: exp(-22) is below one
+unit of the table.
 """
 _LARGEST_FEATURE = (1 << 15) - 1
 _INSIDE = 1 - 2.0**-40
-"""Keeps a clipped norm below the clip after the last rounding of its factor, which is below 2^-50.
+"""Keeps a clipped norm below the clip despite the last rounding of its factor, which is below
+2^-50.
 """
 _LARGEST_SUM = 1 << 51
 _BLOCK = 1024
 _FEW = 1 / 16
-"""Of a column's features, that are not 0: then its products are faster as sparse ones."""
+"""A column with a smaller fraction of non-zero features is faster as a sparse column."""
 _MOST = 1 << 17
-"""Records: a residual below 2^19 times a feature of 17 bits, so often, is below 2^53."""
+"""Largest number of records: a residual below 2^19 times a feature of 17 bits, summed this often,
+is below 2^53.
+"""
 _LITTLE_NOISE = 8
-"""Clips; more noise is on a coarser grid: the larger it is in units, the more of its roundings need
-further bits.
+"""In clips. Larger noise uses a coarser grid, because the share of roundings that need further bits
+grows with the noise in grid units.
 """
 
 
 def on_grid(features: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Returns features and the constant 1 as integers int16 [n, width + 1].
+    """Features and the constant 1 as integers, int16 [n, width + 1].
 
-    Each coordinate is cut to what 16 bits hold, before and after the centre is subtracted; one that
-    is not finite is 0.
+    Each coordinate is clipped to 16 bits before and after the centre is subtracted. Non-finite
+    coordinates become 0.
 
     Args:
-        centre: integers [width]; None: zeros.
+        features: float [n, width].
+        centre: integers [width]; None means zeros.
     """
     scaled = (
         torch.nan_to_num(features.float(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -84,15 +88,15 @@ def on_grid(features: Tensor, centre: Tensor | None = None) -> Tensor:
 
 
 def sum_std(noise_multiplier: float, norm: float, *, bits: int) -> Fraction:
-    """Returns the noise's standard deviation in units of 2^-bits, as the rational number that the
-    event states.
+    """Standard deviation of the noise in units of 2^-bits, as the exact rational number in the
+    event.
     """
     return Fraction(noise_multiplier) * Fraction(norm) * Fraction(2) ** bits
 
 
 def bits_of(segment: NoiseSegment) -> int:
-    """Returns the bits for which a clip is below 2^31 units, and at least half of that unless noise
-    is far larger.
+    """Number of fractional bits for which a clip is just below 2^31 units; fewer if the noise is
+    much larger than the clip.
     """
     return (
         31
@@ -101,14 +105,15 @@ def bits_of(segment: NoiseSegment) -> int:
 
 
 class GridRecords:
-    """Holds the features of some records on the grid (`on_grid`), and their labels.
+    """Features on the grid (`on_grid`) and labels of a set of records.
 
-    On a processor, columns in which nearly every feature is 0, such as those of words, lie apart:
-    as what a 0 adds, which is the same for all records, and sparse rows of what differs from it.
-    All are integers, so that products in two parts have the bits of one
-    (`_require_exact_products`).
+    On a CPU, columns in which nearly every feature is 0, such as word columns, are stored
+    separately: as the grid value of a 0, which is the same for all records, and sparse rows of
+    differences from it. All values are integers, so a product computed in two parts has the same
+    bits as the product in one (`_require_exact_products`).
 
-    lengths: of the features and the constant, float64 [n].
+    Attributes:
+        lengths: norms of the features with the constant, float64 [n].
     """
 
     def __init__(self, grid: Tensor, labels: Tensor, centre: Tensor | None = None) -> None:
@@ -127,7 +132,7 @@ class GridRecords:
             self._apart = csr_array(differing.numpy().astype(np.float64))
 
     def blocks(self) -> Iterator[_Block]:
-        """Yields a thousand records at a time."""
+        """Yields blocks of 1,024 records."""
         for start in range(0, len(self.labels), _BLOCK):
             at = slice(start, start + _BLOCK)
             yield _Block(
@@ -138,7 +143,7 @@ class GridRecords:
             )
 
     def weights(self, weights: Tensor) -> _Weights:
-        """Returns weights [classes, width + 1] as blocks take them."""
+        """Weights [classes, width + 1] split into dense and sparse columns."""
         apart = weights[:, self._apart_at]
         return _Weights(weights[:, self._dense_at], apart.T.contiguous(), apart @ self._zero)
 
@@ -151,8 +156,8 @@ class GridRecords:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Holds what belongs to the columns of `GridRecords`: dense [classes, d], apart [a, classes],
-    and what zeros apart add [classes].
+    """Weights or sums split by the columns of `GridRecords`: dense [classes, d], sparse [a,
+    classes], and the constant part of the sparse columns [classes].
     """
 
     dense: Tensor
@@ -162,9 +167,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Block:
-    """Holds records of `GridRecords`: float64 of integers [b, d], sparse [b, a],
-    labels, lengths.
-    """
+    """A block of `GridRecords`: integers as float64 [b, d], sparse [b, a], labels, and lengths."""
 
     dense: Tensor
     apart: csr_array | None
@@ -172,14 +175,16 @@ class _Block:
     lengths: Tensor
 
     def scores(self, weights: _Weights) -> Tensor:
-        """Returns features times weights, float64 of integers [b, classes]."""
+        """Features times weights, integers as float64 [b, classes]."""
         scores = torch.addmm(weights.constant, self.dense, weights.dense.T)
         if self.apart is not None:
             scores += torch.from_numpy(self.apart @ weights.apart.numpy())
         return scores
 
     def add_outer(self, left: Tensor, sums: _Weights) -> None:
-        """Adds the sum over records of left_i right_i', left [b, classes], right the features."""
+        """Adds the sum over records of left_i right_i', with left [b, classes] and the features as
+        right.
+        """
         sums.dense.addmm_(left.T, self.dense)
         if self.apart is not None:
             sums.apart.add_(torch.from_numpy(self.apart.T @ left.numpy()))
@@ -187,12 +192,15 @@ class _Block:
 
 
 def clipped_sum(records: GridRecords, rows: Tensor, *, norm: float, out: Tensor) -> Tensor:
-    """Adds the sum over records of their gradients, each cut to a norm, to `out`, in units of
-    2^-SUM_BITS; returns losses in nats [n].
+    """Adds the sum of clipped per-record gradients to `out`, in units of 2^-SUM_BITS.
 
     Args:
-        rows: of a linear softmax, float [classes, width + 1], bias last.
-        out: float64 of integers [classes, width + 1].
+        rows: weights of a linear softmax, float [classes, width + 1], bias last.
+        norm: largest norm of a record's gradient.
+        out: integers as float64 [classes, width + 1].
+
+    Returns:
+        The losses in nats [n].
     """
     grid = rows.double().mul(2.0**_WEIGHT_BITS).round_()
     _require_exact_products(grid)
@@ -207,10 +215,9 @@ def clipped_sum(records: GridRecords, rows: Tensor, *, norm: float, out: Tensor)
 
 
 def _residuals(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns residuals, float64 of integers [b, classes], and losses in nats [b]; takes the place
-    of the scores.
+    """Residuals, integers as float64 [b, classes], and losses in nats [b]. Overwrites the scores.
 
-    Scores and shares are multiplied by powers of two alone, which rounds nothing.
+    Scores and shares are multiplied only by powers of two, which is exact.
     """
     table, unit = _exp_table(scores.device), 2.0 ** (_SCORE_BITS - FEATURE_BITS - _WEIGHT_BITS)
     below = scores.mul_(-unit)
@@ -226,8 +233,9 @@ def _residuals(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _require_exact_products(weights: Tensor) -> None:
     """Raises an error if a product of features and weights might not be an exact float64 integer.
 
-    The weights already have their noise, so that refusing them tells nothing about a record. A
-    feature less what a 0 adds, and that apart, are together at most three times the largest.
+    The weights already contain their noise, so that refusing them reveals nothing about a record. A
+    difference from the grid value of 0, plus that value, is at most three times the largest
+    feature.
     """
     largest = float(weights.abs().sum(1).max()) * 3 * (_LARGEST_FEATURE + 1)
     if not largest < 2.0**53:
@@ -239,39 +247,41 @@ def _require_exact_products(weights: Tensor) -> None:
 
 
 def cut(left: Tensor, lengths: Tensor, *, norm: float) -> Tensor:
-    """Cuts rows in place, towards zero, so that the outer product of each with one of its length
-    has at most a norm, in units of 2^-SUM_BITS.
+    """Scales rows in place, rounding towards zero, so that the outer product of each row and a
+    vector of the corresponding length has at most this norm.
 
     Args:
-        left: float64 of integers [b, l], in units of 2^-RESIDUAL_BITS.
-        lengths: of right, float64 [b], of integers in units of 2^-FEATURE_BITS.
+        left: integers as float64 [b, l], in units of 2^-RESIDUAL_BITS.
+        lengths: lengths of the right-hand vectors, float64 [b], in units of 2^-FEATURE_BITS.
+        norm: largest norm, in units of 1.
     """
     factors = clip_factors(_lengths(left) * lengths, norm * 2.0**SUM_BITS)
     return left.mul_(factors[:, None]).trunc_()
 
 
 class Total:
-    """Adds up sums of any number of records: parts in float64, each exact, into int64."""
+    """Accumulates any number of exact float64 sums in int64."""
 
     def __init__(self, like: Tensor) -> None:
         self._total = torch.zeros_like(like, dtype=torch.int64)
 
     def add(self, part: Tensor) -> None:
-        """Takes a sum of integers, float64, and leaves zeros."""
+        """Adds a sum of integers, float64, and resets it to zero."""
         self._total.add_(part.long())
         part.zero_()
 
     def settle(self, out: Tensor) -> None:
-        """Adds the total to float64, cut entry by entry to what noise is added to without error.
+        """Adds the total to a float64 tensor, clamped per entry to the range in which noise can be
+        added exactly.
 
-        A cut brings two totals no further apart, so that it costs no sensitivity.
+        Clamping never moves two totals further apart, so it does not increase the sensitivity.
         """
         out.add_(self._total.clamp_(-_LARGEST_SUM, _LARGEST_SUM).double())
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """Returns correctly rounded square roots: torch's own on a processor may be its maths
-    library's, which are not.
+    """Correctly rounded lengths. On a CPU, torch's square root may be that of its maths library,
+    which is not correctly rounded.
     """
     if rows.device.type == "cpu":
         return torch.from_numpy(np.sqrt(np.einsum("ij,ij->i", rows.numpy(), rows.numpy())))
@@ -279,8 +289,8 @@ def _lengths(rows: Tensor) -> Tensor:
 
 
 def clip_factors(lengths: Tensor, norm: float) -> Tensor:
-    """Returns what cuts vectors of these lengths to a norm, from their exact squares' correctly
-    rounded roots.
+    """Factors that clip vectors of these lengths to a norm; the lengths are correctly rounded roots
+    of exact squares.
     """
     return torch.where(lengths > norm * _INSIDE, norm * _INSIDE / lengths, torch.ones_like(lengths))
 

@@ -1,6 +1,7 @@
-"""The units of exact sums, and how many records they hold; known without torch.
+"""Units of the exact sums and their capacity, without importing torch.
 
-A feature counts 2^-FEATURE_BITS, a residual 2^-RESIDUAL_BITS, a sum of their products 2^-SUM_BITS.
+One unit of a feature is 2^-FEATURE_BITS, of a residual 2^-RESIDUAL_BITS, and of a sum of their
+products 2^-SUM_BITS.
 """
 
 from mechanisms.errors import MechanismError
@@ -11,10 +12,10 @@ SUM_BITS = FEATURE_BITS + RESIDUAL_BITS
 
 
 def require_room(records: int, norm: float, *, bits: int = 51) -> None:
-    """Refuses more records than a sum holds: 51 bits in float64, 62 in a `Total`.
+    """Refuses more records than a sum can hold: 51 bits in float64, 62 in a `Total`.
 
     Raises:
-        MechanismError: they are too many.
+        MechanismError: too many records.
     """
     if records * norm * 2.0**SUM_BITS >= 2.0**bits:
         raise MechanismError(

@@ -1,5 +1,5 @@
-"""Saves what a killed fit needs to go on: the key of its noise, before anything is drawn, tensors
-and numbers.
+"""Saves the state that an interrupted fit needs to continue: tensors, numbers, and the key of its
+noise, which is stored before anything is drawn.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _KEY = "noise_key"
 
 
 class KeyedState:
-    """Holds the key of a fit's noise, and in `tensors` and `numbers` what the fit has come to.
+    """The noise key of a fit, and its progress in `tensors` and `numbers`.
 
-    The key is on the disk before anything is drawn with it, so that a killed fit draws the same
-    again and no other; it goes once the fit is finished. Without a folder nothing is written. Only
+    The key is written to disk before the first draw, so that an interrupted fit draws the same
+    noise again. It is deleted when the fit is finished. Without a folder nothing is written. Only
     rank 0 writes.
     """
 
@@ -40,7 +40,7 @@ class KeyedState:
         ranks.wait()
         assert self._file is not None
         tensors, self.numbers = checkpoint.load(self._file)
-        # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last
+        # copies: products with a memory-mapped tensor, which may be unaligned, differ in the last
         # bit
         self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         key = self.tensors.pop(_KEY, None)
@@ -48,7 +48,7 @@ class KeyedState:
 
     @property
     def is_finished(self) -> bool:
-        """Tells whether the fit has ended: no key is left to draw with."""
+        """True once the fit has ended and its key was deleted."""
         return self._key is None
 
     @property
@@ -57,7 +57,11 @@ class KeyedState:
         return SecretStream(self._key)
 
     def save(self) -> None:
-        """Replaces the file, or raises OSError."""
+        """Replaces the file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         if self._file is None or ranks.rank():
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +73,8 @@ class KeyedState:
         checkpoint.save(self._file, self.tensors | key, self.numbers)
 
     def finish(self, **tensors: Tensor) -> None:
-        """Drops the key and what only a fit that continues needs; these tensors and the numbers
-        stay.
+        """Deletes the key and everything that only a resumed fit needs; keeps these tensors and the
+        numbers.
         """
         self._key, self.tensors = None, tensors
         self.save()
@@ -82,8 +86,8 @@ def fit_classifier(
     new_key: Callable[[], bytes],
     fit: Callable[[KeyedState], None],
 ) -> KeyedState:
-    """Fits a classifier in place, or takes back the parameters of its finished fit; the numbers are
-    the fit's.
+    """Fits a classifier in place, or loads the parameters of a finished fit. The returned state has
+    the numbers of the fit.
     """
     state = KeyedState(folder, new_key)
     if state.is_finished:

@@ -1,13 +1,13 @@
-"""Takes the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, an update of
-the parameters.
+"""Runs the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, and an update
+of the parameters.
 
-    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor )
-    c_i || grad(-l_i) || <= C_t
+  theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor )
+  c_i || grad(-l_i) || <= C_t
 
-The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ
-from what runs. Sums are of integers, and their noise is rounded without error: the claim covers the
-bits. Anyone who descends brings the clipped sum and the update; an audit's witness, divergence,
-checkpoints and progress are the same for all.
+Noise and clips are read from the event, so that the claim cannot differ from the run. Sums are
+integers and their noise is rounded exactly, so the claim covers the released bits. A mechanism
+supplies the clipped sum and the update. The audit's witness, the check for divergence, checkpoints
+and progress are shared.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], int]
-"""Adds one step's clipped sum at theta to a float64 tensor of its shape, and (sum of losses,
-records beyond the clip, records) to a float32 tensor [3]: (theta, step, segment, sum, tally). The
-sum is of integers, in units of 2^-bits: it returns the bits.
+"""Signature (theta, step, segment, sum, tally) -> bits. Adds one step's clipped sum at theta to
+`sum`, float64 of theta's shape, and (sum of losses, number of clipped records, number of
+records) to `tally`, float32 [3]. The sum consists of integers in units of 2^-bits.
 """
 
 
 SumOver = Callable[[Inputs, Tensor, float | None], ClippedSum]
-"""Makes the clipped sum of records, by their inputs and labels, sampled with a probability; None:
-the event's.
+"""Creates the clipped sum of records from their inputs, labels and sampling probability. None means
+the event's probability.
 """
 
 
 class Witness(Protocol):
-    """Looks at every sum of a fit, in an audit (`mechanisms.audit.gradient_canaries`)."""
+    """Observes every sum of a fit for an audit (`mechanisms.audit.gradient_canaries`)."""
 
     def begin(self, sum_over: SumOver) -> None:
-        """Takes how a phase sums records."""
+        """Called at the start of a phase with the function that sums records."""
 
     def before(
         self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float
     ) -> None:
-        """Takes a step's sum before its noise, in this unit."""
+        """Called with a step's sum before its noise, in multiples of `unit`."""
 
     def after(self, noisy: Tensor) -> None:
-        """Takes the same sum with its noise."""
+        """Called with the same sum after its noise was added."""
 
 
 class Momentum:
-    """Moves parameters by gradient descent with momentum, in their precision."""
+    """Gradient descent with momentum, in the precision of the parameters."""
 
     def __init__(self, theta: Tensor, *, rate: float, momentum: float) -> None:
         self.theta, self._velocity = theta, torch.zeros_like(theta)
@@ -80,7 +80,7 @@ class Momentum:
 
 
 class Optimised:
-    """Moves parameters in place by an optimiser of torch, whose every step is taken inside
+    """Updates parameters in place with a torch optimiser; every step runs inside the context
     `around`.
     """
 
@@ -121,13 +121,13 @@ class Optimised:
 
 
 def rate_for_noise(noise: float, event: DpSgdEvent, *, divisor: float, momentum: float) -> float:
-    """Returns the rate at which a parameter ends with noise of this standard deviation; it reads no
+    """Learning rate at which the final noise of a parameter has this standard deviation. Reads no
     record.
 
-    With momentum m, the noise of a step that j steps follow reaches the end times (1 - m^(j+1)) /
-    (1 - m):
+    With momentum m, the noise of a step that is followed by j steps reaches the end multiplied by
+    (1 - m^(j+1)) / (1 - m):
 
-        rate = noise divisor / (sigma C sqrt(sum_j ((1 - m^(j+1)) / (1 - m))^2))
+      rate = noise divisor / (sigma C sqrt(sum_j ((1 - m^(j+1)) / (1 - m))^2))
     """
     last = event.segments[-1]
     reach = math.sqrt(
@@ -137,18 +137,18 @@ def rate_for_noise(noise: float, event: DpSgdEvent, *, divisor: float, momentum:
 
 
 Update = Momentum | Optimised
-"""Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
+"""Updates parameters from a noisy mean gradient. Its tensors are stored in checkpoints."""
 
 
 class NoisyDescent:
-    """Takes an event's steps, and saves them once an epoch.
+    """Runs the steps of an event and saves the state once per epoch.
 
     Args:
-        state: of the fit; `losses` in its numbers are mean -l_i over the records of each epoch, in
-            nats, `clipped` the share of them beyond the clip. Both are private and no part of the
-            claim.
-        epochs: that all steps together are, at most as many as there are steps.
-        remedy: of divergence, which setting to lower.
+        state: state of the fit. In its numbers, `losses` are the mean -l_i over the records of each
+            epoch, in nats, and `clipped` is the fraction of clipped records. Both are private and
+            not part of the claim.
+        epochs: number of epochs in all steps together, at most the number of steps.
+        remedy: which setting to lower if the descent diverges.
     """
 
     def __init__(
@@ -178,12 +178,15 @@ class NoisyDescent:
         divisor: float,
         sum_over: SumOver | None = None,
     ) -> Tensor:
-        """Takes the steps that were not taken before; returns the parameters.
+        """Runs the remaining steps and returns the parameters.
 
         Args:
-            divisor: of the noisy sum, which makes a mean of it: a planned number of records and
-                never the real one.
-            sum_over: makes the same sum of other records, for the witness.
+            divisor: turns the noisy sum into a mean: a planned number of records, never the real
+                one.
+            sum_over: creates the same sum for other records, for the witness.
+
+        Raises:
+            MechanismError: the descent diverged.
         """
         state = self._state
         if state.tensors:
@@ -210,7 +213,7 @@ class NoisyDescent:
         return update.theta
 
     def _end_step(self, update: Update, tally: Tensor) -> None:
-        """Counts the step; at the end of an epoch closes its tallies, checks for divergence and
+        """Counts the step. At the end of an epoch, records its mean loss, checks for divergence and
         saves.
         """
         numbers, steps = self._state.numbers, self._event.steps
@@ -227,7 +230,7 @@ class NoisyDescent:
                 )
             self._state.tensors = update.tensors()
             self._state.save()
-        # steps over all records of a whole encoder are few and long
+        # steps over all records with a whole encoder are few and slow
         if self._progress is not None and (
             step % max(1, min(16, steps // 16)) == 0 or step == steps
         ):
@@ -236,15 +239,17 @@ class NoisyDescent:
 
 @dataclass(frozen=True)
 class SampledSum:
-    """Adds the clipped gradients of a Poisson sample, every record independently with a
-    probability, in micro-batches.
+    """Adds the clipped gradients of a Poisson sample in micro-batches. Each record is sampled
+    independently with the same probability.
 
-    A sample is cut after sorting it by length. Clipping is record by record, so the sum, and with
-    it the mechanism, does not change; the padding and the memory do. Ranks draw the same sample,
-    and each takes its part.
+    The sample is sorted by length and then split. Clipping is per record, so this changes padding
+    and memory but not the sum, and therefore not the mechanism. All ranks draw the same sample and
+    each computes its share.
 
-    weights: of each record, float32 [n], at most 1. coefficients: factors c of (segment, weights of
-    some records). physical_batch_size: records in memory at once.
+    Args:
+        weights: per record, float32 [n], at most 1.
+        coefficients: factors c for a segment and the weights of some records.
+        physical_batch_size: records in memory at once.
     """
 
     clipper: RecordClipping
@@ -279,11 +284,11 @@ class SampledSum:
         return bits
 
     def _micro_batches(self, index: Tensor) -> Iterator[Tensor]:
-        """Yields this rank's records in pieces of like length, longest first; nothing where there
-        are none.
+        """Yields this rank's records in micro-batches of similar length, longest first. An empty
+        sample yields nothing.
         """
         if self.inputs.lengths is not None:
             index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
         if len(index := ranks.share(index)):
-            # as many pieces as one process makes, so that no rank pads more
+            # the same number of micro-batches as in one process, so that no rank pads more
             yield from index.split(-(-self.physical_batch_size // ranks.number()))

@@ -1,1 +1,1 @@
-"""Classifiers in plain torch: encoder and head, inputs, training, export, figures of merit."""
+"""Classifiers in plain torch: encoder and head, inputs, training, export, and quality metrics."""

@@ -1,7 +1,7 @@
-"""Reads an encoder of BERT's layout from its files into plain torch.
+"""Loads encoders with BERT's architecture into plain torch.
 
-transformers' own module of such an encoder takes longer to import than torch. Where no weight of
-the encoder trains, this one is in its place: it reads and writes the same files, weight for weight.
+The corresponding module of transformers takes longer to import than torch. It is replaced by this
+one if no weight of the encoder is trained. Both read and write the same files, weight for weight.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
-"""Those of BERT's layout; with the 1, positions count from the padding id on."""
+"""Families with BERT's architecture. A 1 means that positions are counted from the padding id."""
 _CLASSES = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
 _WEIGHTS = "model.safetensors"
 
@@ -43,9 +43,7 @@ def first_position(config: Any) -> int:
 
 
 class Bert(nn.Module):
-    """An encoder whose weights have the names that transformers gives them. It answers without
-    dropout.
-    """
+    """An encoder with the weight names of transformers. It has no dropout."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -56,7 +54,8 @@ class Bert(nn.Module):
             "position_embeddings": config.max_position_embeddings,
             "token_type_embeddings": config.type_vocab_size,
         }
-        # A table made from an empty one draws no weights: torch would import its compiler for that.
+        # An embedding created from an empty tensor draws no weights, for which torch would import
+        # its compiler.
         tables = {
             name: nn.Embedding.from_pretrained(torch.empty(size, width))
             for name, size in rows.items()
@@ -67,13 +66,13 @@ class Bert(nn.Module):
         )
         self.pooler = nn.ModuleDict(
             {"dense": nn.Linear(width, width)}
-        )  # reads nothing here; it is in the files
+        )  # unused here, but stored in the files
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings["word_embeddings"]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> States:
-        """Returns the states of tokens, of int64 ids [b, tokens] padded on the right."""
+        """Hidden states of tokens; ids are int64 [b, tokens], padded on the right."""
         place = torch.arange(input_ids.shape[1], device=input_ids.device) + first_position(
             self.config
         )
@@ -103,14 +102,14 @@ def empty(config: Any) -> Bert:
 
 
 def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
-    """Reads an encoder; None where transformers has to: another layout, more than one file, other
-    names or shapes.
+    """Loads an encoder. Returns None if transformers must load it: another architecture, more than
+    one file, or other names or shapes.
 
-    A pooler that the file lacks is zero, where transformers' would be random.
+    A pooler that is missing from the file becomes zero; transformers would initialise it randomly.
 
     Args:
-        once: share the weights with all that this process reads so from the same file; no one may
-            change them.
+        once: share the weights with every other caller in this process that loads the same file
+            with `once`. They must not be changed.
     """
     file = folder / _WEIGHTS
     if not fits(config) or getattr(config, "quantization_config", None) or not file.is_file():
@@ -121,7 +120,7 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
         weights = dict(_weights_once(prefix, *of_file) if once else _weights(prefix, file))
         model = empty(config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError):
-        return None  # transformers says what is wrong
+        return None  # transformers reports the error
     expected = {name: weight.shape for name, weight in model.state_dict().items()}
     for name in ("pooler.dense.weight", "pooler.dense.bias"):
         weights.setdefault(name, torch.zeros(expected[name]))
@@ -139,10 +138,10 @@ def _weights(prefix: str, file: Path) -> dict[str, Tensor]:
             for name, weight in stored.items()
             if name.startswith(prefix)
         }
-    own = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
-    if not all(weight.is_floating_point() for weight in own.values()):
+    weights = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
+    if not all(weight.is_floating_point() for weight in weights.values()):
         raise ValueError("whole numbers are no weights as they are")
-    return {name: weight.to(torch.float32, copy=True) for name, weight in own.items()}
+    return {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
 
 
 @lru_cache(maxsize=1)

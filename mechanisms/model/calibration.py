@@ -1,5 +1,5 @@
-"""Calibrates scores: a temperature, and scores above which answers are right as
-often as is asked.
+"""Calibrates scores: a temperature, and thresholds above which answers are right with the requested
+accuracy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIDENCE = 0.95
-"""That the accuracy above a threshold reaches its target, on records like those it was fitted on.
+"""Confidence that the accuracy above a threshold meets its target, on records like those it was
+fitted on.
 """
 
 _GRID = 100
@@ -38,32 +39,38 @@ def thresholds_for(
     fitted_on: str,
     targets: Sequence[float] = TARGETS,
 ) -> Thresholds:
-    """Temperature and thresholds, as the content of `thresholds.json`.
+    """Fits temperature and thresholds; returns the content of `thresholds.json`.
 
     The temperature T minimises -sum log softmax(logits / T)[label] (Guo et al. 2017, section 4.2).
-    It is fitted on a quarter of the records (every fourth) and the thresholds on the others, since
-    a threshold found on the records that shaped its scores would promise too much. One number needs
-    few records; a threshold needs all that it can have.
+    It is fitted on every fourth record and the thresholds on the others, because a threshold from
+    the records that determined its scores would be too optimistic. A single number needs few
+    records; thresholds need as many as possible.
 
-    A threshold is the lowest score above which the accuracy reaches the target with the stated
-    confidence. Candidates are tried from the strictest down, each by an exact binomial test, up to
-    the first that fails: testing in a fixed sequence keeps the confidence over all of them
-    (Angelopoulos et al. 2021, "Learn then test", section 2.3). Several sequences that share the
-    failure probability, or one that begins at more records, found fewer thresholds.
+    A threshold is the lowest score above which the accuracy meets the target with the confidence
+    `CONFIDENCE`. Candidates are tested from the strictest to the most lenient, each with an exact
+    binomial test, up to the first failure. Testing in a fixed sequence keeps the confidence over
+    all candidates (Angelopoulos et al. 2021, "Learn then test", section 2.3). Several sequences
+    that share the failure probability, or a sequence that starts at more records, found fewer
+    thresholds.
 
     Args:
-        logits: float [n, codes], in any order of records that owes nothing to the answers.
-        labels: int64 [n], index of the right code; -1 where the model has no such code, which no
-            answer gets right.
-        fitted_on: what the records are; shown with each threshold.
+        logits: float [n, codes], in any record order that does not depend on the answers.
+        labels: int64 [n], index of the right code; -1 if the model lacks the code, which counts as
+            a wrong answer.
+        fitted_on: description of the records, shown with each threshold.
+        targets: accuracies for which a threshold is searched.
 
     Returns:
         `{schema, temperature, thresholds, reached, fitted_on, records, confidence}`. Each threshold
-        holds `target_accuracy`, `threshold` (a score in [0, 1]; null where no score reaches the
-        target), `coverage` (share of records at or above it) and `accuracy` among those; null
-        without a threshold. `reached` is the best that was seen above any score that fifty records
-        or more have, without any confidence: its `accuracy`, `threshold` and `coverage`, and
-        `accuracy_of_all`.
+        has `target_accuracy`, `threshold` (a score in [0, 1]; null if no score meets the target),
+        `coverage` (share of records at or above it) and `accuracy` among those (null without a
+        threshold). `reached` is the best accuracy observed above any score that at least fifty
+        records have, without a confidence statement: its `accuracy`, `threshold` and `coverage`,
+        and `accuracy_of_all`.
+
+    Raises:
+        MechanismError: inconsistent shapes, scores that are not finite, too few records, or a
+            target that is not a probability.
     """
     logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
@@ -99,13 +106,13 @@ def thresholds_for(
 
 
 def fits_temperature(records: int) -> NDArray[np.bool_]:
-    """Returns which of the records fit the temperature, bool [records]: every fourth."""
+    """Selects the records that fit the temperature, bool [records]: every fourth."""
     return np.arange(records) % _SHARE == 0
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Finds the T in [0.05, 20] under which the right codes are most likely, of records with labels
-    other than -1.
+    """Finds the T in [0.05, 20] that maximises the likelihood of the right codes, ignoring records
+    with label -1.
     """
     coded = labels >= 0
     if not coded.any():
@@ -118,8 +125,8 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
     low, high = _LOG_TEMPERATURE
     while high - low > 1e-6:
         middle = (low + high) / 2
-        # the loss is convex in 1/T; its slope there is the mean of the scores that are expected,
-        # less the right ones'
+        # The loss is convex in 1/T. Its slope is the expected score minus the score of the right
+        # code, on average over records.
         expected = (softmax(logits / math.exp(middle)) * logits).sum(1).mean()
         low, high = (middle, high) if expected > right else (low, middle)
     return math.exp((low + high) / 2)
@@ -129,19 +136,19 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
 class _Ranked:
     score: NDArray[np.float64]
     hits: NDArray[np.int64]
-    """How many of the first k + 1 answers are right."""
+    """Number of right answers among the first k + 1."""
 
     @staticmethod
     def of(score: NDArray[np.float64], right: NDArray[np.bool_]) -> _Ranked:
         score = (
             np.floor(score * 1e6) / 1e6
-        )  # as answers are written, so that a score read back is on the same side
+        )  # rounded as in written answers, so that a score that is read back is on the same side
         order = np.argsort(-score, kind="stable")
         return _Ranked(score[order], np.cumsum(right[order], dtype=np.int64))
 
     def candidates(self, first: int) -> list[int]:
-        """Numbers of records to be kept, from `first` on: of records that have the same score all
-        or none.
+        """Candidate numbers of records above the threshold, from `first` on. Records with equal
+        scores are kept together.
         """
         if first > len(self.score):
             return []
@@ -154,16 +161,18 @@ class _Ranked:
         )
 
     def threshold(self, target: float) -> Threshold:
-        """The lowest score that passes; one passes wrongly with probability 1 - `CONFIDENCE`."""
+        """The lowest score that passes all tests. The result is wrong with probability at most 1 -
+        `CONFIDENCE`.
+        """
         from scipy.special import bdtrc  # scipy.stats takes half a second of every release
 
         failure = 1 - CONFIDENCE
-        # Below this many records not even a faultless run would pass, and the sequence would end
-        # before it began.
+        # With fewer records even an errorless run would fail, and the sequence would end
+        # immediately.
         first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
         passed = 0
         for count in self.candidates(first):
-            # How likely so many right answers are, were the accuracy only just below the target.
+            # Probability of this many right answers if the accuracy were just below the target.
             if bdtrc(self.hits[count - 1] - 1, count, target) > failure:
                 break
             passed = count
@@ -196,31 +205,31 @@ class _Ranked:
 
 
 def autocoded_shares(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Returns shares that could be coded without a person, by name: `coverage_at_80`, that of
-    records which the threshold for 80 % right lets through (0 without one), and so on;
-    `best_accuracy` and `best_coverage`, the best.
+    """Shares of records that could be coded automatically. `coverage_at_80` is the share above the
+    threshold for 80 % accuracy (0 without a threshold), and so on. `best_accuracy` and
+    `best_coverage` are those of the best threshold.
 
     Args:
-        logits: float [n, codes], or logarithms of probabilities.
+        logits: float [n, codes], or log probabilities.
         labels: int64 [n], index of the right code.
 
     Returns:
-        Nothing where there are too few records to say, or scores that are no numbers.
+        Empty if there are too few records, or if a score is NaN.
     """
     import torch
 
     if len(labels) < FEWEST_RECORDS or bool(logits.isnan().any()):
         return {}
-    # an order that owes nothing to the answers: records of a test half may stand by code
+    # shuffled, because the records of a test half may be sorted by code
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     thresholds = thresholds_for(
         logits[order].clamp(-1e4, 1e4).cpu(), labels.cpu()[order], fitted_on="the test half"
     )
-    alone = {
+    coverages = {
         f"coverage_at_{round(100 * threshold['target_accuracy'])}": threshold["coverage"] or 0.0
         for threshold in thresholds["thresholds"]
     }
-    return alone | {
+    return coverages | {
         "best_accuracy": thresholds["reached"]["accuracy"],
         "best_coverage": thresholds["reached"]["coverage"],
     }

@@ -1,4 +1,4 @@
-"""Tensors that survive a power cut: written beside the old file, synced, then renamed over it."""
+"""Tensors that survive a power failure: written to a partial file, synced, then renamed."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Replace `path` by these tensors and this JSON-able description, all or nothing.
+    """Atomically replaces `path` by these tensors and a JSON-serialisable description.
 
     Raises:
-        OSError: the disk is full or unwritable; the old file is untouched.
+        OSError: the disk is full or not writable. The old file is unchanged.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -46,7 +46,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def to_bytes(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
-    """Returns the content of the file that `save` writes."""
+    """The content of the file that `save` would write."""
     return serialise(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
         metadata={"meta": json.dumps(dict(meta))},
@@ -54,10 +54,10 @@ def to_bytes(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the tensors and the description of a file's content.
+    """The tensors and the description in a file's content.
 
     Raises:
-        ValueError: it is no whole file of `save`.
+        ValueError: not a complete file of `save`.
     """
     try:
         tensors = deserialise(content)
@@ -76,9 +76,7 @@ def sync(path: Path) -> None:
 
 
 def _as_os_error(error: Exception, path: Path) -> Exception:
-    """Safetensors reports a full disk as its own error type: say which file it was,
-    as an OSError.
-    """
+    """Converts safetensors' own error for a full disk to an OSError that contains the path."""
     if isinstance(error, OSError):
         return error
     return (

@@ -6,12 +6,12 @@ Three trainable parts share one interface:
 |--------|------------------------------------------|---------------------------------------|
 | `full` | every parameter                          | tokens                                |
 | `lora` | low-rank adapters and the head (peft)    | tokens                                |
-| `head` | all that follows the pooled features     | features that the encoder gave once   |
+| `head` | all layers after the pooled features     | features, encoded once                |
 
-With pooling `none` the records are features already: part `head` is one linear layer on them.
+With pooling `none` the records are features already, and part `head` is one linear layer on them.
 
-The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw
-into that vector *is* loading the draw, with no copy and no name look-ups.
+The trainable parameters are views into `Classifier.flat`, float32 [P]. Writing a posterior draw
+into that vector *is* loading the draw, without copies or name look-ups.
 """
 
 import warnings
@@ -44,8 +44,8 @@ from mechanisms.model.threads import block_tokens, forward_batch_size, forward_p
 class MeanPooled(nn.Module):
     """An encoder, the mean of its token vectors under the attention mask, and one linear layer.
 
-    With a lexicon the layer reads the words next to that mean. With `upper`, the encoder's last
-    layers, it reads the states of the tokens below them too.
+    With a lexicon, the layer also reads the lexicon's word columns. With `upper` (the encoder's
+    last layers) it can also read hidden states from the layer below.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MeanPooled(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.lexicon = lexicon
-        self._upper = (upper,)  # in a tuple: its layers are the encoder's, and are registered there
+        self._upper = (upper,)  # in a tuple, because its layers are registered with the encoder
         self.head = nn.Linear(width + (0 if lexicon is None else lexicon.columns), num_labels)
 
     def forward(
@@ -69,11 +69,12 @@ class MeanPooled(nn.Module):
         words: Tensor | None = None,
         states: Tensor | None = None,
     ) -> Tensor:
-        """Returns logits [b, labels]; `words` [b, columns] is the lexicon's block, unscaled.
+        """Logits [b, labels].
 
         Args:
-            states: of the tokens below the last layers, float32 [b, longest, width], in place of
-                their ids.
+            words: unscaled word columns of the lexicon [b, columns].
+            states: hidden states below the last layers, float32 [b, longest, width], instead of
+                ids.
         """
         assert attention_mask is not None
         upper = self._upper[0]
@@ -86,7 +87,7 @@ class MeanPooled(nn.Module):
         return self.scores(mean(hidden, attention_mask), words)
 
     def scores(self, features: Tensor, words: Tensor | None) -> Tensor:
-        """Logits [b, labels] from pooled features and the lexicon's block."""
+        """Logits [b, labels] from pooled features and the word columns of the lexicon."""
         if self.lexicon is not None:
             if words is None:
                 raise TypeError("this head reads words next to the encoder's features")
@@ -95,7 +96,7 @@ class MeanPooled(nn.Module):
 
 
 def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Mean of the token vectors of each record, padding left out: float32 [b, width]."""
+    """Mean of each record's token vectors without padding, float32 [b, width]."""
     return mean(
         encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state,
         attention_mask,
@@ -103,17 +104,19 @@ def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> 
 
 
 def mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    """Mean over each record's tokens of their states [b, longest, width], float32 [b, width]."""
+    """Mean of hidden states [b, longest, width] over the tokens of each record, float32 [b,
+    width].
+    """
     hidden = hidden.float()
     mask = attention_mask[:, :, None].to(hidden.dtype)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 class Classifier:
-    """A classifier whose trainable parameters are views into one vector.
+    """A classifier with trainable parameters that are views into one vector.
 
-    `whole` is the complete model, as it is released; `part` is the module that training and draws
-    run through (the whole for `full` and `lora`, what follows the features for `head`).
+    `whole` is the complete model, as released. `part` is the module that training and draws run:
+    the whole model for `full` and `lora`, and the layers after the features for `head`.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Classifier:
         self.device = device
         self._pool = pool
         self.centre: Tensor | None = None
-        """Mean of the public texts that a head starts at, float32 [width]; None: it starts
+        """Mean of the public texts at which the head starts, float32 [width]; None if it starts
         elsewhere.
         """
         self.parameters = [p for p in part.parameters() if p.requires_grad]
@@ -139,7 +142,7 @@ class Classifier:
             sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device
         )
         self.spans: dict[int, slice] = {}
-        """Where a trainable parameter is in `flat`, by its id."""
+        """Position of each trainable parameter in `flat`, by the parameter's id."""
         start = 0
         for p in self.parameters:
             span = self.spans[id(p)] = slice(start, start + p.numel())
@@ -151,7 +154,7 @@ class Classifier:
 
     @property
     def precision(self) -> Precision:
-        """Returns the precision of the encoder's passes and of training steps."""
+        """Precision of the encoder's passes and of training steps."""
         return resolved(self.config.precision)
 
     @property
@@ -161,8 +164,8 @@ class Classifier:
 
     @property
     def head_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Returns the parameters of the linear layer on an encoder that trains too; none where the
-        head is all.
+        """Parameters of the linear layer on an encoder that is also trained; empty if only the head
+        is trained.
         """
         return tuple(self.part.head.parameters()) if isinstance(self.part, MeanPooled) else ()
 
@@ -180,7 +183,7 @@ class Classifier:
         return self.log_likelihood_of(self.logits(batch), labels)
 
     def log_likelihood_of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the same from logits [b, classes]."""
+        """Log-likelihoods from logits [b, classes]."""
         return logits.float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
     def encode(
@@ -189,8 +192,10 @@ class Classifier:
         """Runs the frozen encoder once: pooled features float32 [n, width] for trainable part
         `head`.
 
-        The features of a record are a function of that record alone, bit for bit
-        (`inputs.Block`). `on_batch` gets the number of records of each block, for progress.
+        A record's features depend only on that record, bit for bit (`inputs.Block`).
+
+        Args:
+            on_batch: called with the number of records of each block, for progress.
         """
         if self._pool is None:
             raise TypeError("only trainable part `head` reads features")
@@ -212,7 +217,7 @@ class Classifier:
         return FeatureInputs(features=features)
 
     def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
-        """Logits of every record, float32 [n, labels], in the records' order."""
+        """Logits of every record, float32 [n, labels], in the order of the records."""
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad(), fast_linear(self.device):
@@ -228,8 +233,8 @@ class Classifier:
         return torch.empty(0, 0) if out is None else out
 
     def releasable(self) -> nn.Module:
-        """The whole model with the present parameters: adapters merged, no trace of
-        training left.
+        """The complete model with its current parameters: adapters are merged and training
+        structures removed.
         """
         if self.config.trainable != "lora":
             return self.whole
@@ -248,14 +253,14 @@ def build(
     width: int | None = None,
     lexicon: Lexicon | None = None,
 ) -> Classifier:
-    """Load the encoder and put a new head on it, initialised from `seed`.
+    """Loads the encoder and adds a new head, initialised from `seed`.
 
     Args:
-        width: features a record, for pooling `none`.
-        lexicon: the words that the head reads next to the encoder, where there are any.
+        width: number of features per record, for pooling `none`.
+        lexicon: the words that the head reads in addition to the encoder's features, if any.
 
     Raises:
-        MechanismError: the encoder cannot be had, or has no head that `head` knows.
+        MechanismError: the encoder cannot be loaded, or its family has no known head.
     """
     device = torch.device(device)
     if ("none" if lexicon is None else lexicon.kind) != config.lexical:
@@ -315,11 +320,11 @@ def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
 
 
 def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
-    """Returns a function from narratives to token ids, cut at `max_length`, by the encoder's
+    """A function from narratives to token ids, truncated to `max_length`, with the encoder's
     tokenizer.
 
     Raises:
-        MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
+        MechanismError: the encoder cannot be loaded, or reads fewer tokens than `max_length`.
     """
     longest = encoder_files.longest(config.encoder)
     if config.max_length > longest:
@@ -351,7 +356,7 @@ def _with_adapters(
         lora_dropout=config.lora_dropout,
     )
     with warnings.catch_warnings():
-        # peft asks transformers for a name that is on its way out there.
+        # peft uses a name that transformers is removing
         warnings.filterwarnings(
             "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
         )
@@ -365,8 +370,8 @@ def states(
     device: torch.device,
     on_batch: Callable[[int], None] | None = None,
 ) -> Tensor | None:
-    """Computes the states of the tokens below the layers with adapters, float32 [tokens, width];
-    None without them.
+    """Hidden states of the tokens below the layers with adapters, float32 [tokens, width]; None if
+    the configuration has no such layers.
 
     Args:
         on_batch: called with the number of tokens of each batch.
@@ -378,7 +383,7 @@ def states(
         return None
     encoder = encoders.load_encoder(config.encoder)
     below = encoders.layers_below(encoder, config.lora_layers).to(device).eval()
-    every = torch.empty(len(tokens.ids), encoders.width(encoder))
+    all_states = torch.empty(len(tokens.ids), encoders.width(encoder))
 
     def run(block: Block) -> tuple[Tensor, Tensor]:
         batch = block.batch(tokens, device)
@@ -391,10 +396,10 @@ def states(
 
     with forward_passes(tokens, device) as over:
         for place, part in over(run, blocks(tokens, budget=block_tokens(device))):
-            every[place] = part
+            all_states[place] = part
             if on_batch is not None:
                 on_batch(len(place))
-    return every
+    return all_states
 
 
 def _merged(model: nn.Module) -> nn.Module:
@@ -402,7 +407,7 @@ def _merged(model: nn.Module) -> nn.Module:
 
 
 def device_of(name: str) -> torch.device:
-    """`auto` is CUDA when there is one, else the CPU."""
+    """`auto` is CUDA if available, otherwise the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

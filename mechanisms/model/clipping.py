@@ -1,22 +1,24 @@
-"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one
+"""Sums of per-record gradients, each clipped and rounded to integers, from one forward and one
 backward pass.
 
-Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow
-the gradients of each record: of a linear layer on one vector a record, with input a_i and output
-gradient g_i, in closed form,
+Autograd computes only the gradients of layer outputs. The gradients of each record follow from
+these and the layer inputs. For a linear layer on one vector per record, with input a_i and output
+gradient g_i, the closed form is
 
-    grad_i = g_i a_i'
-    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias
-    sum_i c_i grad_i = (c g)' a
+  grad_i = g_i a_i'
+  || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias
+  sum_i c_i grad_i = (c g)' a
 
-of a table's rows by those that the record looks up, and of every other layer by Opacus' samplers.
-What is added is what the norm was taken of, so that no cancellation hides a part of it.
+An embedding table uses the rows that the record looks up, and every other layer uses Opacus'
+samplers. The norm is computed from the same numbers that are added, so that no cancellation can
+hide a part of the gradient.
 
-**Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, every number
-cut towards zero. In the closed form a_i is rounded to integers, and g_i, over their length, is cut.
-Cutting only shortens, and what float64 rounds of norm, factor and products, below (P + 9) 2^-53 of
-them for P parameters in any order, is less than `_INSIDE` leaves for P below 2^32. So no record
-adds more than its clip, to the last bit, and sums below 2^53 are exact.
+**Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, with every
+entry rounded towards zero. In the closed form a_i, divided by its length, is rounded to integers,
+and g_i is rounded towards zero. Rounding towards zero only shortens a vector. The float64 rounding
+errors of norm, factor and products are below (P + 9) 2^-53 for P parameters in any order, which is
+less than the margin of `_INSIDE` for P below 2^32. So no record adds more than its clip, to the
+last bit, and sums below 2^53 are exact.
 """
 
 from __future__ import annotations
@@ -34,21 +36,22 @@ from mechanisms.model.inputs import Batch
 Coefficients = Callable[[Tensor], Tensor]
 """Gradient norms float [b] -> factors c float [b] with c_i norm_i at most the clip."""
 _BLOCK = 1 << 14
-"""Parameters whose gradients become float64 at a time: few enough to stay in cache, ten times
-faster than all.
+"""Number of parameters whose gradients are converted to float64 at a time. The block stays in
+cache, which is ten times faster than converting all at once.
 """
 _INSIDE = 1 - 2.0**-20
 _INPUT_BITS = 15
-"""Of a layer's input in the closed form, over its length; the gradient of its output has the rest.
+"""Fractional bits of a layer input divided by its length, in the closed form. The output gradient
+gets the remaining bits.
 """
 
 
 class RecordClipping:
-    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it
-    only.
+    """Clipped gradient sums of one classifier, as a context manager: its hooks are on the model
+    only inside the block.
 
     Raises:
-        MechanismError: a layer mixes records, or has trainable parameters and no sampler.
+        MechanismError: a layer mixes records, or has trainable parameters but no sampler.
     """
 
     def __init__(self, classifier: Classifier) -> None:
@@ -70,13 +73,13 @@ class RecordClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, bits: int, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float64 [P] of integers in units
+        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, integers as float64 [P] in units
         of 2^-bits.
 
-        A record whose gradient is not finite adds nothing.
+        A record with a non-finite gradient adds nothing.
 
         Returns:
-            Gradient norms before clipping, float64, and losses -l_i, float32, [b] each.
+            Gradient norms before clipping, float64 [b], and losses -l_i, float32 [b].
         """
         self._calls.clear()
         self._records = len(labels)
@@ -93,13 +96,13 @@ class RecordClipping:
         for (layer, inputs, _), gradient in zip(self._calls, gradients, strict=True):
             if gradient is None:
                 continue
-            own = {id(p) for p in layer.parameters(recurse=False)} & spans.keys()
-            if used & own:
+            owned = {id(p) for p in layer.parameters(recurse=False)} & spans.keys()
+            if used & owned:
                 raise MechanismError(
                     "DP-SGD: a layer runs twice, or layers share a weight. Train another part",
                     kind="shared-weights",
                 )
-            used |= own
+            used |= owned
             way: Any = _sampled
             if isinstance(layer, nn.Embedding):
                 way = _looked_up
@@ -109,7 +112,8 @@ class RecordClipping:
         self._calls.clear()
         norms = squared.sqrt()
         # guard: test_a_record_beyond_float32_ends_no_run
-        finite = squared.float().isfinite()  # beyond float32 is beyond what the layers compute
+        # the layers compute in float32, so larger values have already overflowed
+        finite = squared.float().isfinite()
         factors = coefficients(norms.where(finite, 0.0)) * (_INSIDE * 2.0**bits)
         for add in adders:
             add(factors.where(finite, 0.0))
@@ -119,7 +123,8 @@ class RecordClipping:
         if not torch.is_grad_enabled():
             return output
         inputs = args[0].detach()
-        if output.shape[0] != self._records:  # positions are looked up once for the whole batch
+        # position embeddings are looked up once for the whole batch
+        if output.shape[0] != self._records:
             output = output.expand(self._records, *output.shape[1:])
             inputs = inputs.expand(self._records, *inputs.shape[1:])
         self._calls.append((layer, inputs, output))
@@ -145,8 +150,8 @@ def _closed_form(
         length = reach.where(factors != 0, 1.0).sqrt_().clamp_(min=1e-150)
         scale = 2.0**_INPUT_BITS / length
         right, ones = _scaled(a, scale, factors).round_(), scale.round() * (bias is not None)
-        whole = (right.square().sum(1) * (weight is not None) + ones.square()).sqrt_().clamp_(min=1)
-        left = _scaled(g, factors * (length / whole), factors).trunc_()
+        norm = (right.square().sum(1) * (weight is not None) + ones.square()).sqrt_().clamp_(min=1)
+        left = _scaled(g, factors * (length / norm), factors).trunc_()
         if weight is not None:
             out[weight].view(layer.weight.shape).addmm_(left.t(), right)
         if bias is not None:
@@ -164,13 +169,15 @@ def _sampled(
     out: Tensor,
 ) -> Callable[[Tensor], None]:
     samples = _samplers()[type(layer)](layer, [inputs], gradient)
-    own = [(spans[id(p)], sample.flatten(1)) for p, sample in samples.items() if id(p) in spans]
-    for _, sample in own:
+    samples_by_span = [
+        (spans[id(p)], sample.flatten(1)) for p, sample in samples.items() if id(p) in spans
+    ]
+    for _, sample in samples_by_span:
         for block in sample.split(_BLOCK, 1):
             squared += block.to(out.dtype).square().sum(1)
 
     def add(factors: Tensor) -> None:
-        for span, sample in own:
+        for span, sample in samples_by_span:
             for part, block in zip(out[span].split(_BLOCK), sample.split(_BLOCK, 1), strict=True):
                 part += _scaled(block, factors, factors).trunc_().sum(0)
 
@@ -185,8 +192,8 @@ def _looked_up(
     squared: Tensor,
     out: Tensor,
 ) -> Callable[[Tensor], None]:
-    """By the few rows that a record looks up: Opacus' sampler forms the whole table for each
-    record.
+    """Uses only the few rows that a record looks up; Opacus' sampler would create the whole table
+    per record.
     """
     record = torch.arange(len(ids), device=ids.device).view(-1, *(1 for _ in ids.shape[1:]))
     rows, place = torch.unique((record * layer.num_embeddings + ids).flatten(), return_inverse=True)
@@ -198,8 +205,8 @@ def _looked_up(
     squared.index_add_(0, record, sums.square().sum(1))
 
     def add(factors: Tensor) -> None:
-        own = factors[record]
-        added = _scaled(sums, own, own).trunc_()
+        row_factors = factors[record]
+        added = _scaled(sums, row_factors, row_factors).trunc_()
         out[spans[id(layer.weight)]].view(layer.weight.shape).index_add_(0, row, added)
 
     return add
@@ -207,7 +214,7 @@ def _looked_up(
 
 def _scaled(rows: Tensor, scale: Tensor, factors: Tensor) -> Tensor:
     scaled = rows * scale[:, None]
-    scaled[factors == 0] = 0.0  # nothing times infinity would be everybody's
+    scaled[factors == 0] = 0.0  # 0 times infinity is NaN, which would spread to every record's sum
     return scaled
 
 

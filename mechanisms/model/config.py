@@ -1,6 +1,4 @@
-"""Declares the settings of a model and of its optimiser, which are checked before torch is
-imported.
-"""
+"""Settings of a model and of its optimiser, validated before torch is imported."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from mechanisms.model.precision import Choice, Precision, resolved
 
 TARGETS = (0.80, 0.90, 0.95)
 SCHEMA = 1
-"""Of a thresholds file."""
-"""Accuracies among automatically coded records for which a threshold is looked for."""
+"""Version of the thresholds file."""
+"""Target accuracies of automatically coded records for which thresholds are searched."""
 HASHED_COLUMNS = 768
-"""Of hashed words, next to the features of an encoder."""
+"""Number of columns of hashed words, in addition to the encoder's features."""
 NO_ENCODER = "none"
-"""What a model has in an encoder's place if its records are features already."""
+"""Value of `encoder` if the records are features already."""
 
 TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
@@ -34,8 +32,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @cache
 def stemmer(language: str) -> Any:
-    """Returns Snowball's stemmer; an unknown language is refused with the names of those that it
-    knows.
+    """The Snowball stemmer of a language. The error for an unknown language lists the available
+    ones.
     """
     import snowballstemmer
 
@@ -50,7 +48,7 @@ def stemmer(language: str) -> Any:
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
-    """Sets the encoder, what of it trains, and how a narrative becomes one vector."""
+    """The encoder, its trainable part, and how a narrative becomes one vector."""
 
     encoder: str = Field(
         default="distilroberta-base",
@@ -170,18 +168,16 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
 
     @property
     def encoder_language(self) -> str | None:
-        """None where the encoder is someone's own."""
+        """Language of the encoder; None if the user supplied the encoder."""
         return "English" if self.encoder.startswith("packaged") else None
 
     @property
     def stems_language(self) -> str | None:
-        """None where no words are read next to the encoder."""
+        """Language of the stems; None if the head reads no words."""
         return None if self.lexical == "none" else self.lexical_language
 
     def frozen(self) -> ModelConfig:
-        """Returns the model that reads only the encoder's features, with a head that starts at
-        random.
-        """
+        """The model that reads only the encoder's features, with a randomly initialised head."""
         return self.model_copy(
             update={
                 **{"trainable": "head", "prior": "none", "prior_examples": ""},
@@ -191,7 +187,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
 
     @property
     def linear_head(self) -> bool:
-        """One linear layer on cached features is all that trains."""
+        """Whether one linear layer on cached features is the only trained part."""
         return self.trainable == "head" and self.pooling != "first"
 
     @model_validator(mode="before")

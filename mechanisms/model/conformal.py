@@ -1,17 +1,17 @@
-"""Finds sets of codes that contain the right one with the requested coverage (split conformal
+"""Prediction sets that contain the right code with the requested coverage (split conformal
 prediction).
 
-A code is in a record's set if its probability reaches a limit: the k-th largest probability that n
-calibration records gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005;
-Angelopoulos and Bates 2023, section 1). A new record that is exchangeable with them then has its
-right code in the set with probability `coverage` or more. A code with enough records has a limit
-only from its records, the others share one (Mondrian; Vovk 2012, section 4): then the promise holds
-for each such code and for the others together.
+A code is in a record's set if its probability is at least a limit: the k-th largest probability
+that n calibration records gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al.
+2005; Angelopoulos and Bates 2023, section 1). For a new record that is exchangeable with them, the
+set then contains the right code with probability at least `coverage`. A code with enough records
+has its own limit, computed only from its records, and the other codes share one (Mondrian; Vovk
+2012, section 4). The guarantee then holds for each such code and for the others together.
 
-The promise is one on average over calibrations. Limits that come from the noisy table of a test
-half (`mechanisms.privacy.stated_accuracy`) have another one: they have their coverage with a stated
-confidence, over records and noise (a tolerance region; Vovk 2012, section 3), and are one for all
-codes.
+This guarantee is on average over calibrations. Limits from the noisy table of a test half
+(`mechanisms.privacy.stated_accuracy`) have a different one: they meet their coverage with a
+specified confidence over records and noise (a tolerance region; Vovk 2012, section 3), with one
+limit for all codes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mechanisms.thresholds_file import SetLimit, SetLimits
 
 COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 _ROUNDING = 1 - 1e-5
-"""Factor of a limit, so that float32 excludes no code that is on it."""
+"""Factor for limits, so that float32 rounding excludes no code that is exactly on the limit."""
 _FEWEST_OF_CODE = 10
 
 
 def limit(right: NDArray[np.float64], coverage: float) -> float:
-    """Returns the lowest probability of a code in a set, or 0 with too few records: then every code
-    is in it.
+    """The lowest probability of a code in a set; 0 (every code is in the set) if there are too few
+    records.
 
     Args:
-        right: probabilities of the right codes, one per record; 0 for a code that the model lacks.
+        right: probabilities of the right codes, one per record; 0 if the model lacks the code.
     """
     rank = math.ceil((len(right) + 1) * coverage - 1e-9)
     return float(np.sort(right)[-rank]) * _ROUNDING if rank <= len(right) else 0.0
@@ -52,20 +52,20 @@ def sets_for(
     temperature: float,
     chosen: NDArray[np.bool_],
 ) -> SetLimits:
-    """Returns the limits at each of `COVERAGES`, as the `sets` of a thresholds file.
+    """The limits at each of `COVERAGES`, as the `sets` of a thresholds file.
 
     Args:
         logits: float [n, codes].
         labels: int64 [n], index of the right code; -1 if the model lacks it.
-        chosen: bool [n], the records that fitted the temperature. They choose the codes with limits
-            of their own and enter no limit, so that both are fixed before the other records are
-            read.
+        chosen: bool [n], the records that fitted the temperature. They determine which codes get
+            their own limit but do not enter any limit, so that both are fixed before the other
+            records are used.
     """
     label, used = np.asarray(labels), ~chosen
     probabilities = softmax(np.asarray(logits, np.float64) / temperature)
-    known = label >= 0
-    right = np.where(known, np.take_along_axis(probabilities, label.clip(0)[:, None], 1)[:, 0], 0.0)
-    earlier = np.bincount(label[chosen & known], minlength=len(codes))
+    coded = label >= 0
+    right = np.where(coded, np.take_along_axis(probabilities, label.clip(0)[:, None], 1)[:, 0], 0.0)
+    earlier = np.bincount(label[chosen & coded], minlength=len(codes))
     entries: list[SetLimit] = []
     for coverage in COVERAGES:
         frequent = np.flatnonzero(
@@ -87,10 +87,9 @@ def sets_for(
 
 
 def interval(records: int, coverage: float) -> tuple[float, float]:
-    """Returns where 95 % of the coverages of calibrations of n records lie: Beta(k, n + 1 - k),
-    with k as above.
-
-    (Vovk 2012, proposition 2a.) All of 1 with too few records.
+    """The interval that contains 95 % of the coverages over calibrations with n records: Beta(k, n
+    + 1 - k), with k as above (Vovk 2012, proposition 2a). Both ends are 1 if there are too few
+    records.
     """
     from scipy.stats import beta
 
@@ -109,13 +108,13 @@ class Sets:
     records: int
     codes: Mapping[str, float]
     confidence: float | None = None
-    """That the coverage is reached, noise included. None: it is reached on average over
-    calibrations.
+    """Confidence that the coverage is met, including noise. None: the coverage holds on average
+    over calibrations.
     """
 
     @classmethod
     def of(cls, entry: SetLimit) -> Sets:
-        """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or
+        """Parses an entry of a file. A damaged entry raises ValueError, KeyError, TypeError or
         AttributeError.
         """
         codes = {str(code): float(share) for code, share in entry["codes"].items()}
@@ -134,10 +133,9 @@ class Sets:
         return sets
 
     def members(self, scores: NDArray[Any], codes: Sequence[str]) -> list[list[int]]:
-        """Returns the indices of the codes in each set, the most probable first, for scores [n,
-        codes].
+        """Indices of the codes in each set, most probable first, for scores [n, codes].
 
-        The most probable code is always in its set, which covers no less for it.
+        The most probable code is always included, which cannot lower the coverage.
         """
         scores = scores.astype(np.float64)
         inside = scores >= np.array([self.codes.get(code, self.limit) for code in codes])

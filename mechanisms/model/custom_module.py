@@ -1,9 +1,9 @@
-"""A custom torch module and loss, as what the mechanisms train: parameters in one flat
-vector, a loss a record.
+"""Adapts a user's torch module and loss to the mechanism interface: parameters in one flat vector
+and one loss per record.
 
-Anyone who brings a module brings everything that can be wrong with one, so it is examined before
-any record: layers that mix the records of a batch, buffers that training would fill with records.
-What it is tried on is invented.
+A user's module can break the guarantee, so it is checked on synthetic records before it sees any
+real record. The checks find layers that mix the records of a batch, and buffers that training would
+fill with records.
 """
 
 import copy
@@ -22,22 +22,23 @@ from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
 from mechanisms.model.seeding import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(output of the module [1, ...], target [1, ...]) of one record -> its loss, one number. A loss of
-torch with its usual mean or sum does: the mean over one record is that record's.
+"""Maps (output of the module [1, ...], target [1, ...]) of one record to its loss, one number. A
+torch loss with its usual mean or sum works, because the mean over one record is that record's
+loss.
 """
 
 _SMALL = 1 << 18
-"""Parameters up to which one thread is faster than several."""
+"""Number of parameters up to which one thread is faster than several."""
 _ROUNDING = 1e-6
 
 
 Dataset = tuple[Tensor, Tensor] | Sequence[Any] | torch.utils.data.Dataset[Any]
-"""Inputs and targets, or records by number, each a pair (input, target)."""
+"""Inputs and targets, or records by index, each a pair (input, target)."""
 
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """Inputs of a module that is large enough for all threads, [n, ...]."""
+    """Inputs [n, ...] of a module that is large enough to use all threads."""
 
     values: Tensor
 
@@ -53,7 +54,7 @@ class RecordInputs:
 
 
 class CustomModule(Classifier):
-    """A custom module and the loss that it minimises. `part` is the module; its buffers are not
+    """A user's module and the loss that it minimises. `part` is the module. Its buffers are not
     trained.
     """
 
@@ -67,17 +68,17 @@ class CustomModule(Classifier):
         """The loss of each record, float32 [b]."""
         if is_cross_entropy(self.loss) and output.ndim == 2 and targets.dtype == torch.int64:
             return -output.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        each = torch.func.vmap(
+        record_loss = torch.func.vmap(
             lambda record, target: self.loss(record[None], target[None]).reshape(())
         )
-        return each(output, targets).float()
+        return record_loss(output, targets).float()
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """The loss with the other sign, float32 [b].
+        """The negative loss of each record, float32 [b].
 
         Raises:
-            MechanismError: it is above 0, so that the loss is no negative log-likelihood of a
-                discrete target.
+            MechanismError: a loss is below 0, so it is not a negative log-likelihood of a discrete
+                target.
         """
         losses = self.losses(self.logits(batch), labels)
         if bool((losses < -_ROUNDING).any()):
@@ -91,7 +92,7 @@ class CustomModule(Classifier):
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Checks whether it is one of torch's with nothing set but its reduction."""
+    """True for a torch loss with default arguments except `reduction`."""
     if loss is nn.functional.cross_entropy:
         return True
     if not isinstance(loss, nn.CrossEntropyLoss) or type(loss) is not nn.CrossEntropyLoss:
@@ -101,17 +102,17 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def records_of(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """All inputs [n, ...] and targets [n, ...], read once: what a data set does at random it does
-    once a record.
+    """All inputs [n, ...] and targets [n, ...], read once, so that random transforms of a dataset
+    are applied once per record.
 
     Raises:
-        MechanismError: they are not n pairs of one shape, or an input is not finite.
+        MechanismError: not n pairs of one shape, or an input is not finite.
     """
-    given: Any = dataset.tensors if isinstance(dataset, torch.utils.data.TensorDataset) else dataset
+    pairs: Any = dataset.tensors if isinstance(dataset, torch.utils.data.TensorDataset) else dataset
     try:
-        if not (isinstance(given, tuple) and all(isinstance(part, Tensor) for part in given)):
-            given = torch.utils.data.default_collate([given[i] for i in range(len(given))])
-        inputs, targets = (torch.as_tensor(part).detach().cpu() for part in given)
+        if not (isinstance(pairs, tuple) and all(isinstance(part, Tensor) for part in pairs)):
+            pairs = torch.utils.data.default_collate([pairs[i] for i in range(len(pairs))])
+        inputs, targets = (torch.as_tensor(part).detach().cpu() for part in pairs)
         if not len(inputs) == len(targets) > 0:
             raise ValueError("no records, or other targets")
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):
@@ -131,7 +132,7 @@ def records_of(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
-    """Records in the form that says how many threads a module of this size wants."""
+    """Wraps records in the type that selects the number of threads for a module of this size."""
     small = sum(p.numel() for p in model.parameters()) <= _SMALL
     return FeatureInputs(values) if small else RecordInputs(values)
 
@@ -139,10 +140,10 @@ def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
 def copy_of(
     model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device
 ) -> CustomModule:
-    """Copies the model, and tries it on synthetic records; the caller's is never written to.
+    """Copies the model and checks it on synthetic records. The caller's model is never changed.
 
     Raises:
-        MechanismError: no mechanism can train it; the text says what to do.
+        MechanismError: the module or loss cannot be used. The text says what to change.
     """
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype != torch.float32:
@@ -165,9 +166,9 @@ def copy_of(
             "loss: in the mean over one record its weight cancels out. Use reduction='sum'",
             kind="weight-cancels",
         )
-    own = CustomModule(copy.deepcopy(model), loss, device=device)
-    _try(own, inputs, targets)
-    return own
+    adapted = CustomModule(copy.deepcopy(model), loss, device=device)
+    _try(adapted, inputs, targets)
+    return adapted
 
 
 def _try(model: CustomModule, inputs: Tensor, targets: Tensor) -> None:
@@ -225,10 +226,11 @@ def _try(model: CustomModule, inputs: Tensor, targets: Tensor) -> None:
 
 @contextmanager
 def unchanged_buffers(part: nn.Module) -> Iterator[None]:
-    """Refuses changed buffers and frozen parameters: they leave with the model, without noise.
+    """Refuses changes of buffers and frozen parameters, which are released with the model and
+    without noise.
 
     Raises:
-        MechanismError: one has another value after the block than before.
+        MechanismError: a value changed inside the block.
     """
     before = {name: (buffer, buffer.detach().clone()) for name, buffer in _untrained(part)}
     yield

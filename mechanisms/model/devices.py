@@ -1,4 +1,4 @@
-"""Tells which device a run computes on, before torch is imported where that can be told."""
+"""Determines the device of a run, without importing torch if possible."""
 
 import ctypes
 import os
@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of a device by its name, such as `cuda` of `cuda:1`; `auto` is CUDA where
-    there is a device for it, else the CPU.
+    """The kind of a device from its name, such as `cuda` for `cuda:1`. `auto` is CUDA if a CUDA
+    device is available, otherwise the CPU.
 
     >>> kind_of("cpu"), kind_of("cuda:1")
     ('cpu', 'cuda')
@@ -21,9 +21,7 @@ def kind_of(name: str) -> str:
 
 
 def has_cuda() -> bool:
-    """Asks torch whether it finds a CUDA device. Where it cannot find one, no one waits for its
-    import.
-    """
+    """Whether torch finds a CUDA device. torch is imported only if it could find one."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or find_spec("torch") is None:
         return False
     if "torch" not in sys.modules and not _is_possible():
@@ -34,7 +32,7 @@ def has_cuda() -> bool:
 
 
 def _is_possible() -> bool:
-    """Checks that torch is not built for processors only, and that CUDA has its driver."""
+    """Whether torch is built with CUDA and the CUDA driver is installed."""
     build = version("torch").partition("+")[2]
     if build == "cpu":
         return False

@@ -1,4 +1,4 @@
-"""Finds the files of an encoder, and reads from them what it is; needs no torch."""
+"""Locates the files of an encoder and reads its properties from them. Needs no torch."""
 
 import json
 import os
@@ -19,10 +19,13 @@ PACKAGED = packaged.MINILM
 
 
 def resolve(name: str) -> str:
-    """Returns a hub name or folder that transformers can load; refuses a folder without a model.
+    """A hub name or folder that transformers can load.
 
-    A folder of sentence-transformers is one too: its first module is in it or in a folder below it.
-    How such a model pools and scales is not read from it: the pooling is the run's.
+    In a sentence-transformers folder, the first module is in the folder itself or in a subfolder.
+    Its pooling and scaling are ignored: the run's settings decide the pooling.
+
+    Raises:
+        MechanismError: there is no such folder, or it contains no model.
     """
     if name == NO_ENCODER:
         raise MechanismError(
@@ -49,7 +52,7 @@ def resolve(name: str) -> str:
 
 
 def digest_parts(name: str) -> list[Path]:
-    """Files whose content identifies a local encoder; empty for a hub name."""
+    """Files with the content that identifies a local encoder; empty for a hub name."""
     path = Path(resolve(name))
     return (
         sorted(p for p in path.glob("*") if p.suffix in {".json", ".safetensors", ".txt"})
@@ -59,14 +62,14 @@ def digest_parts(name: str) -> list[Path]:
 
 
 def load(loader: Any, name: str, **options: Any) -> Any:
-    """Loads a part of an encoder by a class of transformers; refuses one that is not whole."""
+    """Loads a part of an encoder with a transformers class; refuses incomplete models."""
     source = resolve(name)
     _check_config(Path(source))
     try:
-        # Code from a model folder is never run (and never asked about at the terminal).
+        # Code from a model folder is never run (and the user is never asked to allow it).
         return loader.from_pretrained(source, trust_remote_code=False, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError):
-        # transformers' text names caches and hosts and runs over a page; these are the causes.
+        # The error of transformers lists caches and hosts over a page. These are the causes.
         raise MechanismError(
             f"encoder: cannot load `{name}`: no whole model here (config.json, "
             "model.safetensors, tokenizer.json), none at the hub, or one whose "
@@ -87,13 +90,13 @@ _ATTENTION = (None, "eager", "sdpa")
 
 
 def _check_config(folder: Path) -> None:
-    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program
-    from elsewhere.
+    """Refuses implausible sizes, which would hang the loader, and attention implementations from
+    other packages.
     """
     try:
         read = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
-        return  # the loader says what is wrong
+        return  # the loader reports the error
     parts = [read, *read.values()] if isinstance(read, dict) else []
     for config in (part for part in parts if isinstance(part, dict)):
         for key, most in _MOST.items():
@@ -121,15 +124,13 @@ def load_tokenizer(name: str) -> Any:
 
 
 def whole_words(name: str) -> set[str]:
-    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they
-    are in its file.
-    """
+    """Words that are single tokens of the encoder's tokenizer, in lower case."""
     tokens = list(load_tokenizer(name).get_vocab())
-    for mark in ("Ġ", "▁"):  # in front of a word's first piece: byte-level BPE, SentencePiece
+    for mark in ("Ġ", "▁"):  # prefix of a word's first token: byte-level BPE, SentencePiece
         if any(token.startswith(mark) for token in tokens):
             tokens = [token[1:] for token in tokens if token.startswith(mark)]
             break
-    # "##" marks a piece that continues a word: it is no letter, so such pieces fall out
+    # "##" marks a token that continues a word. It is not a letter, so such tokens do not match.
     return {token.lower() for token in tokens if re.fullmatch(r"[^\W\d_]{3,}", token)}
 
 
@@ -176,28 +177,28 @@ _ACTIVATIONS = {
 
 
 def is_usual(setting: str) -> bool:
-    """Checks whether transformers itself knows a text of a configuration: a class, a family, an
+    """Whether transformers itself defines this text of a configuration: a class, a family, or an
     activation.
     """
     import transformers
 
-    known = setting in transformers.CONFIG_MAPPING or setting in _ACTIVATIONS
-    return bool(known or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
+    is_defined = setting in transformers.CONFIG_MAPPING or setting in _ACTIVATIONS
+    return bool(is_defined or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
         setting.isidentifier() and setting[0].isupper() and setting in _names()
     )
 
 
 @lru_cache
 def _names() -> frozenset[str]:
-    """Returns the names of transformers; listing them takes a third of a second."""
+    """All names in transformers; listing them takes a third of a second."""
     import transformers
 
     return frozenset(dir(transformers))
 
 
 def longest(name: str) -> int:
-    """Tokens that the encoder can read: its position embeddings, less those that RoBERTa keeps for
-    padding.
+    """Number of tokens that the encoder can read: its position embeddings minus those that RoBERTa
+    reserves for padding.
     """
     from transformers import AutoConfig
 
@@ -218,8 +219,9 @@ _NO_WEIGHT = "embeddings.position_ids"
 
 @lru_cache(maxsize=8)
 def shape(name: str) -> tuple[int, int]:
-    """Returns the parameters and width of an encoder, only from its configuration; of a packaged
-    one, which is whole, from the heads of its files, as transformers takes a second to import.
+    """Number of parameters and width of an encoder, computed only from its configuration. For a
+    packaged encoder, which is complete, they come from the file headers, because importing
+    transformers takes a second.
     """
     if name in packaged.PUBLISHED:
         folder = Path(resolve(name))
@@ -246,7 +248,7 @@ def shape(name: str) -> tuple[int, int]:
 
 
 def revision(name: str) -> str:
-    """The commit of an encoder from the hub: a model that moved there is another encoder."""
+    """The hub commit of an encoder; another commit counts as another encoder."""
     from transformers import AutoConfig
 
     return str(getattr(load(AutoConfig, name), "_commit_hash", None) or "unknown")

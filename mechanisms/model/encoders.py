@@ -1,4 +1,4 @@
-"""Loads encoders, and names the parts of each family."""
+"""Loads encoders and locates the parts of each model family."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from mechanisms.model.encoder_files import load, resolve
 from mechanisms.model.inputs import TokenInputs
 
 _WEIGHTS: dict[str, Any] = {"dtype": "float32", "use_safetensors": True}
-"""Weights come only from safetensors: the older format is a pickle."""
+"""Weights are loaded only from safetensors, because the older format is a pickle."""
 
 
 def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenInputs:
-    """Texts as token ids, special tokens included, cut at `max_length`; no texts are no records."""
+    """Texts as token ids with special tokens, truncated to `max_length`. Accepts an empty list."""
     if not texts:
         return TokenInputs.from_lists([], pad_id=tokenizer.pad_token_id)
     encoded = tokenizer(
@@ -35,21 +35,21 @@ def load_encoder(name: str) -> nn.Module:
 
 
 def load_frozen(name: str, *, once: bool = False) -> nn.Module:
-    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without
-    transformers' module.
+    """Loads an encoder with no trainable weight. An encoder with BERT's architecture in a folder is
+    loaded without transformers' module.
 
     Args:
-        once: share the weights with all that this process loads so by this name; no one may change
-            them.
+        once: share the weights with every other caller in this process that loads this name with
+            `once`. They must not be changed.
     """
     from transformers import AutoConfig
 
-    own = bert.read(Path(resolve(name)), load(AutoConfig, name), once=once)
-    return load_encoder(name) if own is None else own
+    frozen = bert.read(Path(resolve(name)), load(AutoConfig, name), once=once)
+    return load_encoder(name) if frozen is None else frozen
 
 
 def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
-    """The encoder with transformers' own sequence-classification head, new and untrained."""
+    """The encoder with transformers' own sequence-classification head, newly initialised."""
     from transformers import AutoModelForSequenceClassification
 
     with quiet():
@@ -61,8 +61,8 @@ def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hush transformers: its report that the head is new (here it always is) and its bars for
-    files.
+    """Silences transformers: its warning that the head is new (which is always the case here) and
+    its progress bars for files.
     """
     from transformers.utils import logging
 
@@ -92,7 +92,7 @@ class _StatesAsEmbeddings(nn.Module):
 
 
 def layers(model: nn.Module) -> nn.ModuleList:
-    """Returns the encoder's layers, lowest first; refuses a family whose layout is not known."""
+    """The encoder's layers, lowest first. Refuses families with an unknown layout."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if not isinstance(stack, nn.ModuleList):
         raise MechanismError(
@@ -103,7 +103,7 @@ def layers(model: nn.Module) -> nn.ModuleList:
 
 
 def last_layers(model: nn.Module, count: int) -> nn.Module:
-    """Returns an encoder of the last layers of this one, the same modules, which reads states as
+    """An encoder of the last layers of this one (the same modules), which reads hidden states as
     `inputs_embeds`.
     """
     all_layers = layers(model)
@@ -132,12 +132,12 @@ def linear_maps(model: nn.Module, count: int) -> list[str]:
 
 
 def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
-    whole, inner = copy.copy(model), copy.copy(cast(nn.Module, model.encoder))
-    for module in (whole, inner):
+    encoder_copy, inner = copy.copy(model), copy.copy(cast(nn.Module, model.encoder))
+    for module in (encoder_copy, inner):
         module._modules = dict(module._modules)
     inner.add_module("layer", nn.ModuleList(some))
-    whole.add_module("encoder", inner)
-    return whole
+    encoder_copy.add_module("encoder", inner)
+    return encoder_copy
 
 
 class _BertHead(nn.Module):
@@ -166,8 +166,8 @@ _STANDARD_HEADS = {"bert": _BertHead, "roberta": _RobertaHead, "xlm-roberta": _R
 
 
 def standard_head(model: nn.Module) -> nn.Module:
-    """Returns all that follows the first token's vector in transformers' own model, of a family
-    that is known here.
+    """The layers after the first token's vector in transformers' own model. Refuses unknown
+    families.
     """
     family = cast(Any, model).config.model_type
     if family not in _STANDARD_HEADS:

@@ -1,12 +1,12 @@
-"""A classifier as a folder that plain libraries load, and back.
+"""Saves a classifier as a folder that standard libraries can load, and loads it again.
 
-Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a
-mean-pooled head becomes the sentence-transformers module layout (transformer, pooling, dense),
-whose `encode` gives the logits. Labels are codes.
+A standard head becomes a transformers folder (`pipeline("text-classification", folder)`). A
+mean-pooled head becomes the sentence-transformers module layout (transformer, pooling, dense), with
+`encode` returning the logits. Labels are codes.
 
-A head that reads words next to the encoder has `lexicon.json` and a dense layer on both blocks, and
-no `modules.json`: sentence-transformers would give the encoder's features for scores. `onnx_graph`
-writes it whole.
+A head that also reads words has `lexicon.json` and a dense layer on both blocks, and no
+`modules.json`, because sentence-transformers would return the encoder's features instead of scores.
+`onnx_graph` exports it completely.
 """
 
 import json
@@ -30,8 +30,8 @@ from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
 from mechanisms.model.threads import block_tokens, forward_passes
 
 ENCODER = "0_Transformer"
-"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it is next to names of
-codes, transformers makes up a head for it and answers with those names.
+"""Folder of a mean-pooled model's encoder. It is not the bundle itself: next to the names of codes,
+transformers would invent a head for it and answer with those names.
 """
 DENSE = "2_Dense"
 
@@ -42,13 +42,13 @@ Shapes = dict[str, tuple[int, ...]]
 def save(
     classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
 ) -> dict[str, Shapes]:
-    """Write the whole model with its present parameters; return the shape of each weight written,
-    by file and name.
+    """Writes the complete model with its current parameters; returns the shape of each written
+    weight by file and name.
 
     Args:
         codes: the labels, in the order of the outputs.
-        precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8
-            bits.
+        precision: precision of the stored weights. bfloat16 halves the file and rounds each weight
+            to 8 bits.
     """
     config = classifier.config
     model = classifier.releasable()
@@ -93,15 +93,15 @@ _LAST_LAYERS = (
     ("model.safetensors", "classifier.out_proj"),
     ("model.safetensors", "classifier"),
 )
-"""Files and names of the layer that gives the scores, in each layout."""
+"""File and name of the layer that computes the scores, in each layout."""
 
 
 def divide_scores(folder: Path, temperature: float, *, codes: int) -> None:
-    """Divides the logits of a folder that `save` wrote by a temperature, inside the last layer's
-    weights and bias: so every program that reads the folder has the same probabilities.
+    """Divides the logits of a saved folder by a temperature, in the weights and bias of the last
+    layer, so that every program that reads the folder computes the same probabilities.
 
     Raises:
-        MechanismError: the model ends in another layer, whatever the temperature.
+        MechanismError: the model does not end in a linear layer with a bias.
     """
     for file, layer in _LAST_LAYERS:
         tensors = load_file(folder / file) if (folder / file).is_file() else {}
@@ -133,15 +133,15 @@ def _set(path: Path, **values: Any) -> None:
 
 
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str]) -> None:
-    """Writes the oldest layout of sentence-transformers, which every version reads.
+    """Writes the oldest layout of sentence-transformers, which every version can read.
 
-    The library's imports take a second of every release, and it loads the encoder once more to save
-    it.
+    The library itself is not used: its imports would add a second to every release, and it would
+    load the encoder again to save it.
     """
     within = folder / ENCODER
     cast(Any, model.encoder).save_pretrained(within)
     if "use_cache" in json.loads((within / "config.json").read_text()):
-        _set(within / "config.json", use_cache=False)  # of decoders: the library switches it off
+        _set(within / "config.json", use_cache=False)  # only for decoders: the library disables it
     tokenizer.save_pretrained(within)
     _save_dense(model.head, folder / DENSE)
     _write(folder / LABELS, {"codes": list(codes)})
@@ -154,9 +154,9 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Seq
     )
     (folder / "1_Pooling").mkdir(exist_ok=True)
     pooling = {"word_embedding_dimension": encoders.width(model), "pooling_mode_mean_tokens": True}
-    others = dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_max_tokens"), False)
-    _write(folder / "1_Pooling" / "config.json", pooling | others)
-    listed = [
+    unused_modes = dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_max_tokens"), False)
+    _write(folder / "1_Pooling" / "config.json", pooling | unused_modes)
+    modules = [
         {
             "idx": idx,
             "name": str(idx),
@@ -165,7 +165,7 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Seq
         }
         for idx, name in enumerate(("Transformer", "Pooling", "Dense"))
     ]
-    (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
 
 
 def _save_dense(head: nn.Linear, folder: Path) -> None:
@@ -211,10 +211,11 @@ class Released:
     device: torch.device = CPU
 
     def logits(self, texts: Sequence[str]) -> Tensor:
-        """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
+        """Scores float32 [n, codes], in the order of the texts. Texts are truncated to `max_length`
+        tokens.
 
-        Of a text only the first 32,768 characters are looked at, many times what `max_length`
-        tokens take of prose: a text of any size costs no more than that.
+        Only the first 32,768 characters of a text are read, many times the length of `max_length`
+        tokens of prose. This bounds the cost of a text of any size.
         """
         tokens = encoders.token_inputs(
             self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
@@ -223,8 +224,8 @@ class Released:
         return self.scores(tokens, None if lexicon is None else lexicon.words(texts))
 
     def scores(self, tokens: TokenInputs, words: Tensor | None = None) -> Tensor:
-        """Scores float32 [n, codes] of tokens, and of the words that a head reads next to them; on
-        the processor.
+        """Scores float32 [n, codes] on the CPU, from tokens and, if the head reads them, word
+        columns.
         """
         out = torch.empty(len(tokens), len(self.codes))
 
@@ -247,7 +248,9 @@ class Released:
 
 
 def load(folder: Path, device: torch.device = CPU) -> Released:
-    """Opens a folder that `save` wrote, on the processor or a device, and refuses any other."""
+    """Opens a folder that `save` wrote, on the CPU or another device, and refuses any other
+    folder.
+    """
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:

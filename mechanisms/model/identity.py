@@ -1,10 +1,11 @@
-"""Whose fit a folder holds, in digests under a key of its own.
+"""Records which fit a folder belongs to, as keyed digests.
 
-A finished or broken fit is continued with whatever is in its folder, under the claim of the plan
-that continues: so it has to be that plan's, on those records. Digests are BLAKE2b under 32 random
-bytes that are next to them: to whom the folder is not open they say nothing, and folders of the
-same records have none in common. A folder with files and without identity is anyone's, and refused:
-starting over costs time, believing it could cost a claim.
+A finished or interrupted fit continues from the contents of its folder under the claim of the plan
+that continues it. The folder must therefore belong to that plan and those records. Digests are
+BLAKE2b with a random 32-byte key that is stored with them. They reveal nothing to anyone without
+access to the folder, and folders of the same records have no digest in common. A folder with files
+but without an identity is refused: starting over costs time, while trusting it could invalidate a
+claim.
 """
 
 from __future__ import annotations
@@ -37,40 +38,41 @@ _AT_ONCE = 4096
 
 
 class Identity:
-    """Holds the identity of the fit in a folder. `Identity.of` reads and writes it."""
+    """The identity of the fit in a folder. `Identity.of` reads and writes it."""
 
     def __init__(self, folder: Path, digests: Mapping[str, str]) -> None:
         self._folder, self._digests = folder, dict(digests)
 
     @classmethod
     def of(cls, folder: Path, parts: Mapping[str, Iterable[str | Tensor]]) -> Identity:
-        """Returns the identity of a fit's folder; one without files gets it before anything is
+        """The identity of a fit's folder. An empty folder gets an identity before anything is
         drawn.
 
-        It refuses a folder of another fit, or one that does not say whose it is.
-
         Args:
-            parts: what the fit is of, by the names of `_OTHER`: all but the model that it starts
-                from.
+            parts: content that identifies the fit, by the names in `_OTHER`, except the starting
+                model.
+
+        Raises:
+            MechanismError: the folder belongs to another fit, or does not record its fit.
         """
         file = folder / IDENTITY
         folder.mkdir(parents=True, exist_ok=True)
-        known = _read(file)
+        stored = _read(file)
         # guard: test_a_folder_of_before_is_nobodys
-        if known is None and any(
+        if stored is None and any(
             path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")
         ):
             raise MechanismError(
                 f"folder {folder} does not record which fit it contains. Remove it to start over",
                 kind="unknown-fit",
             )
-        identity = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
+        identity = cls(folder, stored or {"key": secrets.token_bytes(32).hex()})
         identity._hold(parts)
         return identity
 
     def starting(self, build: Callable[[], Classifier]) -> Callable[[], Classifier]:
-        """Returns a builder of the untrained model, whose first has to be the one that the fit
-        started from before.
+        """A builder of the untrained model. Its first model must equal the one from which the fit
+        started before.
         """
         checked = False
 
@@ -87,15 +89,15 @@ class Identity:
     def _hold(self, parts: Mapping[str, Iterable[str | Tensor]]) -> None:
         key = bytes.fromhex(self._digests["key"])
         digests = {name: _digest(key, content) for name, content in parts.items()}
-        others = [
+        unlike = [
             _OTHER[name]
             for name, digest in digests.items()
             if self._digests.get(name, digest) != digest
         ]
         # guard: test_a_loud_fit_under_a_quiet_claim
-        if others:
+        if unlike:
             raise MechanismError(
-                f"folder {self._folder} belongs to {' and '.join(others)}. Remove it to start over",
+                f"folder {self._folder} belongs to {' and '.join(unlike)}. Remove it to start over",
                 kind="another-fit",
             )
         if not digests.keys() <= self._digests.keys():

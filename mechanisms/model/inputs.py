@@ -1,8 +1,8 @@
-"""Holds what a classifier reads: token sequences of uneven length, or features (an encoder's, a
-table's, an image's).
+"""The input of a classifier: token sequences of varying length, or features (of an encoder, a
+table, or an image).
 
-Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation
-are written once.
+Both have the same interface (`len`, `lengths`, `batch`), so that training, risks and evaluation are
+implemented once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Batch = Mapping[str, Tensor]
 
 
 class Inputs(Protocol):
-    """Records in the form that one classifier reads."""
+    """Records in the form that a classifier reads."""
 
     def __len__(self) -> int: ...
 
     @property
     def lengths(self) -> Tensor | None:
-        """Tokens in each record, int64 [n]; None when every record costs the same."""
+        """Number of tokens in each record, int64 [n]; None if every record costs the same."""
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """The records at `index` (int64 [b]) as tensors on `device`."""
@@ -40,10 +40,10 @@ class Inputs(Protocol):
 
 
 class Mapped:
-    """Lets pages of a file that is mapped into memory go again, so that a pass over it does not
-    fill the memory.
+    """Releases the pages of a memory-mapped file again, so that a pass over it does not fill the
+    memory.
 
-    The pages are private and no one writes to them: the next look finds them in the file.
+    The pages are private and never written to, so the next access reads them from the file again.
     """
 
     _MOST = 64 << 20
@@ -54,7 +54,7 @@ class Mapped:
         self._read = 0
 
     def note(self, size: int) -> None:
-        """Takes how many bytes are about to be read."""
+        """Registers that this many bytes are about to be read."""
         self._read += size
         if self._read > self._MOST:
             self.bytes.madvise(mmap.MADV_DONTNEED)
@@ -63,11 +63,11 @@ class Mapped:
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """Pooled features of a frozen encoder, float32 [n, width]."""
+    """Features of records, such as pooled features of a frozen encoder, float32 [n, width]."""
 
     features: Tensor
     mapped: Mapped | None = field(default=None, compare=False, repr=False)
-    """The file that they lie in, where they are not in memory."""
+    """The mapped file of the features, if they are not in memory."""
 
     def __len__(self) -> int:
         return self.features.shape[0]
@@ -81,7 +81,7 @@ class FeatureInputs:
         return {"features": self.features[index].to(device, non_blocking=True)}
 
     def blocks(self, size: int) -> Iterator[Tensor]:
-        """Yields the features in order, so many records at a time."""
+        """Yields the features in order, in blocks of `size` records."""
         for block in self.features.split(size):
             self._note(len(block))
             yield block
@@ -95,26 +95,26 @@ class FeatureInputs:
         return FeatureInputs(self.features[index])
 
     def save(self, path: Path) -> None:
-        """Write to one safetensors file, which `load` reads back by memory map."""
+        """Writes one safetensors file, which `load` maps into memory."""
         save_features(path, tuple(self.features.shape), (self.features,))
 
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Holds token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and
-    the padding id.
+    """Concatenated token ids of all records (int32 [tokens]) with offsets (int64 [n + 1]) and the
+    padding id.
 
-    A model that reads words next to its encoder has their block too; one that trains its last
-    layers alone reads the states of the tokens after the layers below in place of ids.
+    A model that also reads words has their columns. A model that trains only its last layers reads
+    hidden states of the layer below instead of ids.
     """
 
     ids: Tensor
     offsets: Tensor
     pad_id: int
     words: Tensor | None = None
-    """The lexicon's block, unscaled, float32 [n, columns]."""
+    """Unscaled word columns of the lexicon, float32 [n, columns]."""
     states: Tensor | None = None
-    """float32 [tokens, width]."""
+    """Hidden states, float32 [tokens, width]."""
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], *, pad_id: int) -> TokenInputs:
@@ -131,8 +131,8 @@ class TokenInputs:
         return self.offsets.diff()
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        """`input_ids`, or float32 `states` [b, longest, width], `attention_mask` [b, longest], and
-        `words` [b, columns] where there are some.
+        """`input_ids` or float32 `states` [b, longest, width], `attention_mask` [b, longest], and
+        `words` [b, columns] if present.
         """
         start, length = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
         column = torch.arange(int(length.max()))
@@ -168,12 +168,14 @@ class TokenInputs:
             "words": self.words,
             "states": self.states,
         }
-        some = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-        save_file(some, path, metadata={"pad_id": str(self.pad_id)})
+        present = {
+            name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None
+        }
+        save_file(present, path, metadata={"pad_id": str(self.pad_id)})
 
 
 def load(path: Path) -> FeatureInputs | TokenInputs:
-    """Open what `save` wrote; tensors are memory-mapped."""
+    """Opens a file that `save` wrote. Tensors are memory-mapped."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         if "features" in tensors:
@@ -191,9 +193,7 @@ def _mapped(path: Path, rows: int, width: int) -> FeatureInputs:
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:
-    """Writes features that come in blocks of so many rows as one safetensors file of this shape,
-    float32 [n, width].
-    """
+    """Writes blocks of features as one safetensors file with this shape, float32 [n, width]."""
     rows, width = shape
     entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}
     head = json.dumps({"features": entry}).encode()
@@ -209,7 +209,7 @@ def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) 
 
 
 def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | TokenInputs:
-    """Records of one form, those of one part after those of another."""
+    """Concatenates records of one form."""
     features = [part.features for part in parts if isinstance(part, FeatureInputs)]
     if isinstance(parts[0], FeatureInputs):
         return FeatureInputs(torch.cat(features))
@@ -240,38 +240,39 @@ def _joined_where_present(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor]:
-    """Index batches for a forward pass over everything, longest first, so that little is padding.
+    """Index batches for a forward pass over all records, longest first, to minimise padding.
 
-    Longest first also meets the largest memory need in the first batch rather than an hour in.
+    The first batch has the largest memory use, so that a run out of memory fails immediately.
     """
     n = len(inputs)
     lengths = inputs.lengths
     order = (
         torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
     )
-    if n:  # an empty tensor splits into one empty batch
+    if n:  # an empty tensor would split into one empty batch
         yield from order.split(batch_size)
 
 
 LENGTHS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), 512)
-"""Tokens that a record of a block is padded to: the first of these that it fits in."""
+"""Padded lengths of a block: records are padded to the smallest that fits."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Records that go through an encoder together, in a shape that the length of each decides.
+    """Records that pass through an encoder together, with a shape that depends only on each
+    record's length.
 
-    Rows beyond the records are dummies of one token. A matrix product's last bits can depend on its
-    shape, and so would a record's features on how many others there are.
+    Unused rows are filled with dummies of one token. The last bits of a matrix product can depend
+    on its shape, so without a fixed shape a record's features would depend on the other records.
     """
 
     index: Tensor
-    """Of the records, int64 [b], b <= rows."""
+    """Indices of the records, int64 [b], b <= rows."""
     rows: int
     length: int
 
     def batch(self, tokens: TokenInputs, device: torch.device) -> Batch:
-        """`input_ids` and `attention_mask`, int64 [rows, length], the records first."""
+        """`input_ids` and `attention_mask`, int64 [rows, length], with the records first."""
         batch = tokens.batch(self.index, torch.device("cpu"))
         there = batch["attention_mask"]
         mask = torch.zeros(self.rows, self.length, dtype=torch.int64)
@@ -284,9 +285,9 @@ class Block:
 
 
 def blocks(tokens: TokenInputs, *, budget: int) -> Iterator[Block]:
-    """Cuts records into blocks of about `budget` tokens, longest records first.
+    """Splits records into blocks of about `budget` tokens, longest records first.
 
-    Longest first also meets the largest memory need in the first block rather than an hour in.
+    The first block has the largest memory use, so that a run out of memory fails immediately.
     """
     steps = torch.tensor(LENGTHS)
     lengths = tokens.lengths

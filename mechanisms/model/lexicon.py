@@ -1,27 +1,27 @@
-"""Words of a public vocabulary as features next to an encoder's.
+"""Words of a public vocabulary as features, in addition to an encoder's.
 
-An encoder forgets rare words; a code list is made of them. A lexicon turns a text into columns, one
-for each stem j of the list's titles,
+An encoder represents rare words poorly, but code lists consist of them. A lexicon turns a text into
+columns. With `titles`, there is one column for each stem j of the list's titles,
 
-    m_j(x) = max over words w of x of
-                 1                                             if j is the stem of w
-                 max_v relu((cos(e_w - c, e_v - c) - t) / (1 - t)) otherwise         (`titles`)
+  m_j(x) = max over words w of x of
+        1                                             if j is the stem of w
+        max_v relu((cos(e_w - c, e_v - c) - t) / (1 - t)) otherwise
 
-with v the words of the titles that have the stem j, e an encoder's vector of a single word
-(`packaged.for_words`), c the mean of e over all words of the titles that have a column, and t 0.4;
-or into the signed hashes of all its stems (`hashed`). Words are compared about c because an
-encoder's vectors share a direction, and with words rather than with stems because a stem such as
-`amput` is no word to an encoder.
+in which v are the words of the titles with stem j, e is an encoder's vector of a single word
+(`packaged.for_words`), c is the mean of e over all words of the titles that have a column, and t =
+0.4. With `hashed`, the columns are signed hashes of all stems. Cosines are taken about c because an
+encoder's vectors share a common direction. Words are compared with words because a stem such as
+`amput` is not a word to an encoder.
 
-The classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled
-features. The scales a and b come from public text: there both blocks have the same root mean square
-norm, and together the one that the encoder's block had by itself, in the encoder's own unit
-(`unit_of`). No record is read for vocabulary, similarities or scales, so that they cost no privacy.
+The classifier reads both blocks, [a f(x), b m(x)], with f the encoder's pooled features. The scales
+a and b come from public text. On it, both blocks have the same root mean square norm, and together
+they have the norm of the encoder's block alone, in the encoder's own unit (`unit_of`). Vocabulary,
+similarities and scales use no record, so they cost no privacy.
 
-The similarities are a table over a fixed public vocabulary, the whole words of the encoder's
-tokenizer and those of the titles, in steps of 1/255, and over the inflections of the stems by the
-endings that are commonest in that vocabulary. A word outside of it counts for nothing. So reading a
-text needs neither encoder nor stemmer.
+The similarities are a table over a fixed public vocabulary: whole-word tokens of the encoder, words
+of the titles, and inflections of the stems with the vocabulary's most common endings. They are
+quantised in steps of 1/255. Words outside this vocabulary are ignored, so that reading a text needs
+neither encoder nor stemmer.
 """
 
 from __future__ import annotations
@@ -49,21 +49,23 @@ from mechanisms.model.scorer import MOST_CHARACTERS
 from mechanisms.model.word_vectors import Embed, WordVectors
 
 FILE = "lexicon.json"
-"""Its name next to features, and in a bundle."""
+"""File name of the lexicon, next to features and in a bundle."""
 _UNLIKE = 0.4
-"""Cosine about the mean, at and below which two words are not alike. For MiniLM and the titles of
-OIICS 0.07 % of pairs exceed it.
+"""Cosine about the mean at or below which two words count as unrelated. With MiniLM and the titles
+of OIICS, 0.07 % of pairs exceed it.
 """
 _ROWS = 4096
 _STEPS = 255
 _NORMS = {packaged.MINILM: 5.98839}
-"""Root mean square norms of features of `injury_titles`."""
+"""Root mean square norms of the encoders' features of `injury_titles`."""
 _ENDINGS = 64
-"""On OSHA's reports they leave out 12 of 35,561 words that have a stem of OIICS's titles."""
+"""Number of endings. On OSHA's reports they miss 12 of the 35,561 words that have a stem of OIICS's
+titles.
+"""
 _WORD = re.compile(r"[^\W\d_]{3,}")
-# Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on
-# folds inside the training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1
-# at epsilon 5. Languages other than English rely on the length of words.
+# Published stop lists contain `back`, `first`, `third` and `system`, which injury titles need. In
+# cross-validation on the training half of OSHA's reports they cost 0.009 of weighted and 0.03 of
+# macro F1 at epsilon 5. Other languages have no stop list and use only the minimum word length.
 _ENGLISH = (
     "and are for from has into its nor not off onto other out per than that the their them then "
     "there these they this "
@@ -73,11 +75,13 @@ _ENGLISH = (
 
 Kind = Literal["titles", "hashed"]
 Table = dict[str, tuple[tuple[int, int], ...]]
-"""By word: columns of the vocabulary, and in 255ths how much the word is like their stems."""
+"""For each word, pairs of a column and the similarity of the word to the column's stem, in
+255ths.
+"""
 
 
 class Lexicon(BaseModel, frozen=True, extra="forbid"):
-    """Holds a public vocabulary, the stemmer's language, and the scales of the blocks."""
+    """A public vocabulary, the language of the stemmer, and the scales of the two blocks."""
 
     kind: Kind
     language: str = Field(default="english", description="Of the Snowball stemmer.")
@@ -98,7 +102,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def words(self, texts: Sequence[str]) -> Tensor:
-        """Returns the block of words, unscaled, float32 [n, columns]."""
+        """Unscaled word columns, float32 [n, columns]."""
         if not texts:
             return torch.zeros(0, self.columns)
         read = [text[:MOST_CHARACTERS] for text in texts]
@@ -124,8 +128,8 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         return torch.from_numpy(counted.astype("float32").toarray())
 
     def join(self, features: Tensor, words: Tensor) -> Tensor:
-        """Returns the encoder's features [n, width] with the words next to them, float32 [n, width
-        + columns].
+        """The encoder's features [n, width] and the word columns, both scaled, float32 [n, width +
+        columns].
         """
         return torch.cat([features * self.encoder_scale, words * self.word_scale], 1)
 
@@ -134,7 +138,9 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def load(folder: Path) -> Lexicon | None:
-        """Reads `lexicon.json` of a folder; None where there is none. Refuses a damaged file."""
+        """Loads `lexicon.json` from a folder; None if the folder has none. Refuses a damaged
+        file.
+        """
         path = folder / FILE
         try:
             return Lexicon.model_validate_json(path.read_bytes()) if path.is_file() else None
@@ -152,9 +158,7 @@ def injury_titles() -> list[str]:
 def vocabulary_of(
     texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english"
 ) -> tuple[str, ...]:
-    """Returns the stems of public texts, sorted, without the words of `leave_out` and, in English,
-    stop words.
-    """
+    """Sorted stems of public texts, without words of `leave_out` and, in English, stop words."""
     out = [*leave_out, _ENGLISH] if language == "english" else leave_out
     dropped = {stem for text in out for stem in stems_of(text, language)}
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
@@ -163,12 +167,13 @@ def vocabulary_of(
 def similarities(
     known: WordVectors, stems: Sequence[str], title_words: Collection[str], *, language: str
 ) -> Table:
-    """Returns the table of a lexicon: words that are like a stem, each with columns and likeness in
+    """The similarity table of a lexicon: for each related word, its columns and similarities in
     255ths.
 
     Args:
-        known: words and their vectors, those of the titles among them.
-        title_words: words of the titles whose stems are `stems`.
+        known: words with their vectors, including the words of the titles.
+        stems: the stems of the columns.
+        title_words: words of the titles with stems in `stems`.
     """
     places = {stem: column for column, stem in enumerate(stems)}
     of_words = [_stem(word, language) for word in known.words]
@@ -191,16 +196,17 @@ def similarities(
 def cosines_about_mean(
     vectors: Tensor, some: Sequence[int]
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yields rows of vectors [n, width], and their cosines to some of them [rows, some], all taken
-    about the mean of these.
+    """Yields blocks of rows of vectors [n, width] with their cosines to the vectors `some`, [rows,
+    some]. Cosines are taken about the mean of `some`.
 
-    Of vectors in 8 bits the cosines have the same bits on every processor: differences from the
-    mean, times the number of vectors in it, and their products are integers that float64 holds.
+    For vectors quantised to 8 bits, the cosines are bit-identical on every processor: differences
+    from the mean, multiplied by the number of vectors in it, and their products are integers that
+    float64 represents exactly.
     """
-    every = vectors.double().numpy()
-    from_mean = len(some) * every - every[some].sum(0)
+    all_vectors = vectors.double().numpy()
+    from_mean = len(some) * all_vectors - all_vectors[some].sum(0)
     lengths = np.sqrt(np.einsum("ij,ij->i", from_mean, from_mean))
-    for start in range(0, len(every), _ROWS):
+    for start in range(0, len(all_vectors), _ROWS):
         rows = slice(start, start + _ROWS)
         products = from_mean[rows] @ from_mean[some].T
         scales = lengths[rows, None] * lengths[some]
@@ -217,23 +223,24 @@ def of_titles(
     leave_out: Iterable[str] = (),
     language: str = "english",
 ) -> Lexicon:
-    """Returns the lexicon of titles, with the table of similarities over an encoder's words and
-    those of the titles.
+    """The lexicon of titles, with the similarity table over an encoder's vocabulary and the words
+    of the titles.
 
     Args:
-        vectors_of: words of a public vocabulary and these, with their vectors
+        vectors_of: returns the words of a public vocabulary and the given words, with their vectors
             (`word_vectors.of`).
-        texts: public ones that set the scales, with their features [texts, width].
-        unit: of the features (`unit_of`).
-        leave_out: texts whose words are no columns.
+        texts: public texts that determine the scales.
+        features: features of these texts [texts, width].
+        unit: unit of the features (`unit_of`).
+        leave_out: texts with words that get no column.
     """
     stems = vocabulary_of(titles, leave_out=leave_out, language=language)
     table: Table = {}
     if stems:
         columns = frozenset(stems)
-        every = {word for title in titles for word in words_of(title)}
-        title_words = {word for word in every if _stem(word, language) in columns}
-        table = similarities(vectors_of(every), stems, title_words, language=language)
+        all_words = {word for title in titles for word in words_of(title)}
+        title_words = {word for word in all_words if _stem(word, language) in columns}
+        table = similarities(vectors_of(all_words), stems, title_words, language=language)
     return build(
         "titles",
         vocabulary=stems,
@@ -247,11 +254,10 @@ def of_titles(
 
 @lru_cache(maxsize=2)
 def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) -> dict[str, int]:
-    """Returns words that have one of these stems, with its place, made by the commonest endings of
-    a vocabulary.
+    """Words with one of these stems, by the stem's column, formed with the most common endings of a
+    vocabulary.
 
-    An ending is what a word has after its stem, or in place of the stem's last letter (`injuri`:
-    `injury`).
+    An ending follows a stem, or replaces the stem's last letter (`injuri`: `injury`).
     """
     counts = Counter(
         ending for word in words if (ending := _ending(word, _stem(word, language))) is not None
@@ -284,13 +290,15 @@ def build(
     table: Table | None = None,
     language: str = "english",
 ) -> Lexicon:
-    """Returns the lexicon with its scales, from public texts that have words of it and their
-    features [texts, w].
+    """A lexicon with its scales, from public texts and their features [texts, width].
 
     Args:
-        unit: of the features (`unit_of`).
-        vocabulary: stems of the titles. table: as `similarities` makes it; None: each word is like
-            its own stem only.
+        unit: unit of the features (`unit_of`).
+        vocabulary: stems of the titles.
+        table: result of `similarities`; None relates each word only to its own stem.
+
+    Raises:
+        MechanismError: the vocabulary is empty, or no text contains a word of it.
     """
     columns = len(vocabulary) if kind == "titles" else HASHED_COLUMNS
     if not columns:
@@ -300,13 +308,13 @@ def build(
             kind="no-title-words",
         )
     alike = dict(table or {}) if kind == "titles" else {}
-    known = frozenset(alike).union(*map(words_of, texts))
-    own = inflections(vocabulary, known, language) if kind == "titles" else {}
+    all_words = frozenset(alike).union(*map(words_of, texts))
+    inflected = inflections(vocabulary, all_words, language) if kind == "titles" else {}
     plain = Lexicon(
         kind=kind,
         language=language,
         vocabulary=vocabulary if kind == "titles" else (),
-        table={word: ((column, _STEPS),) for word, column in own.items()} | alike,
+        table={word: ((column, _STEPS),) for word, column in inflected.items()} | alike,
         columns=columns,
         encoder_scale=1,
         word_scale=1,
@@ -325,17 +333,17 @@ def build(
 
 
 def unit_of(encoder: str, embed: Embed) -> float:
-    """Returns the norm of an encoder's features of public titles, in those of the encoder for which
-    the settings of the mechanisms were chosen.
+    """The norm of an encoder's features of public titles, relative to the encoder for which the
+    settings of the mechanisms were chosen.
 
-    The clip, the noise of a weight and the scale of the prior are set for features of one size, and
-    encoders differ in it: mpnet's are half as long as MiniLM's. So features are read in this unit.
+    Clip, weight noise and prior scale assume features of one size, but encoders differ: features of
+    mpnet are half as long as those of MiniLM. Features are therefore divided by this unit.
 
     Args:
-        embed: by this encoder; it is not called for a packaged one.
+        embed: computes features with this encoder; not called for a packaged encoder.
     """
-    known = _NORMS.get(encoder)
-    return (known or _root_mean_square(embed(injury_titles()))) / _NORMS[packaged.MINILM]
+    known_norm = _NORMS.get(encoder)
+    return (known_norm or _root_mean_square(embed(injury_titles()))) / _NORMS[packaged.MINILM]
 
 
 def words_of(text: str) -> list[str]:
@@ -353,7 +361,7 @@ def _stem(word: str, language: str) -> str:
 
 
 _STEMMING = Lock()
-"""A stemmer holds the word that it works on, so threads take turns."""
+"""A stemmer stores the word that it works on, so threads take turns."""
 
 
 def _root_mean_square(rows: Tensor) -> float:

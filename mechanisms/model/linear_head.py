@@ -1,4 +1,4 @@
-"""The linear head on cached features that several mechanisms fit: its features, its layer and its
+"""The linear head on cached features that several mechanisms fit: its features, layer and
 parameters.
 """
 
@@ -13,10 +13,10 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 
 
 def feature_blocks(inputs: Inputs, size: int) -> Iterator[Tensor]:
-    """Returns cached features float32 [at most `size`, width], block by block, and refuses tokens.
+    """Blocks of cached features, float32 [at most `size`, width]; refuses tokens.
 
-    A record whose squared norm is beyond float32 has zeros: it would make every sum of all records
-    infinite.
+    A record with a squared norm beyond float32 is replaced by zeros, because it would make every
+    sum infinite.
     """
     if not isinstance(inputs, FeatureInputs):
         raise MechanismError(
@@ -41,13 +41,13 @@ def linear_head(classifier: Classifier) -> nn.Linear:
 
 
 def with_bias(features: Tensor) -> Tensor:
-    """With a column of ones: the bias is one more weight."""
+    """Features with a column of ones, so that the bias is one more weight."""
     return torch.cat([features.cpu().float(), torch.ones(len(features), 1)], 1).contiguous()
 
 
 def from_flat(flat: Tensor, *, classes: int) -> Tensor:
-    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width +
-    1].
+    """Reshapes the parameters of a linear layer, weight then bias, from float32 [..., P] to [...,
+    classes, width + 1].
     """
     width = flat.shape[-1] // classes - 1
     weight, bias = flat.split([classes * width, classes], -1)

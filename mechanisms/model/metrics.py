@@ -1,18 +1,18 @@
-"""Measures how well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k,
+"""Quality of a classifier: F1 per code and over codes, accuracy, calibration, top-k accuracy, and
 coverage.
 
 Definitions follow Chew et al., section 3.3:
 
-    F1_c        = 2 precision_c recall_c / (precision_c + recall_c)
-    macro F1    = (1/N) sum_c F1_c
-    weighted F1 = sum_c (n_c / n) F1_c,   n_c the true instances of class c
+  F1_c        = 2 precision_c recall_c / (precision_c + recall_c)
+  macro F1    = (1/N) sum_c F1_c
+  weighted F1 = sum_c (n_c / n) F1_c,   n_c the true instances of class c
 
 The N classes are those **with true instances in the test half**, as in the paper's table 3. A class
-that is only ever predicted has no recall to speak of; its wrong predictions already lower the
-recall of the classes they were taken from. (scikit-learn's default averages over true and predicted
-classes together and comes out lower.) A class that is never predicted has F1 0.
+that is only ever predicted has no recall. Its wrong predictions already lower the recall of the
+true classes. (scikit-learn's default averages over true and predicted classes together and gives
+lower values.) A class that is never predicted has F1 0.
 
-Labels and predictions are int64 [n] indices into one label space; probabilities are float [n,
+Labels and predictions are int64 [n] indices into one label space. Probabilities are float [n,
 classes].
 """
 
@@ -26,15 +26,19 @@ import numpy as np
 from mechanisms.errors import MechanismError
 
 _ZERO: Any = 0
-"""What 0/0 is (scikit-learn's stubs know only its words, not its numbers)."""
+"""Value of 0/0. (The type stubs of scikit-learn accept only words here, not numbers.)"""
 
 
 @dataclass(frozen=True)
 class PerCode:
-    """F1 by code (table 3), for the codes with true instances, in the order of `code`.
+    """F1 per code (table 3), for the codes with true instances, in the order of `code`.
 
-    code int64 [N]; size int64 [N], true instances in the test half; precision, recall, f1 float64
-    [N].
+    Attributes:
+        code: int64 [N].
+        size: int64 [N], true instances in the test half.
+        precision: float64 [N].
+        recall: float64 [N].
+        f1: float64 [N].
     """
 
     code: np.ndarray
@@ -55,7 +59,7 @@ class Averages:
 
     @staticmethod
     def of(codes: PerCode, places: slice | np.ndarray = slice(None)) -> Averages:
-        """Over the codes at these places, int64 [<= N]; all of them by default."""
+        """Averages over the codes at these indices, int64 [<= N]; over all codes by default."""
         f1, size = codes.f1[places], codes.size[places]
         return Averages(weighted_f1=float(np.average(f1, weights=size)), macro_f1=float(f1.mean()))
 
@@ -75,9 +79,7 @@ def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
 
 
 def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
-    """Computes precision, recall and F1 of every code with true instances; 0 where
-    a ratio is 0/0.
-    """
+    """Precision, recall and F1 of every code with true instances; 0 if a ratio is 0/0."""
     labels, predicted = np.asarray(labels), np.asarray(predicted)
     if labels.ndim != 1 or labels.shape != predicted.shape:
         raise MechanismError(
@@ -104,10 +106,10 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
 
 
 def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
-    """(top, bottom) quartile of codes by class size: the paper's table 2.
+    """Averages over the (top, bottom) quartile of codes by class size, as in the paper's table 2.
 
-    Each holds a quarter of the codes, rounded up; ties in size are broken by code, so the split is
-    repeatable.
+    Each quartile has a quarter of the codes, rounded up. Ties in size are broken by code, so the
+    split is reproducible.
     """
     order = np.lexsort((codes.code, codes.size))
     count = -(-len(order) // 4)
@@ -115,14 +117,15 @@ def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
 
 
 SUPPORT_BINS = ((0, 4), (5, 9), (10, 19), (0, 19), (20, 49), (50, None))
-"""Training records of a code, both ends included; 0 to 19 are the three bins before it together."""
+"""Bins of training records per code, both ends inclusive. 0 to 19 combines the three bins before
+it.
+"""
 
 
 @dataclass(frozen=True)
 class OfSupport:
-    """Counts the codes with so many training records, and holds their mean F1 and recall.
-
-    None where there are none.
+    """The number of codes in one bin of training records, with their mean F1 and recall. Both are
+    None for an empty bin.
     """
 
     codes: int
@@ -131,14 +134,13 @@ class OfSupport:
 
 
 def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
-    """By bin of training records a code (`SUPPORT_BINS`), of the codes with true instances in the
-    test half.
+    """Metrics of the codes with true instances in the test half, by bin of training records per
+    code (`SUPPORT_BINS`).
 
-    Bins are fixed, so that a figure says nothing of any one code but in a bin that holds a single
-    one.
+    Bins are fixed, so that a figure describes a single code only if its bin contains no other.
 
     Args:
-        trained_on: int64 [classes], training records of every code of the label space.
+        trained_on: int64 [classes], number of training records of every code in the label space.
     """
     support = np.asarray(trained_on)[codes.code]
     by_support = {}
@@ -157,10 +159,9 @@ def expected_calibration_error(
     labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15
 ) -> float:
     """ECE in [0, 1] of the top prediction: sum_b (n_b/n) |accuracy_b - confidence_b| over
-    equal-width bins.
+    equal-width bins (Guo et al. 2017, equation 3, with their 15 bins).
 
-    Guo et al. 2017, equation 3; 15 bins as there. A confidence on an edge belongs to the bin below
-    it.
+    A confidence on an edge belongs to the bin below it.
     """
     confidence, correct = _top(labels, probabilities)
     index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
@@ -169,16 +170,14 @@ def expected_calibration_error(
 
 
 def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> float:
-    """Computes the share of records whose code is among the k most probable; ties go to the lower
-    index.
-    """
+    """Share of records whose code is among the k most probable. Ties go to the lower index."""
     classes = probabilities.shape[1]
     if not 1 <= k <= classes:
         raise MechanismError(
             f"k is {k}, but it must lie between 1 and the {classes} classes", kind="k-out-of-range"
         )
-    # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants
-    # more classes than k and than two, so there is one more, which nothing is.
+    # scikit-learn resolves ties in favour of the higher index, so classes are reversed. It requires
+    # more than k and more than two classes, so an extra class is added that no record has.
     scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
     from sklearn.metrics import top_k_accuracy_score
 
@@ -192,12 +191,11 @@ def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> 
 def coverage_at(
     labels: np.ndarray, probabilities: np.ndarray, *, threshold: float
 ) -> tuple[float, float | None]:
-    """Returns the coverage and accuracy of automatic coding where records below `threshold` go to a
-    human coder.
+    """Coverage and accuracy of automatic coding if records below `threshold` go to a human coder.
 
     Returns:
         Share of records coded automatically (confidence at or above the threshold), and accuracy
-        among those; None when there are none.
+        among those; None if there are no such records.
     """
     confidence, correct = _top(labels, probabilities)
     above = confidence >= threshold

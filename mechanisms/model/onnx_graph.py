@@ -1,12 +1,12 @@
-"""Writes a released folder's model as ONNX graphs that take narratives and give codes, only in
+"""Exports the model of a released folder as ONNX graphs from narratives to codes, which need only
 onnxruntime.
 
-    session = onnxruntime.InferenceSession("model.onnx")
-    codes, scores = session.run(["codes", "scores"], {"texts": ["Fell from a ladder."]})
+  session = onnxruntime.InferenceSession("model.onnx")
+  codes, scores = session.run(["codes", "scores"], {"texts": ["Fell from a ladder."]})
 
-Tokenizer, words and codes are inside (`text_graph`). `model.onnx` holds no weight: each is a place
-in a safetensors file of the same folder, so that it follows only from the model's configuration.
-`model.int8.onnx` holds its own, and the encoder in eight bits.
+Tokenizer, words and codes are part of the graph (`text_graph`). `model.onnx` contains no weights,
+only references to safetensors files in the same folder, so that its bytes depend only on the
+model's configuration. `model.int8.onnx` contains its weights, with an 8-bit encoder.
 """
 
 import json
@@ -28,9 +28,9 @@ from mechanisms.model.export import DENSE, ENCODER, Released
 from mechanisms.model.scorer import GRAPH
 
 OPSET, IR = 20, 9
-"""As onnxruntime 1.17 reads them."""
+"""Versions that onnxruntime 1.17 can read."""
 _MOST_CODES = 5
-"""Codes that are given for a text, best first."""
+"""Number of codes that are returned per text, best first."""
 
 
 class _Logits(nn.Module):
@@ -47,8 +47,8 @@ class _Logits(nn.Module):
 
 
 def exists_for(model: ModelConfig) -> bool:
-    """Returns whether a model has a graph: its encoder reads BERT's word pieces, and no hashed
-    words next to them.
+    """Whether a model can be exported: its encoder reads BERT's word pieces, and it reads no hashed
+    words.
     """
     from mechanisms.model import text_graph
 
@@ -57,13 +57,13 @@ def exists_for(model: ModelConfig) -> bool:
 
 
 def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
-    """Returns the graph of a folder's model, the same bytes for the same configuration, and with
-    `int8` weights.
+    """The serialised graph of a folder's model. The same configuration gives the same bytes, and
+    with `int8` the same weights do.
 
     Args:
-        int8: the encoder's matrices in eight bits inside, in place of places in the folder's files.
-            Seven of the bits are used, so that processors without VNNI do not overflow; words and
-            head stay as they are.
+        int8: store the encoder's matrices in the graph with eight bits, instead of references to
+            the folder's files. Only seven of the bits are used, so that processors without VNNI do
+            not overflow. Words and head are not quantised.
     """
     import onnx
     from onnx import helper
@@ -75,7 +75,7 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     tokenizer = released.tokenizer.backend_tokenizer.to_str()
     pad_id, longest = int(released.tokenizer.pad_token_id), released.max_length
     columns = text_graph.inputs(g, "texts", tokenizer, lexicon, max_length=longest, pad_id=pad_id)
-    begin = [helper.make_node("Identity", [own], [name]) for name, own in columns.items()]
+    begin = [helper.make_node("Identity", [column], [name]) for name, column in columns.items()]
     body = _traced(released, list(columns), int8=int8).graph
     weights, rounded = list(body.initializer), []
     if not int8:
@@ -91,7 +91,7 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     ]
     for node in body.node:
         node.doc_string = ""
-    whole = helper.make_graph(
+    complete = helper.make_graph(
         [*g.nodes, *begin, *rounded, *body.node, *out.nodes, *end],
         "autocoder",
         [helper.make_tensor_value_info("texts", onnx.TensorProto.STRING, ["records"])],
@@ -104,7 +104,7 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     )
     domains = {"": OPSET, "com.microsoft": 1, "ai.onnx.ml": 3}
     opsets = [helper.make_opsetid(domain, number) for domain, number in domains.items()]
-    return helper.make_model(whole, opset_imports=opsets, ir_version=IR).SerializeToString(
+    return helper.make_model(complete, opset_imports=opsets, ir_version=IR).SerializeToString(
         deterministic=True
     )
 
@@ -120,7 +120,7 @@ def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
         batch.append(torch.zeros(2, model.lexicon.columns))
         axes["words"] = {0: "records"}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the tracer, about shapes that are free here
+        warnings.simplefilter("ignore")  # tracer warnings about shapes, which are dynamic here
         file = str(Path(place) / GRAPH)
         torch.onnx.export(
             _Logits(model).eval(),
