@@ -1,1 +1,1 @@
-"""Compares branches on the same records: the fits, their summary, and one table and plot."""
+"""Compares branches on the same records: the fits, their summary, one table and one plot."""

@@ -1,9 +1,9 @@
-"""Spreads a comparison's branches at each seed over the workers of an engine.
+"""Distributes a comparison's branches at each seed over the workers of an engine.
 
-A worker runs every stage of its branch; afterwards the comparison takes all branches in order, as
-without workers, and their stages are finished. A request holds digests, a branch's name, the seed
-and the target: the settings are an artifact, as records are. A worker needs neither the records'
-file nor the ledger.
+A worker runs every stage of its branch. Afterwards the comparison runs all branches in order, as it
+would without workers, and finds their stages finished. A request contains digests, a branch's name,
+the seed and the target. The settings are an artifact, like the records. A worker needs neither the
+file of records nor the ledger.
 """
 
 import json
@@ -37,7 +37,7 @@ class _Settings(BaseModel, frozen=True, extra="forbid"):
 
 
 def finish_on_workers(experiments: Sequence[Experiment]) -> None:
-    """Runs these experiments of one study on workers, until all their stages are finished."""
+    """Runs these experiments of one study on workers until all their stages are finished."""
     study = experiments[0].study
     settings = run_step(
         study.context, _settings_step(study, [experiment.branch for experiment in experiments])
@@ -80,7 +80,7 @@ def compute(request: str) -> str:
 
 
 def part_step(store: Store, fit: Fit, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Returns a branch at a seed as one stage, whose output names the stages that it ran."""
+    """Returns a branch at a seed as one stage. Its output lists the stages that it ran."""
     branch = _read(store, inputs["settings"]).branches[fit.branch]
     return Step(
         name="branch-part",

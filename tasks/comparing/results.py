@@ -1,5 +1,5 @@
-"""Writes a comparison: `results.json`, and one table and one plot of it, only in the private
-workspace. Aggregates.
+"""Writes a comparison as `results.json`, one table and one plot, only in the private workspace.
+They contain aggregates only.
 """
 
 import json
@@ -57,7 +57,7 @@ def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
 
 
 def table(summaries: Sequence[BranchSummary]) -> Table:
-    """Tabulates claims and scores; each score with its error over seeds, then over test records."""
+    """Tabulates claims and scores. Each score has its error over seeds, then over test records."""
     head = [
         "branch",
         "claim",
@@ -98,8 +98,8 @@ def _difference(difference: Difference) -> str:
 
 
 def plot(summaries: Sequence[BranchSummary]) -> str:
-    """Draws weighted F1 against epsilon, a line per branch; branches without a guarantee are
-    horizontal lines.
+    """Plots weighted F1 against epsilon with one line per branch. Branches without
+    a guarantee are horizontal lines.
     """
     figure, axes = figure_of("Weighted F1 against ε; bars: the larger of both errors", height=4.6)
     lines: dict[str, list[BranchSummary]] = {}

@@ -1,5 +1,5 @@
-"""Runs all branches on the same records: one ingest, one preparation, then branches times seeds, at
-each target.
+"""Runs all branches on the same records: one ingest, one preparation, then every
+branch at every seed and target.
 """
 
 import json
@@ -21,13 +21,13 @@ from tasks.releasing.preflight import Estimate
 from tasks.running.stage import Context, Step
 
 RunOnWorkers = Callable[[Sequence[Experiment]], object]
-"""Runs experiments on workers; their stages are finished when it returns."""
+"""Runs experiments on workers. Their stages are finished when it returns."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One branch at one target, fitted at every seed. seconds: of its stages, where each was timed
-    here.
+    """One branch at one target, fitted at every seed. `seconds` is the time of its
+    stages if all were timed here.
     """
 
     study: Study
@@ -40,7 +40,7 @@ class Group:
 
 
 def _calibrated(chosen: Sequence[Method]) -> list[Method]:
-    """Returns the methods whose noise is solved for a target epsilon."""
+    """Returns the methods that calibrate their noise to a target epsilon."""
     return [method for method in chosen if method.needs_target_epsilon]
 
 
@@ -50,8 +50,8 @@ def refuse_early(
     terms: ComparisonSettings,
     chosen: Sequence[Method],
 ) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the
-    estimate.
+    """Makes the checks that need no work, before Prefect's server starts, and
+    returns the estimate.
     """
     names = [branch.name for branch in _calibrated(chosen)]
     if names and terms.target_epsilon is None:
@@ -66,7 +66,7 @@ def refuse_early(
 
 
 def estimate_seconds(estimate: Estimate, *, seeds: int) -> float:
-    """Returns the seconds of a comparison of all fits that the estimate knows."""
+    """Returns the seconds of a comparison, from the fits in the estimate."""
     fits = sum(map(estimate.of_kind, estimate.fits))
     return seeds * fits + estimate.preparing
 
@@ -82,13 +82,13 @@ def run(
     epsilons: Sequence[float] = (),
     run_on_workers: RunOnWorkers | None = None,
 ) -> list[Group]:
-    """Fits and scores what is not fitted and scored already.
+    """Fits and scores everything that is not finished yet.
 
     Args:
-        seeds: how many, from the run's on.
-        epsilons: further targets, for the branches that aim at one.
-        run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves
-            out.
+        seeds: number of seeds, starting at the run's seed.
+        epsilons: additional targets, for branches that have a target.
+        run_on_workers: if set, runs all branches at all seeds first. This process then runs the
+            rest.
     """
     refuse_early(context, parameters, terms, chosen)
     stages = _Stages(context, run_step)
@@ -115,8 +115,8 @@ def run(
 
 
 def write_plans(groups: Sequence[Group]) -> dict[str, str]:
-    """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen
-    by its score.
+    """Writes release plans for the outcomes of the first seed. It is always the first, so that no
+    seed is chosen by its score.
     """
     files: dict[str, str] = {}
     for group in groups:
@@ -134,7 +134,7 @@ def write_plans(groups: Sequence[Group]) -> dict[str, str]:
 
 
 class _Stages:
-    """Runs each step once, and remembers in the workspace how long each took."""
+    """Runs each step once, and stores in the workspace how long each took."""
 
     def __init__(self, context: Context, run_step: RunStep) -> None:
         self._store, self._run_step = context.store, run_step
@@ -156,8 +156,8 @@ class _Stages:
         return self._finished[key]
 
     def timed(self, experiments: Sequence[Experiment]) -> tuple[tuple[Outcome, ...], float | None]:
-        """Returns the outcomes, and the seconds of their stages; None where one of these was never
-        timed here.
+        """Returns the outcomes and the seconds of their stages, or None if a stage
+        was never timed here.
         """
         self._taken = set()
         outcomes = tuple(experiment.run() for experiment in experiments)

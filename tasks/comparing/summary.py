@@ -1,5 +1,5 @@
-"""Summarises a comparison over seeds and resamples of the test records, and records its claims in
-the ledger.
+"""Summarises a comparison over seeds and resamples of the test records, and records
+its claims in the ledger.
 """
 
 import math
@@ -22,8 +22,8 @@ SCORES = ("weighted_f1", "macro_f1")
 
 
 class Difference(BaseModel, frozen=True):
-    """Mean score minus another branch's, with its error over seeds and, paired,
-    over test records.
+    """Difference of a branch's mean score from another branch's, with its standard errors over
+    seeds and, paired, over test records.
     """
 
     gap: float
@@ -36,44 +36,44 @@ class Difference(BaseModel, frozen=True):
 
 
 class BranchSummary(BaseModel, frozen=True):
-    """Aggregates one branch at one target over its seeds: means, and sample standard deviations (0
-    for one seed).
+    """One branch at one target over its seeds: means and sample standard deviations
+    (0 for one seed).
     """
 
     branch: str
     title: str
     guarantee_kind: GuaranteeKind
     relation: NeighbouringRelation
-    """Neighbours that epsilon is for."""
+    """Neighbouring relation of epsilon."""
     epsilon: float | None
-    """Largest claim of the seeds."""
+    """Largest claim among the seeds."""
     epsilon_replaced: float | None
-    """The same for one unit's values replaced: one relation for all."""
+    """Epsilon if one unit's values are replaced, which is comparable between all branches."""
     delta: float | None
     seeds: int
     settings_tried: int | None
-    """Settings that its own were chosen among."""
+    """Number of settings that the branch's own were chosen from."""
     from_titles: bool
     unprotected: tuple[str, ...]
     seconds: float | None
-    """Of one seed's stages without what all branches share; None where not all ran in this
-    workspace.
+    """Seconds of one seed's stages, excluding stages that all branches share. None if some ran
+    outside this workspace.
     """
     mean: dict[str, float]
     spread: dict[str, float]
     record_errors: dict[str, float]
     """Standard errors over test records of the mean over seeds, by score."""
     difference: dict[str, Difference]
-    """To the first branch of the table, by score; empty for that one."""
+    """Difference from the first branch of the table, by score; empty for the first branch."""
 
 
 def record_claims(
     study: Study, outcomes: Sequence[Outcome], *, earlier: Sequence[Outcome] = ()
 ) -> None:
-    """Writes each branch's claim to the ledger as internal: nothing is released or charged.
+    """Records each branch's claim in the ledger as internal. Nothing is released or charged.
 
     Args:
-        earlier: fits that an outcome goes on from, where they were scored too.
+        earlier: scored fits that an outcome continues.
     """
     for outcome in (*earlier, *outcomes):
         _record_search(study, outcome)
@@ -96,7 +96,9 @@ def record_claims(
 
 
 def _record_search(study: Study, outcome: Outcome) -> None:
-    """Writes a row for each fit of a search, which tuned the mechanism on these records."""
+    """Writes a row for each fit of a search, because the search tuned the mechanism
+    on these records.
+    """
     search = outcome.search
     if search is None:
         return
@@ -117,8 +119,8 @@ def _record_search(study: Study, outcome: Outcome) -> None:
 
 
 def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
-    """Summarises every group; differences are to the first branch without privacy, else to the
-    first.
+    """Summarises every group. Differences are from the first branch without
+    privacy, or else from the first branch.
     """
     resampled = [_resampled(context, group.outcomes) for group in groups]
     kinds = [group.outcomes[0].claim.guarantee_kind for group in groups]
@@ -128,8 +130,8 @@ def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
 
 
 Resampled = Mapping[str, np.ndarray]
-"""Mean over a branch's seeds of each score, float64 [resamples], on resamples that all branches
-share.
+"""A branch's mean of each score over its seeds, float64 [resamples], on resamples
+that all branches share.
 """
 
 
@@ -180,7 +182,7 @@ def _summary(
 
 
 def _over_seeds(outcomes: Sequence[Outcome]) -> tuple[dict[str, float], dict[str, float]]:
-    # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
+    # JSON reads a zero back as an int; a figure missing at one seed has no mean
     names = [
         n
         for n in outcomes[0].figures

@@ -1,1 +1,1 @@
-"""Turns a file into a fitted posterior: data, training, passes over draws, evaluation."""
+"""Turns a file into a fitted model: data, training, draws, scores."""

@@ -1,5 +1,5 @@
-"""Holds the candidate of a release: a fit that is released as it is, or a posterior to be drawn
-from once.
+"""The candidate of a release: a fit that is released as it is, or a posterior that
+is sampled once.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Candidate(BaseModel, frozen=True, extra="forbid"):
-    """References and settings from which the released model follows, up to the one draw."""
+    """References and settings that determine the released model, apart from the one draw."""
 
     dataset: ArtifactRef
     prepared: ArtifactRef
     fitted: ArtifactRef
     mechanism: dict[str, Any] = Field(
-        description="as planned, with every setting filled in; read as JSON, since an officer's "
+        description="as planned, with every setting filled in; read as JSON, because an officer's "
         "machine may not know its kind"
     )
-    is_sampled: bool = Field(description="each release is another draw of the fit, a posterior")
+    is_sampled: bool = Field(description="each release is another draw from the fitted posterior")
     model: ModelConfig
     seed: int = Field(
-        description="of the head's initial weights, from which a frozen part is built again"
+        description="seed of the head's initial weights, to rebuild parts that training froze"
     )
 
     @property
@@ -41,7 +41,7 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         return {"dataset": self.dataset.sha256, "fit": self.fitted.sha256}
 
     def drawable(self, context: Context) -> Drawable:
-        """Loads the fitted model, which parameters are released of."""
+        """Loads the fitted model from which the released parameters are drawn."""
         from mechanisms.mechanism import Drawable, Run, parsed
         from tasks.fitting.model_inputs import label_count
 
@@ -60,17 +60,17 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         return model
 
     def draw(self, context: Context) -> Tensor:
-        """Returns the parameters to release, flat: one draw with the operating system's entropy, or
-        the fit's.
+        """Returns the flat parameters to release: one draw with the operating system's entropy, or
+        the fit's parameters.
 
-        A release calls this once: a second call draws again.
+        A release calls this once, because a second call would draw again.
         """
         from mechanisms.privacy.entropy import system_normal
 
         return self.drawable(context).draw(system_normal)
 
     def require_draw(self, context: Context, theta: Tensor) -> None:
-        """Refuses parameters that cannot be a draw of this posterior, or are not those of this fit.
+        """Refuses parameters that cannot be a draw of this posterior, or that are not this fit's.
 
         Raises:
             StorageError: they differ.
@@ -84,8 +84,8 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             )
 
     def build_untrained(self, context: Context) -> Classifier:
-        """Builds the classifier with other parameters than the fit's: those of its prior would cost
-        a pass of the encoder, and every parameter that training moved is replaced.
+        """Builds the classifier with arbitrary parameters. The prior's parameters would need a pass
+        of the encoder, and every trained parameter is replaced anyway.
         """
         from tasks.fitting.model_inputs import build
 
@@ -98,8 +98,8 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         return model
 
     def sensitivity_at(self, context: Context, theta: Tensor) -> float | None:
-        """Measures Delta at these parameters over the training records; None without such a
-        guarantee.
+        """Measures Delta at these parameters over the training records. Returns None for a
+        mechanism without such a guarantee.
         """
         if not self.is_sampled:
             return None

@@ -1,4 +1,4 @@
-"""Defines the stages that turn records into a classifier's inputs: tokens or features."""
+"""Stages that turn records into a classifier's inputs: tokens or features."""
 
 from __future__ import annotations
 
@@ -39,14 +39,18 @@ if TYPE_CHECKING:
     from mechanisms.model.lexicon import Lexicon
 
 PART = 512
-"""Texts that are encoded and saved at a time: few enough that several workers end together."""
+"""Number of texts encoded and saved together, small enough that several workers
+finish at about the same time.
+"""
 _FEATURES = "features.safetensors"
 _ALL = "train"
-"""The split of the distinct texts of several data sets."""
+"""Name of the split with the distinct texts of several data sets."""
 
 
 class Texts(Part, frozen=True):
-    """Selects distinct texts of a split for a frozen encoder; the data set is the stage's input."""
+    """A range of distinct texts of a split for a frozen encoder. The data set is
+    the stage's input.
+    """
 
     model: ModelConfig
     encoder_digest: str
@@ -62,8 +66,8 @@ def prepare(
     """Prepares both splits: tokens, or the frozen encoder's features.
 
     Args:
-        encoding: the outputs of `distinct_texts` and `encoding_of` by the names `texts` and
-            `encoding`, where the texts are encoded already.
+        encoding: outputs of `distinct_texts` and `encoding_of`, named `texts` and `encoding`, if
+            the texts are already encoded.
     """
     head = model.trainable == "head"
     config = _encoder_of(model)
@@ -93,8 +97,8 @@ def _encoder_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
-    """Collects the distinct texts of several data sets of the same records, whatever code each is
-    there for.
+    """Collects the distinct texts of several data sets of the same records, which
+    differ only in their codes.
     """
 
     def body(work: Work) -> Figures:
@@ -146,7 +150,9 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
 def _parts(
     work: Work, model: ModelConfig, encoder_digest: str, splits: Sequence[str]
 ) -> list[list[dict[str, torch.Tensor]]]:
-    """Encodes the distinct texts of splits, all parts together; returns the parts of each split."""
+    """Encodes the distinct texts of several splits together, and returns the parts
+    of each split.
+    """
     from mechanisms.model import checkpoint
 
     parts = [
@@ -225,8 +231,8 @@ def encode(request: str) -> str:
 
 
 def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Returns the stage that encodes texts: features float32 [m, width], and lengths in tokens,
-    int64 [m].
+    """Returns the stage that encodes texts: features float32 [m, width], and
+    lengths in tokens, int64 [m].
     """
 
     def body(work: Work) -> Figures:
@@ -245,9 +251,7 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
 
         def on_batch(number: int) -> None:
             nonlocal encoded
-            encoded += (
-                number  # the longest first: the time left follows from tokens, not from texts
-            )
+            encoded += number  # the longest first, so progress is measured in tokens, not in texts
             work.progress(int(texts.size * work_done[encoded - 1]), texts.size)
 
         features = encoder.encode(tokens, on_batch=on_batch).features
@@ -298,8 +302,8 @@ def blocks_of(
     parts: Sequence[torch.Tensor],
     lexicon: Lexicon | None,
 ) -> Iterator[torch.Tensor]:
-    """Yields the features of all records in order, `PART` records at a time, with their words where
-    there are any.
+    """Yields the features of all records in order, `PART` records at a time, with
+    word features if there are any.
     """
     import torch
 

@@ -1,4 +1,6 @@
-"""Finds the distinct texts of a split, which are encoded once, without holding a text."""
+"""Finds the distinct texts of a split, so that each is encoded once. Texts are not
+kept in memory.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 
 _DIGEST = 16
 _BLOCK = 4096
-"""Texts that are in memory at a time."""
+"""Number of texts in memory at a time."""
 
 
 def text_batches(split: Dataset, rows: int) -> Iterator[list[str]]:
-    """Yields the texts of a split in order, so many at a time."""
+    """Yields the texts of a split in order, `rows` at a time."""
     texts = cast("Dataset", split.select_columns("text"))
     for batch in texts.iter(rows):
         yield cast("dict[str, list[str]]", batch)["text"]
@@ -34,15 +36,15 @@ def text_batches(split: Dataset, rows: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class DistinctTexts:
-    """Numbers the distinct texts of a split, the longest first; equal lengths stay in the order of
-    the records.
+    """Numbers the distinct texts of a split, the longest first, and texts of equal length in the
+    order of the records.
 
-    A part's texts are then of few lengths, and its blocks hold few dummies.
+    The texts of a part then have similar lengths, and its batches need little padding.
     """
 
     split: Dataset
     rows: NDArray[np.int64]
-    """The first record of each text, int64 [m]."""
+    """Index of the first record with each text, int64 [m]."""
     digests: pa.FixedSizeBinaryArray
     """The digest of each text [m]."""
 
@@ -59,7 +61,7 @@ class DistinctTexts:
         return len(self.rows)
 
     def texts(self, first: int, end: int) -> list[str]:
-        """Reads the texts of these numbers."""
+        """Reads the texts with numbers from `first` to `end`, exclusive."""
         chosen = self.split.select_columns("text")[self.rows[first:end].tolist()]
         return cast("dict[str, list[str]]", chosen)["text"]
 
@@ -69,8 +71,8 @@ class DistinctTexts:
         return self.places_in(self.split)
 
     def places_in(self, split: Dataset) -> torch.Tensor:
-        """Returns the number of the text of each record of a split, int64 [n], all of whose texts
-        are among these.
+        """Returns the number of each record's text in another split, int64 [n]. All
+        its texts must be among these.
         """
         import torch
 

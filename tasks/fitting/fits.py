@@ -1,7 +1,7 @@
-"""Defines the stages of every mechanism: plan its noise, fit at a seed, predict each record.
+"""Stages of every mechanism: plan its noise, fit at a seed, predict each record.
 
-Their keys include the mechanism's module: a change of another mechanism, a metric or a page leaves
-them finished.
+Their keys include the mechanism's module. A change to another mechanism, a metric or a page does
+not invalidate them.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ if TYPE_CHECKING:
     from mechanisms.model.classifier import Classifier
 
 _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
-"""Records that are predicted at a time: through an encoder, and from features."""
+"""Number of records predicted together: through an encoder, and from features."""
 _UNITS = "units.safetensors"
 _PLAN, EVENT, _SEARCH = "plan.json", "event.json", "search.json"
 _BUILDING = threading.Lock()
-"""Initial weights come from torch's one generator a process; fits that run side by side take turns.
-"""
+"""Initial weights use torch's global generator, so fits in several threads take turns."""
 
 
 def modules(mechanism: Mechanism) -> tuple[str, ...]:
-    """Returns the modules behind a stage of this mechanism: the mechanism's and this one."""
+    """Returns the modules that a stage of this mechanism depends on: the
+    mechanism's and this one.
+    """
     return (type(mechanism).__module__, "tasks.fitting.fits")
 
 
 def plan(name: str, mechanism: Mechanism, task: Task | None) -> Step:
-    """Solves the noise of a mechanism for the target; all seeds share it.
+    """Calibrates the noise of a mechanism to the target. All seeds share the plan.
 
     Args:
-        task: None: not known before the records are read, which only a dry run meets.
+        task: None if it is not known before the records are read, which only occurs in a dry run.
     """
     if task is None:
         return Step("plan", f"plan ({name})", {}, {"dataset": None}, _never)
@@ -90,7 +91,9 @@ def _never(work: Work) -> Any:
 
 
 def plan_of(folder: Path) -> Plan:
-    """Loads the plan of a plan's stage, or of a fit's, which keeps the one that it ran."""
+    """Loads the plan from the output of a plan's stage or of a fit's stage, which
+    keeps the plan that it ran.
+    """
     return Plan.model_validate_json((folder / _PLAN).read_text())
 
 
@@ -99,7 +102,7 @@ def event_of(folder: Path) -> Event:
 
 
 def search_of(folder: Path) -> Search | None:
-    """Loads what a fit searched; None where it searched nothing."""
+    """Loads the settings that a fit searched for, or None if it searched for none."""
     file = folder / _SEARCH
     return Search.model_validate_json(file.read_text()) if file.is_file() else None
 
@@ -115,11 +118,10 @@ def fit(
     planned: ArtifactRef,
     earlier: ArtifactRef | None = None,
 ) -> Step:
-    """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws
-    its own.
+    """Fits a plan of this mechanism at one seed. Privacy noise has no seed: each fit draws its own.
 
     Args:
-        earlier: the fit that this one goes on from, where the mechanism continues another.
+        earlier: the fit that this one continues, if the mechanism continues another.
     """
 
     def body(work: Work) -> Figures:
@@ -164,7 +166,7 @@ def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
 
 
 def follow(work: Work, settings: Mapping[str, Any]) -> None:
-    """Takes part in a fit on a worker rank."""
+    """Takes part in a fit as a worker rank."""
     _fit(work, ModelConfig.model_validate(settings["model"]), settings["seed"])
 
 
@@ -185,8 +187,8 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
 
 
 class Units(Part, frozen=True):
-    """Selects units inside a fit (`Mechanism.compute`). Inputs are the data set, the prepared
-    records and the files that the units are computed from.
+    """A range of units inside a fit (`Mechanism.compute`). The inputs are the data set, the
+    prepared records and the files that the units are computed from.
     """
 
     mechanism: AnyMechanism
@@ -195,7 +197,9 @@ class Units(Part, frozen=True):
 
 
 _PARTS, _MOST_UNITS = 16, 64
-"""Units of a fit have so many parts, of so many units at most, since a killed one begins again."""
+"""Number of parts that a fit's units are divided into, and the most units per part, because a
+killed part starts over.
+"""
 
 
 def _map(
@@ -208,7 +212,7 @@ def _map(
     records: Records,
     run: Run,
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Shares the units of a fit out to the engine; ranks that wait leave it all threads."""
+    """Distributes the units of a fit over the engine. Waiting ranks leave all threads to it."""
     import torch
 
     from mechanisms.model import checkpoint
@@ -229,7 +233,9 @@ def _map(
 
 
 def _files(folder: Path, dataset: ArtifactRef) -> Step:
-    """Declares files of a fit as a stage, which workers take from the store; removed with it."""
+    """Declares files of a fit as a stage, which workers read from the store. They
+    are removed with it.
+    """
 
     def body(work: Work) -> Figures:
         for file in folder.iterdir():
@@ -281,8 +287,8 @@ def predict(
     purpose: str = "evaluate",
     splits: tuple[str, ...] = ("test",),
 ) -> Step:
-    """Predicts log-probabilities at a fit, or at a posterior's repeatable draw of this purpose.
-    Private.
+    """Predicts log-probabilities with a fit, or with a posterior's repeatable draw
+    for this purpose. Private.
     """
     config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
@@ -321,8 +327,8 @@ def predict(
 
 
 class Predicted(Part, frozen=True):
-    """Selects records of a split to predict. Inputs are the data set, the prepared records and the
-    fit.
+    """A range of records of a split to predict. The inputs are the data set, the
+    prepared records and the fit.
     """
 
     mechanism: AnyMechanism
@@ -349,7 +355,7 @@ def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) 
         scores = fitted.log_probabilities(
             records.select(torch.arange(part.first, min(part.end, len(records))))
         )
-        # in float32, with the most probable class as float64 has it: rounding makes ties
+        # in float32, with the most probable class as in float64, because rounding makes ties
         tensors = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
         checkpoint.save(work.out / f"{part.split}.safetensors", tensors, {})
         return {}

@@ -14,7 +14,6 @@ from tasks.running.stage import Step, Work
 
 
 def ingest_records(data: DataParameters) -> Step:
-    """Reads, validates, samples and splits the records."""
     sources = data.sources
     for path in filter(None, (*sources, data.codelist_path)):
         if not path.is_file():

@@ -1,7 +1,7 @@
-"""Loads what preparation wrote: inputs and labels of a split, the label space, and the untrained
-model over both.
+"""Loads the output of preparation: inputs and labels of a split, and the label space. Builds the
+untrained model for it.
 
-Separate from ingest and from the parameters, so that a fit's key depends on neither.
+It is separate from ingest and from the parameters, so that a fit's key depends on neither.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPLITS = ("train", "test")
 def load_inputs(
     folder: Path, split: str
 ) -> tuple[inputs.FeatureInputs | inputs.TokenInputs, torch.Tensor]:
-    """Loads one split that `prepare` wrote: inputs, and labels int64 [n]."""
+    """Loads one split written by `prepare`: inputs, and labels int64 [n]."""
     from mechanisms.model import checkpoint, inputs
 
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
@@ -56,8 +56,8 @@ def untrained(
     seed: int,
     index: CodingIndex | None = None,
 ) -> Classifier:
-    """Builds the untrained classifier over these codes, on the run's device: random, or at its
-    prior.
+    """Builds the untrained classifier over these codes on the run's device, with
+    random weights or at its prior.
     """
     from mechanisms.model import classifier
 

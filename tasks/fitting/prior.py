@@ -1,7 +1,7 @@
-"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, synthetic
-narratives.
+"""Embeds public texts (a code list, synthetic narratives) with the frozen encoder, once per text
+and encoder.
 
-No record is read. The titles start the head (`start`), and scale the words next to the encoder
+No record is read. The titles initialise the head (`start`) and scale the word features
 (`lexicon_of`).
 """
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 _FILE, _HEAD = "titles.safetensors", "head.safetensors"
 INDEX_TEXTS, INDEX_HEAD = "coding index", "head at the coding index"
-"""Labels of the stages of public examples."""
+"""Labels of the stages for public examples."""
 
 
 def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
-    """Returns the stages that a run needs before its fits: one for the code list, where its titles
-    are read, and two for a coding index.
+    """Returns the stages that a run needs before its fits: one for the code list if its titles are
+    used, and two for a coding index.
 
-    That is a list whose every code is a class. For observed codes, which ingest counts, `start`
-    embeds them.
+    The first is only possible for a list in which every code is a class. For observed codes, which
+    ingest counts, `start` embeds the titles.
     """
     public = [narratives(model)] if model.lexical == "hashed" else []
     codelist = data.complete_codelist
@@ -55,7 +55,7 @@ def stages(model: ModelConfig, data: DataParameters) -> list[Step]:
 
 
 def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
-    """Embeds each code's public text; refuses a list without any title."""
+    """Embeds each code's public text. Refuses a list without any title."""
     texts = texts_of(model, codes)
     if not any(texts[0]):
         setting = "prior" if model.prior == "titles" else "lexical"
@@ -71,11 +71,11 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
 
 
 def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
-    """Returns the kinds of text of each code: its title, that with the levels above, and that in
-    the sentence.
+    """Returns the kinds of text of each code: its title, the title with the levels above, and the
+    title in the sentence.
 
-    The last kind exists where there is a sentence. A code without title or description has empty
-    texts.
+    The last kind exists only if the model has a sentence. A code without title or description has
+    empty texts.
     """
     texts = [describe(codes), describe_with_levels(codes)]
     if model.prior_sentence:
@@ -87,13 +87,13 @@ def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
 
 
 def narratives(model: ModelConfig) -> Step:
-    """Embeds synthetic narratives, the public texts of a model without a code list."""
+    """Embeds synthetic narratives, the public texts for a model without a code list."""
     return _step("synthetic narratives", model, [invented_narratives()])
 
 
 @cache
 def invented_narratives() -> list[str]:
-    """Returns narratives that no one wrote, the same everywhere."""
+    """Returns generated narratives, which are the same everywhere."""
     return demo_data.narratives(_NARRATIVES, seed=_SEED)
 
 
@@ -143,8 +143,8 @@ def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Figures
 
 
 def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loads the embeddings [kinds, texts, width] of a step, and which texts are not empty. Computes
-    them if needed.
+    """Loads the embeddings [kinds, texts, width] of a step, and which texts are not
+    empty. Computes them if needed.
     """
     import torch
 
@@ -173,7 +173,9 @@ def start(
 def start_at_index(
     context: Context, built: Classifier, codes: Sequence[Code], index: CodingIndex
 ) -> None:
-    """Moves a head that starts at titles to the entries of a public index, near the titles."""
+    """Trains a head that starts at titles on the entries of a public index, so that
+    it remains near the titles.
+    """
     from mechanisms.model import checkpoint, prior
 
     step = head_at_index(built.config, codes, index)
@@ -187,7 +189,7 @@ def entries(model: ModelConfig, index: CodingIndex) -> Step:
 
 
 def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex) -> Step:
-    """Finds the head at the entries of a coding index, near the titles."""
+    """Trains the head on the entries of a coding index, near the titles."""
 
     def body(work: Work) -> Figures:
         import torch
@@ -231,10 +233,10 @@ def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex)
 
 
 def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> Lexicon | None:
-    """Makes the lexicon of a code list; None where the model reads no words.
+    """Builds the lexicon of a code list. Returns None if the model has no word features.
 
-    The scales come from the titles, in the sentence where there is one. `hashed` needs no code
-    list: its scales come from synthetic narratives.
+    The scales come from the titles, within the sentence if the model has one. `hashed` needs no
+    code list, because its scales come from synthetic narratives.
     """
     from mechanisms.model import lexicon as words
     from mechanisms.model import word_vectors

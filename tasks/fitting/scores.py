@@ -1,4 +1,4 @@
-"""Scores predictions on the test half. A change of the metrics recomputes this stage and no fit."""
+"""Scores predictions on the test half. A change to the metrics recomputes this stage and no fit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 def score(
     name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, predictions: ArtifactRef
 ) -> Step:
-    """Computes metrics on the test half: aggregates as figures; F1 by code, and on resamples, as
-    private files.
+    """Computes metrics on the test half. Aggregates are figures. F1 by code and on
+    resamples are private files.
     """
     return Step(
         name="scores",
@@ -39,11 +39,11 @@ def score(
 
 
 class CodeScore(TypedDict):
-    """F1 of a code. Internal: it tells of the records."""
+    """F1 of a code. Internal, because it depends on the records."""
 
     code: str
     size: int
-    """Test records with the code."""
+    """Number of test records with the code."""
     f1: float
 
 
@@ -113,8 +113,8 @@ def codes_of(context: Context, measured: ArtifactRef) -> list[CodeScore]:
 
 
 def resampled_of(context: Context, measured: ArtifactRef) -> dict[str, np.ndarray]:
-    """Loads weighted and macro F1 of a scored branch on resamples of the test half, the same for
-    every branch.
+    """Loads weighted and macro F1 of a scored branch on resamples of the test half, which are the
+    same for every branch.
     """
     from mechanisms.model import checkpoint
 

@@ -1,4 +1,4 @@
-"""Accepts signed decisions on a planned release, and says whether it may be released now."""
+"""Accepts signed decisions on a planned release, and determines whether it may be released now."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tasks.running.stage import Context
 
 
 def accept_decision(context: Context, case: ReleaseCase, decision: Decision) -> str:
-    """Saves a valid decision, a refusal in the ledger too; returns who signed it."""
+    """Saves a valid decision, and records a refusal in the ledger too. Returns the
+    signer's name.
+    """
     name = signer(decision, case.policy.approvals, case.matter)
     if decision.decision == "refuse":
-        # before the file, and again after a death: only the first is recorded
+        # before the file is written, and again after a crash: only the first refusal is recorded
         case.ledger.refuse(case.plan, decision)
     elif any(_is_the_same(earlier, decision) for earlier in case.decisions):
         raise Contradiction(
@@ -41,7 +43,7 @@ def _is_the_same(earlier: Decision, decision: Decision) -> bool:
 
 
 def require_unrefused(case: ReleaseCase) -> None:
-    """Requires that no one refused the plan; records a saved refusal in the ledger first."""
+    """Refuses a plan that someone refused. A saved refusal is recorded in the ledger first."""
     refusal = case.approvals.refusal
     if refusal is not None:
         case.ledger.refuse(case.plan, refusal)
@@ -55,8 +57,8 @@ def require_unrefused(case: ReleaseCase) -> None:
 
 
 def require_read(case: ReleaseCase, accepted: str | None) -> None:
-    """Refuses texts of no published list, unless the policy asks for signatures or someone states
-    their digest.
+    """Refuses unpublished texts, unless the policy requires signatures or their
+    digest was passed.
     """
     output = case.planned.output
     # guard: test_texts_that_nobody_read
@@ -72,12 +74,12 @@ def require_read(case: ReleaseCase, accepted: str | None) -> None:
 
 
 def may_release(case: ReleaseCase, *, deployed: bool) -> bool:
-    """Checks whether the plan may be released now. No one is asked to sign a plan that the gate
-    would stop.
+    """Returns whether the plan may be released now. Nobody is asked to sign a plan that the gate
+    would refuse.
 
     Args:
-        deployed: a deployment releases it, which can wait for approvals and needs a policy of the
-            agency.
+        deployed: whether a deployment releases it. A deployment can wait for approvals and requires
+            the agency's policy.
     """
     if case.released is not None:
         return True
@@ -101,8 +103,8 @@ def may_release(case: ReleaseCase, *, deployed: bool) -> bool:
 
 
 def pinned_key(given: Path | None) -> Path | None:
-    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one
-    given where none is.
+    """Returns the pinned file with the agency's key, or with its roots. If none is pinned on this
+    machine, the given file is pinned.
     """
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     pinned = base / "autocoder" / "agency-key"
@@ -122,10 +124,12 @@ def pinned_key(given: Path | None) -> Path | None:
 
 
 def require_agency_ledger(ledger: Ledger, pinned: Path, *, first: bool = False) -> None:
-    """Refuses a ledger that no release shows to be the agency's: its budget would be anyone's word.
+    """Refuses a ledger unless a release proves that it is the agency's, because anyone could write
+    its budget.
 
     Args:
-        first: the officer says that the agency released nothing yet, so that none is asked for.
+        first: the officer confirms that the agency has released nothing yet, so no release is
+            required.
     """
     root = Trust(pinned).load()
     keys = root.sealing_keys("") + [

@@ -1,6 +1,4 @@
-"""Shows budgets: what a release would be charged, what accounts have left, and which plans wait for
-them.
-"""
+"""Shows budgets: the charge of a release, what accounts have left, and the plans that wait."""
 
 from __future__ import annotations
 
@@ -32,30 +30,31 @@ from tasks.running.worker_metrics import RunningStage, running_stages
 
 @dataclass(frozen=True)
 class ExpectedCharge:
-    """Holds the charge of one release to each of its cohorts."""
+    """The charge of one release to each of its cohorts."""
 
     population: str
     guarantee_kind: str
     epsilon: float | None
-    """None: not measured yet."""
+    """None if it is not measured yet."""
     delta: float | None
     policy: str
     accounts: tuple[Balance, ...]
     others: tuple[str, ...] = ()
-    """Populations of another name that the same records were released under."""
+    """Other population names under which the same records were released."""
     by_name_alone: bool = False
-    """The ledger has releases, but the records are not available, so overlaps are not counted yet.
+    """True if the ledger has releases but the records are not available, so that
+    overlaps are not counted yet.
     """
     other_unit: str | None = None
-    """What earlier releases of the population protect, where that is something else: it would be
-    refused.
+    """The unit that earlier releases of the population protect, if it differs. The
+    release would be refused.
     """
     warning: str = ""
-    """That delta is large for the number of records; empty where it is not."""
+    """Warning that delta is large for the number of records; empty if it is not."""
 
     @property
     def exceeds(self) -> bool:
-        """Checks whether some account cannot bear the charge."""
+        """Whether the charge exceeds the balance of any account."""
         return self.other_unit is not None or not all(account.fits for account in self.accounts)
 
     @property
@@ -67,7 +66,7 @@ class ExpectedCharge:
 
     @property
     def budget(self) -> list[str]:
-        """Returns the balances in lines; accounts with equal balances share one."""
+        """Returns the balances as lines. Accounts with equal balances share a line."""
         states: dict[tuple[str, str], list[str]] = {}
         for line in self.accounts:
             states.setdefault(
@@ -81,8 +80,8 @@ class ExpectedCharge:
             lines += f"{population}/{named}: {text}".split("\n")
         if self.other_unit is not None:
             lines.append(
-                f"{self.population}: earlier releases protect a {self.other_unit}; these can't "
-                "be added"
+                f"{self.population}: earlier releases protect a {self.other_unit}, so their costs "
+                "cannot be added"
             )
         return lines
 
@@ -98,13 +97,14 @@ class ExpectedCharge:
     ) -> ExpectedCharge:
         """Returns the charge of these parameters for records of these cohorts. Creates no ledger.
 
-        Epsilons are as claimed: an account under replace-one is charged more than the claim.
+        Epsilons are as claimed. An account under the replace-one relation is charged more than the
+        claim.
 
         Args:
-            train: about how many records train, which the default delta follows.
+            train: approximate number of training records, which determines the default delta.
             claim: the claim, once it is measured.
-            dataset: the records, where they were ingested already: releases of them under other
-                names count, too.
+            dataset: the records if they were already ingested. Releases of them under other names
+                are then counted too.
         """
         method = parameters.method
         kind, epsilon, delta = method.guarantee_kind, method.target_epsilon, method.delta
@@ -158,7 +158,9 @@ def _balances(
     epsilon: float | None,
     delta: float | None,
 ) -> tuple[Balance, ...]:
-    """Returns what the accounts have left for a claim; without an epsilon, what they have left."""
+    """Returns the balances of the accounts after a claim, or their current balances
+    if epsilon is None.
+    """
     balances: list[Balance] = []
     stated = amounts.delta(delta) if delta else None
     for account in accounts:
@@ -181,11 +183,11 @@ class OpenRelease(TypedDict):
     state: str
     since: str
     remedy: str
-    """The command that a person types next; empty while it is being released."""
+    """The next command to type; empty while the release is in progress."""
 
 
 class WaitingPlan(TypedDict):
-    """A plan without a release, and what it waits for."""
+    """A plan without a release, and what it is waiting for."""
 
     file: str
     population: str
@@ -193,7 +195,7 @@ class WaitingPlan(TypedDict):
     epsilon: float | None
     approved_by: tuple[str, ...]
     missing: int
-    """Approvals that are still needed."""
+    """Number of approvals that are still needed."""
     refused: str | None
     unfit: str | None
     """Why the budget would refuse it."""
@@ -201,7 +203,7 @@ class WaitingPlan(TypedDict):
     releasing: bool
     unaudited: bool
     remedy: str
-    """The command that a person types next."""
+    """The next command to type."""
 
 
 class LedgerOverview(TypedDict):
@@ -213,8 +215,8 @@ class LedgerOverview(TypedDict):
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> LedgerOverview:
-    """Returns the ledger's head, budgets in use, open releases, plans without release, and running
-    stages.
+    """Returns the ledger's head, budgets in use, open releases, plans without a
+    release, and running stages.
     """
     stages = running_stages(context.workspace.private)
     ledger = ledger_access.existing_ledger(context, settings)
@@ -239,7 +241,7 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> LedgerOverv
 
 
 def resuming_command(workspace: Workspace, row: ReleaseRow) -> str | None:
-    """Returns the command that resumes an open release, without a second charge; None where it
+    """Returns the command that resumes an open release without a second charge, or None if it
     cannot be resumed from this workspace.
     """
     file = workspace.private / "plans" / f"{row.plan.idempotency_key[:16]}.json"
@@ -261,7 +263,7 @@ def _plans(context: Context, ledger: Ledger) -> list[WaitingPlan]:
             planned = PlannedRelease.load(file)
             case = ReleaseCase.read(context, planned, ledger, file=file)
         except (InputError, BudgetRefused):
-            continue  # to be planned again before it can be released
+            continue  # it must be planned again before it can be released
         if case.released is not None:
             continue
         status, obstacle = case.approvals, gate.obstacle(case)

@@ -1,9 +1,9 @@
-"""Reads the case of a release: its plan, and what ledger and policy say of it.
+"""Reads the case of a release: its plan, and the ledger's and the policy's facts about it.
 
-A case is read once in a process and passed from the command to the seal, so that the ledger is
-opened and folded once, and each signature is checked once. What may change meanwhile is asked
-again where it counts: an audit right before the draw, budget and policy in the transaction that
-reserves.
+A case is read once per process and passed from the command to the seal, so that the ledger is
+opened and replayed once, and each signature is checked once. Facts that may change in the meantime
+are read again where they count: audits right before the draw, and budget and policy in the
+transaction that reserves.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tasks.running.stage import Context
 
 @dataclass(frozen=True)
 class ReleaseCase:
-    """A planned release, the ledger and its policy, the release if the plan has one, and the
-    decisions that were signed on it.
+    """A planned release, the ledger and its policy, the release if the plan has
+    one, and the signed decisions on it.
     """
 
     planned: PlannedRelease
     ledger: Ledger
     policy: Policy
-    """The one in force."""
+    """The current policy."""
     released: ReleaseRow | None
-    """The plan's release as it is now."""
+    """The plan's release in its current state."""
     matter: Matter
-    """What a signature on the plan is about."""
+    """The content that a signature on the plan covers."""
     decisions: tuple[Decision, ...] = ()
-    """As they were saved; `approvals` says which of them count."""
+    """As they were saved; `approvals` shows which of them count."""
     file: Path = Path("PLAN")
-    """Path of the plan, as commands name it."""
+    """Path of the plan, as shown in commands."""
 
     @staticmethod
     def of(
@@ -53,7 +53,7 @@ class ReleaseCase:
         decisions: Sequence[Decision] = (),
         file: Path = Path("PLAN"),
     ) -> ReleaseCase:
-        """Returns a plan with what the ledger knows of it now."""
+        """Returns a plan with the ledger's current facts about it."""
         plan = planned.plan
         matter = Matter("release", planned.digest, release_terms(plan), plan.requester)
         released = ledger.find(plan.idempotency_key)
@@ -65,7 +65,9 @@ class ReleaseCase:
     def read(
         context: Context, planned: PlannedRelease, ledger: Ledger, *, file: Path | None = None
     ) -> ReleaseCase:
-        """Returns a plan with what the ledger knows of it, and the decisions saved next to it."""
+        """Returns a plan with the ledger's current facts about it and the decisions
+        saved next to it.
+        """
         decisions = saved_decisions(context, planned)
         file = file or planned.file(context)
         return ReleaseCase.of(planned, ledger, decisions=decisions, file=file)
@@ -79,12 +81,12 @@ class ReleaseCase:
         return ReleaseCase.read(context, planned, ledger, file=file)
 
     def reread(self, context: Context) -> ReleaseCase:
-        """Returns the case as it is now, from the same open ledger."""
+        """Returns the current case from the same open ledger."""
         decisions = saved_decisions(context, self.planned)
         return ReleaseCase.of(self.planned, self.ledger, decisions=decisions, file=self.file)
 
     def with_plan(self, planned: PlannedRelease) -> ReleaseCase:
-        """Returns the case of another version of the plan, such as the one that was reserved."""
+        """Returns the case of another version of the plan, such as the reserved one."""
         return ReleaseCase.of(planned, self.ledger, decisions=self.decisions, file=self.file)
 
     def with_ledger(self, ledger: Ledger) -> ReleaseCase:
@@ -96,17 +98,17 @@ class ReleaseCase:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything that an approval covers."""
+        """SHA-256 of everything that an approval covers."""
         return self.matter.digest
 
     @cached_property
     def approvals(self) -> ApprovalStatus:
-        """Which of the saved decisions count under the policy."""
+        """The saved decisions that count under the policy, and those that are missing."""
         return count_approvals(self.policy, self.matter, self.decisions)
 
     @cached_property
     def measurements(self) -> Sequence[Evaluated]:
-        """What was evaluated and audited, as the ledger has it beside its chain, oldest first."""
+        """Evaluations and audits from the ledger's table next to its chain, oldest first."""
         return self.ledger.measurements()
 
     @cached_property
@@ -116,8 +118,8 @@ class ReleaseCase:
 
     @cached_property
     def measurement(self) -> Measurement | None:
-        """The audit that speaks most against the claim, or the best one for it; None without any
-        audit.
+        """The audit with the strongest evidence against the claim, or else the best one for it.
+        None if there is no audit.
         """
         return measurement_of(
             self.measurements,
@@ -129,8 +131,8 @@ class ReleaseCase:
         )
 
     def require_current(self, context: Context) -> None:
-        """Requires, of a plan without a release, that it is this ledger's and states how its fit
-        was chosen.
+        """Refuses a plan without a release that belongs to another ledger, or that
+        misstates how its fit was chosen.
         """
         if self.released is not None:
             return

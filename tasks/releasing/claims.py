@@ -40,8 +40,8 @@ CHOSEN = (
     "how this model was chosen: figures of other training runs on these records may have decided "
     "seed, sample, settings or mechanism"
 )
-"""The same with and without any one record. The plan has the number of runs, which is not: one
-shared record changes it.
+"""The text is the same with and without any one record. The number of runs is in the plan instead,
+because one shared record changes it.
 """
 SETTINGS = "settings (rates, epochs, encoder), if someone chose them by looking at these records"
 CHAIN_SETTINGS = (
@@ -68,15 +68,15 @@ NOT_METHOD: Any = {
         True,
     ),
 }
-"""Parameters about paths and requester, which do not affect the training."""
+"""Parameters on paths and the requester, which do not affect the training."""
 
-# Seeds of a branch share one event, and accounting for it takes seconds.
+# Seeds of a branch share one event, and its accounting takes seconds.
 _claim_of = lru_cache(maxsize=64)(claim_of)
 
 
 def settings_of(parameters: RetrainParameters) -> dict[str, Any]:
-    """Returns the parameters that fits depend on, as JSON. The fingerprint of the records covers
-    the code list.
+    """Returns the parameters that fits depend on, as JSON. The fingerprint of the
+    records covers the code list.
     """
     return parameters.model_dump(mode="json", exclude=NOT_METHOD)
 
@@ -84,12 +84,12 @@ def settings_of(parameters: RetrainParameters) -> dict[str, Any]:
 def method_of(
     fit: Mapping[str, Any], task: Mapping[str, Any], *, population: str, ingest: Any
 ) -> dict[str, Any]:
-    """Returns the method of a fit, which the key of its release names by its digest: nothing that
-    the fit itself found, so that the same records, method and label have one release.
+    """Returns the method of a fit. The release's key contains its digest. It excludes everything
+    that the fit itself found, so that the same records, method and label have one release.
 
     Args:
-        fit: the configuration of the fit's stage.
-        task: of its plan, as JSON.
+        fit: configuration of the fit's stage.
+        task: task of its plan, as JSON.
         ingest: settings of the records' ingest, as JSON.
     """
     return {
@@ -102,11 +102,11 @@ def method_of(
 def unprotected_inputs(
     dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
-    """Returns what reached the release from the records without protection, by figures of their
-    ingest.
+    """Returns the inputs of the release that came from the records without protection, from the
+    ingest's figures.
 
     Args:
-        weights: risk weights were computed.
+        weights: whether risk weights were computed.
     """
     listed = {
         WEIGHTS: weights,
@@ -123,7 +123,7 @@ def unprotected_inputs(
 
 
 def public_inputs(model: ModelConfig) -> tuple[str, ...]:
-    """Returns what reached the model from public sources, apart from the encoder."""
+    """Returns the model's inputs from public sources, apart from the encoder."""
     lines: list[str] = []
     if model.prior == "titles":
         lines.append(
@@ -180,12 +180,12 @@ def claim_on(
     delta: float | None,
     also_unprotected: tuple[str, ...],
 ) -> Claim:
-    """Returns the claim of an event on records, with all that reached the model outside the
+    """Returns the claim of an event on records, with all inputs of the model from outside the
     mechanism.
 
     Args:
         dataset: figures of the ingest.
-        also_unprotected: what does not follow from records and model.
+        also_unprotected: unprotected inputs that do not follow from records and model.
     """
     unit, most = privacy_unit(ingest)
     inputs = unprotected_inputs(dataset, weights=event.risk_weights, model=model)
@@ -200,9 +200,7 @@ def claim_on(
 
 
 def claim_like(claim: Claim, event: Event) -> Claim:
-    """Returns the claim of another event for the same unit, at the same delta and with the same
-    unprotected inputs.
-    """
+    """Returns the claim of another event for the same unit, delta and unprotected inputs."""
     return claim_of(
         event,
         delta=claim.delta,
@@ -218,7 +216,7 @@ def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
 
 
 def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
-    """Returns the key of a release; the same records, method and label have one release."""
+    """Returns the key of a release. The same records, method and label have one release."""
     return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})
 
 
@@ -226,5 +224,5 @@ def decode_event(value: Any) -> Any:
     if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
         from mechanisms.mechanism import kinds
 
-        kinds()  # whose files declare events of their own
+        kinds()  # imports the mechanisms, which declare events of their own
     return decode(value)

@@ -1,5 +1,5 @@
-"""Says of a run's code lists, before a release exists, whether their entries are published or will
-be texts to sign.
+"""Reports, before a release exists, whether the entries of its code lists are
+published or have to be signed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Verdict = Literal["published", "numbers", "to be signed"]
 
 @dataclass(frozen=True)
 class CodeListVerdict:
-    """Holds the verdict on the code list."""
+    """The verdict on a code list."""
 
     published_name: str | None
-    """The published list that it is, or some entries of."""
+    """The published list that contains all of its entries, if there is one."""
     verdict: Verdict
     texts: int = 0
-    """Entries that the plan's page lists."""
+    """Number of entries that the plan's page lists."""
     advice: str = ""
-    """What to do so that no one has to read them."""
+    """How to avoid that someone has to read them."""
 
     @property
     def description(self) -> str:
-        """Describes the verdict, with what to do where anything is to be done."""
+        """Describes the verdict, with the advice if there is any."""
         known = f"recognised as published ({self.published_name})"
         if self.published_name == DEMONSTRATION:
             known = "from the program's own demonstration list, which is not published"
@@ -43,23 +43,22 @@ class CodeListVerdict:
             "published": known,
             "numbers": "the list has numbers and no titles",
             "to be signed": f"not a published list: the plan lists its {self.texts} entries, and "
-            "anyone who approves "
-            f"the plan signs them. {self.advice}",
+            f"whoever approves the plan signs them. {self.advice}",
         }[self.verdict]
 
     @property
     def warning(self) -> str | None:
-        """Returns a warning where something is to be done, None otherwise."""
+        """Returns a warning if something has to be done, else None."""
         if self.verdict != "to be signed":
             return None
         return f"code list: {self.description}"
 
 
 def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeListVerdict | None:
-    """Assesses a retrain's list: that of its records where an earlier run ingested them, otherwise
-    the file.
+    """Assesses the code list of a run: the list of its records if an earlier run ingested them,
+    otherwise the file.
 
-    Before there are records, none of codes without a list.
+    Returns None for observed codes if there are no records yet.
     """
     given = parameters.data
     dataset = ingest_records(given).find(context.store)

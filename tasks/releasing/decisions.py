@@ -1,7 +1,7 @@
-"""Keeps the signed decisions on a planned release, and counts those that its policy accepts.
+"""Stores the signed decisions on a planned release, and counts those that its policy accepts.
 
-A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again
-when it reserves, so nothing depends on who may write there.
+A decision is a file `private/plans/<plan>.decisions/<key id>.json`. The ledger checks each decision
+again when it reserves, so write access to the folder gives no power.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tasks.running.stage import Context
 
 @dataclass(frozen=True)
 class ApprovalStatus:
-    """Holds which decisions on a plan count, and which are missing."""
+    """The decisions on a plan that count, and those that are missing."""
 
     policy: Policy
     approved: tuple[str, ...]
-    """Names of those whose approvals count."""
+    """Names of the approvers with approvals that count."""
     decisions: tuple[Decision, ...]
     """Their decisions, in the same order."""
     refusal: Decision | None = None
@@ -47,7 +47,7 @@ def saved_decisions(context: Context, planned: PlannedRelease) -> tuple[Decision
 
 
 def save_decision(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
-    """Saves a decision next to its plan; a key's newer decision replaces its older one."""
+    """Saves a decision next to its plan. A key's newer decision replaces its older one."""
     folder = decisions_folder(context, planned)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{decision.key_id[:16]}.json"
@@ -61,7 +61,7 @@ def save_decision(context: Context, planned: PlannedRelease, decision: Decision)
 def count_approvals(
     policy: Policy, matter: Matter, decisions: Sequence[Decision]
 ) -> ApprovalStatus:
-    """Separates the decisions that count from those that do not; each signature is checked once."""
+    """Separates the decisions that count from the others. Each signature is checked once."""
     approvals: dict[str, Decision] = {}
     problems: list[str] = []
     refusal: Decision | None = None
@@ -74,7 +74,7 @@ def count_approvals(
         if decision.decision == "refuse":
             refusal = refusal or decision
         elif name in approvals:
-            problems.append(f"approval by {name}: given already; each person counts once")
+            problems.append(f"approval by {name}: already given. Each person counts once")
         else:
             approvals[name] = decision
     names, given = tuple(approvals), tuple(approvals.values())

@@ -1,8 +1,8 @@
 """Draws the sample of a release once, and reads it back after a crash.
 
-A draw exists once its file is in place, and nothing depends on it earlier. A link puts the file
-there and fails if one exists, so that there is never a second. A sample from before a crash counts
-by the digest in the ledger's row, or by this machine's signature.
+A draw exists once its file is in place, and nothing depends on it earlier. The file is put in place
+by a link, which fails if one exists, so that there is never a second draw. A sample from before a
+crash is accepted if its digest is in the ledger's row, or if this machine signed it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _MOST_OF_A_DRAW = 16 << 30
-"""Bytes of a sample's file."""
+"""Largest size of a sample's file, in bytes."""
 
 
 def require_undrawn(context: Context, plan: ReleasePlan) -> None:
@@ -62,12 +62,12 @@ def draw_once(
     planned: PlannedRelease,
     key: EllipticCurvePrivateKey,
 ) -> Draw:
-    """Returns the sample of a release: the one on the disk, or the first one.
+    """Returns the sample of a release: the one on disk, or the first one.
 
-    A note is on the disk before a sample is taken or the noise of a table. Whoever finds the note
-    without the sample takes no second one: the first may have been read in the unfinished file. A
-    fit that is released as it is, without a table, needs no note, since taking its parameters again
-    gives the same.
+    A note is written to disk before a sample or the noise of a table is drawn. If the note exists
+    without the sample, no second sample is drawn, because the first may have been read in the
+    unfinished file. A fit that is released as it is, without a table, needs no note, because its
+    parameters are always the same.
     """
     from mechanisms.model import checkpoint
 
@@ -125,7 +125,7 @@ def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
 
 
 def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
-    """Returns the bytes that a releasing worker signs of a sample."""
+    """Returns the bytes of a sample that the releasing worker signs."""
     values = {
         name: hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
         for name, tensor in sample.tensors.items()
@@ -162,9 +162,9 @@ def saved_draw(
     planned: PlannedRelease,
     key: EllipticCurvePrivateKey,
 ) -> Draw:
-    """Reads a sample once. It counts by its digest in the ledger's row; before there is one, a
-    sample counts by the signature of this machine's key, and a fit without a table by its
-    parameters.
+    """Reads a sample once. It is accepted by its digest in the ledger's row. Before there is such a
+    row, a sample is accepted by the signature of this machine's key, and a fit without a table by
+    its parameters.
     """
     from mechanisms.model import checkpoint
 

@@ -1,8 +1,8 @@
-"""Reads the audits of a candidate from the ledger, and what they measured against its claim.
+"""Reads the audits of a candidate from the ledger, and compares them with its claim.
 
-A lower bound above the claim for one record more or less contradicts the claim, and so does a check
-of the noisy sums that fails. An audit is inconclusive where perfect guesses could not have shown
-the claimed epsilon.
+A lower bound above the claim for adding or removing one record contradicts the claim, and so does a
+failed check of the noisy sums. An audit is inconclusive if perfect guesses could not have shown the
+claimed epsilon.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from storage.ledger.models import Sample
 from storage.ledger.records import same_records
 
 USUAL_CONFIDENCE = 0.95
-"""An audit at more than this bounds less: enough more, and it can contradict nothing."""
+"""Confidence above which an audit is weaker than usual. At a high enough confidence it cannot
+contradict anything.
+"""
 AUDITED_ARTIFACT = "audited"
-"""Name, among a row's artifacts, of the fit or posterior of an audit."""
+"""Name of an audited fit or posterior among a row's artifacts."""
 CONTRADICTED, NOT_CONTRADICTED, INCONCLUSIVE = "contradicted", "not contradicted", "inconclusive"
 
 
 Fault = Literal["noise", "repeated noise", "sensitivity", "sampling"]
-"""What a check of the noisy sums looks for (`mechanisms.audit.gradient_canaries.Check`)."""
+"""Faults that checks of the noisy sums look for (`mechanisms.audit.gradient_canaries.Check`)."""
 
 
 class Evidence(BaseModel, frozen=True, extra="ignore"):
-    """Holds the result of one audit, from its row of the ledger; fields that a row lacks have
-    defaults.
-    """
+    """The result of one audit, from its row of the ledger. Missing fields have defaults."""
 
     epsilon_lower_bound: float
-    """For one unit more or less."""
+    """Lower bound on epsilon for adding or removing one unit."""
     confidence: float
     reach: float = Field(exclude=True)
     """The bound that perfect guesses would have given."""
     trials: int = Field(default=0, ge=0)
     gradient_runs: int = Field(default=0, ge=0)
     noise_at_most: float | None = None
-    """The multiple of the stated noise above which it was excluded, where that gave the bound."""
+    """The multiple of the stated noise above which noise was excluded, if the bound
+    comes from that.
+    """
     epsilon_of_any: float | None = None
     """The bound without the assumption that the noise is Gaussian."""
     faults: tuple[Fault, ...] = ()
-    """Checks of the noisy sums that failed: the event did not run as stated."""
+    """Failed checks of the noisy sums: the event did not run as stated."""
 
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> Evidence:
@@ -58,7 +60,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
 
     @classmethod
     def found_in(cls, row: Evaluated) -> Evidence | None:
-        """Returns the result of an audit; None of a row that has none, or none that can be read."""
+        """Returns the result of an audit, or None if the row has none or it cannot be read."""
         if row.evaluation.kind != "audit":
             return None
         try:
@@ -68,9 +70,9 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The figures as people read them: bounds on epsilon rounded down to three digits, the one
-        on noise up. Further digits are never stated, since whoever measured could
-        write anything in them.
+        """The figures as shown to readers: bounds on epsilon are rounded down to three digits, and
+        the bound on noise is rounded up. Further digits are never shown, because whoever measured
+        could hide information in them.
         """
         noise, any_ = self.noise_at_most, self.epsilon_of_any
         return dict(self) | {
@@ -84,13 +86,14 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         }
 
     def judge(self, claim: Claim, *, minimum: float = 1.0) -> str:
-        """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted
-        it.
+        """Returns the verdict on a claim. An audit that could not have contradicted the claim is
+        inconclusive.
 
         Both bounds are per unit added or removed.
 
         Args:
-            minimum: the least share of the claim that perfect guesses must have been able to show.
+            minimum: the smallest share of the claim that perfect guesses must have been able to
+                show.
         """
         claimed = of_one_record(claim)
         if claimed is None:
@@ -109,15 +112,15 @@ def _digits(value: float, rounding: str, *, digits: int = 3) -> float:
 
 
 def has_reruns(audit: Evidence) -> bool:
-    """Checks that an audit reran the mechanism at a usual confidence; without reruns it contradicts
-    next to nothing.
+    """Whether an audit reran the mechanism at a usual confidence. Without reruns it
+    can contradict almost no claim.
     """
     # guard: test_an_audit_that_could_not_have_failed_opens_nothing
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
 
 class Measurement(Evidence):
-    """Holds the strongest audit result of one candidate, as the statement prints it."""
+    """The strongest audit result of one candidate, as the statement prints it."""
 
     epsilon_claimed: float | None
     epsilon_claimed_add_remove: float | None
@@ -151,7 +154,7 @@ class Measurement(Evidence):
 
 
 def describe_reach(reach: float, claimed: float | None) -> str:
-    """Words how much an audit could have shown at most."""
+    """Describes the most that an audit could have shown."""
     return (
         f"perfect guesses could have shown at most ε {upper_text(reach, 3)}, too little for a "
         f"claim of {upper_text(claimed or 0.0, 3)}"
@@ -161,8 +164,8 @@ def describe_reach(reach: float, claimed: float | None) -> str:
 def describe_bound(
     epsilon: float, noise_at_most: float | None, epsilon_of_any: float | None
 ) -> str:
-    """Words a lower bound. One on the noise is a bound on epsilon if the noise is Gaussian, and
-    names both.
+    """Describes a lower bound. A bound on the noise implies a bound on epsilon only if the noise is
+    Gaussian, so both are named.
     """
     if noise_at_most is None or epsilon_of_any is None:
         return f"at least ε {lower_text(epsilon)}"
@@ -214,11 +217,11 @@ def _overlapping(measurements: Sequence[Evaluated], fingerprint: str) -> set[str
 
 
 def method_identity(fingerprint: str | None, event: EventJson | None) -> str:
-    """Returns the digest that a contradiction belongs to: the records, and the mechanism as its
+    """Returns the digest to which a contradiction applies: the records, and the mechanism as its
     event describes it.
 
-    Seed, label, population, draws and what they measured are no part of it: fitted again, it is the
-    same method.
+    Seed, label, population, draws and their measurements are not part of it, so a repeated fit is
+    the same method.
     """
     done = {
         name: value
@@ -229,7 +232,7 @@ def method_identity(fingerprint: str | None, event: EventJson | None) -> str:
 
 
 def _strength(evidence: Evidence) -> tuple[bool, float, float]:
-    """Orders audits that refute nothing: by what they could have shown."""
+    """Sort key for audits that contradict nothing: how much they could have shown."""
     return has_reruns(evidence), evidence.reach, evidence.epsilon_lower_bound
 
 
@@ -242,20 +245,20 @@ def measurement_of(
     claim: Claim,
     minimum: float,
 ) -> Measurement | None:
-    """Returns the audit that speaks most against a claim, or the best one for it; None without any
-    audit.
+    """Returns the audit with the strongest evidence against a claim, or else the best one for it.
+    None if there is no audit.
 
     A contradiction by another fit of the same method counts as one by the candidate itself. A
-    smaller bound takes nothing back: each of them holds with its own confidence.
+    smaller bound never invalidates a larger one, because each holds with its own confidence.
 
     Args:
-        measurements: that the ledger has, oldest first.
+        measurements: the ledger's measurements, oldest first.
         fitted: digest of the fit or posterior.
-        fingerprint: of its records.
-        minimum: the least share of the claim that perfect guesses must have been able to show
+        fingerprint: fingerprint of its records.
+        minimum: the smallest share of the claim that perfect guesses must have been able to show
             (the policy's `audit_reach`).
     """
-    # audits rerun the training alone
+    # audits rerun only the training
     stated = cast("EventJson", event.of_training.model_dump(mode="json"))
     subjects = {method_identity(row, stated) for row in _overlapping(measurements, fingerprint)}
     candidate_rows = audits_of(measurements, fitted)

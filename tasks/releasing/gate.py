@@ -1,10 +1,10 @@
-"""Checks a plan against its ledger and policy, and the audits of its candidate against its claim,
+"""Checks a plan against its ledger and policy, and its claim against the audits of its candidate,
 before a reservation.
 
-The gate refuses a release whose claim an audit contradicts and records that in the ledger. Only a
-signed override with a reason lets it pass: by a person whose key the policy lists, other than the
-requester, over the plan and the measurement. Where the policy requires a conclusive audit, an
-inconclusive one is refused and overridden in the same way.
+If an audit contradicts the claim, the gate refuses the release and records this in the ledger. Only
+a signed override with a reason lets it pass. It is signed by a person with a key in the policy,
+other than the requester, and covers the plan and the measurement. If the policy requires a
+conclusive audit, an inconclusive one is refused and can be overridden in the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.releasing.evidence import (
 
 
 def check(case: ReleaseCase) -> StatedAudit | None:
-    """Accepts a plan or refuses it; returns the measurement for the release's row."""
+    """Accepts or refuses a plan, and returns the measurement for the release's row."""
     measurement, problem = case.measurement, obstacle(case)
     if problem is None:
         return None if measurement is None else _stated(case, measurement)
@@ -58,7 +58,7 @@ def _stated(case: ReleaseCase, measurement: Measurement) -> StatedAudit:
     figures = measurement.model_dump(mode="json")
     if by is None:
         return StatedAudit(line=measurement.line, **figures)
-    # the reason, which is free text, stays in the ledger
+    # the reason is free text, so it remains in the ledger
     line = f"{measurement.line}; overridden by {by}"
     return StatedAudit(line=line, **figures, overridden_by=by)
 
@@ -125,8 +125,8 @@ def _lacks_audit(case: ReleaseCase, measurement: Measurement | None) -> Fault | 
 
 
 def override_terms(case: ReleaseCase, measurement: Measurement) -> dict[str, str]:
-    """Returns the terms that an override signs, with the plan's digest. A larger bound makes it
-    stale.
+    """Returns the terms that an override signs, with the plan's digest. A larger
+    bound invalidates it.
     """
     named = {
         "epsilon_lower_bound": f"{measurement.epsilon_lower_bound:.6f}",
@@ -172,8 +172,8 @@ def _blocks(case: ReleaseCase, measurement: Measurement) -> bool:
 
 
 def _overridden(case: ReleaseCase, measurement: Measurement) -> str | None:
-    """Returns who overrode this measurement of this plan. Checks the signature again; a row alone
-    is not enough.
+    """Returns who overrode this measurement of this plan. The signature is checked again, because a
+    row alone is not sufficient.
     """
     if not _blocks(case, measurement):
         return None

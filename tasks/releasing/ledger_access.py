@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 DEFAULT_DELTA = 1e-5
-"""At most; less for more than 10,000 records."""
+"""Largest default delta. It is smaller for more than 10,000 records."""
 
 
 def delta_for(records: int) -> float:
-    """Returns the default delta for so many training records: a tenth over their number, as a power
-    of ten.
+    """Returns the default delta for a number of training records: a tenth over their number,
+    rounded down to a power of ten.
 
     A guarantee with some delta allows a mechanism that reveals each record with that probability,
-    and so records x delta of them on average.
+    and therefore records x delta of them on average.
     """
     return min(DEFAULT_DELTA, float(f"1e-{len(str(10 * max(records, 1) - 1))}"))
 
 
 def describe_large_delta(records: int, delta: float | None) -> str:
-    """Warns of a delta that is not far below one over the number of records; empty where it is."""
+    """Returns a warning if delta is not far below one over the number of records,
+    else an empty text.
+    """
     expected = records * (delta or 0.0)
     if expected <= _FEW:
         return ""
@@ -45,12 +47,12 @@ def describe_large_delta(records: int, delta: float | None) -> str:
 
 
 _FEW = 0.5
-"""Records x delta up to which delta draws no warning."""
+"""Value of records x delta up to which there is no warning."""
 
 
 def allowed_delta(policy: Policy, population: str, *, records: int = 1) -> float:
-    """Returns the smallest formal cap on delta of any cohort of a population, at most the default
-    for its records.
+    """Returns the smallest formal cap on delta of any cohort of a population, or the default for
+    its records if that is smaller.
     """
     budget = policy.populations.get(population, policy.default)
     caps = (
@@ -67,11 +69,11 @@ def allowed_delta(policy: Policy, population: str, *, records: int = 1) -> float
 
 
 def default_delta(context: Context, parameters: RetrainParameters, *, records: int) -> float:
-    """Returns the delta of a formal claim without a given one, so that one release fits under the
-    policy's caps.
+    """Returns the delta of a formal claim if none is specified, such that one release fits under
+    the policy's caps.
 
-    It depends on the policy and not on what is spent: the same command plans the same release,
-    however often it is run.
+    It depends on the policy and not on the budget already spent, so the same command always plans
+    the same release.
     """
     return allowed_delta(
         current_policy(context, parameters.release), parameters.data.population, records=records
@@ -79,8 +81,8 @@ def default_delta(context: Context, parameters: RetrainParameters, *, records: i
 
 
 def current_policy(context: Context, settings: LedgerParameters) -> Policy:
-    """Returns the policy in force, or the one that a first release would put in force. Creates no
-    ledger.
+    """Returns the current policy, or the policy that a first release would put in
+    force. Creates no ledger.
     """
     ledger = existing_ledger(context, settings)
     return given_policy(settings) if ledger is None else ledger.policy()
@@ -95,7 +97,7 @@ def existing_ledger(context: Context, settings: LedgerParameters) -> Ledger | No
 
 
 def require_ledger(context: Context, settings: LedgerParameters) -> Ledger:
-    """Opens the ledger under which the plans of a workspace were made; creates none."""
+    """Opens the ledger that a workspace's plans were made under. Creates none."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
         return ledger
@@ -116,7 +118,7 @@ def require_ledger(context: Context, settings: LedgerParameters) -> Ledger:
 
 
 def ledger_url(context: Context) -> str:
-    """Returns the address of the machine's ledger, or of the workspace's."""
+    """Returns the address of the machine's ledger, or else of the workspace's."""
     return os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
 
 
@@ -126,7 +128,7 @@ def open_ledger(
     """Opens the ledger of this run, under the policy of this run.
 
     Args:
-        key: of the releasing worker, which alone writes the rows of releases.
+        key: key of the releasing worker, which is the only one that writes rows of releases.
     """
     policy, journals = given_policy(settings), journals_of(context.workspace)
     ledger = Ledger.open(ledger_url(context), policy=policy, journals=journals, key=key)

@@ -1,5 +1,5 @@
-"""Writes and reads the rows of the ledger about fits on the same records: evaluations, comparisons,
-audits.
+"""Writes and reads the ledger's rows about fits on the same records: evaluations,
+comparisons, audits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SPLITS = ("train", "test", "holdout")
 def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
     """Returns the marks of all sampled records in every split, and saves them in the workspace.
 
-    Neither code, cohort, template nor another column is part of a mark: it is the same record with
-    any. Where the claim is about units, there are marks of theirs as well.
+    A mark does not depend on code, cohort, template or other columns, because the record is the
+    same with any of them. If the claim is about units, the units are marked as well.
     """
     records = _marked(context, dataset, registry_key(context.workspace.private))
     save_marks(context.workspace, records)
@@ -39,8 +39,8 @@ def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
 
 
 def find_record_set(context: Context, dataset: ArtifactRef) -> RecordSet | None:
-    """Returns the same marks only for look-ups: saves nothing; None for a workspace
-    without a key.
+    """Returns the same marks for look-ups only. Saves nothing, and returns None for
+    a workspace without a key.
     """
     private = context.workspace.private
     return _marked(context, dataset, registry_key(private)) if has_registry_key(private) else None
@@ -61,10 +61,10 @@ def _units(context: Context, dataset: ArtifactRef) -> set[str]:
 
 
 def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
-    """Yields what marks the records: each id, and each text cell.
+    """Yields the content that marks the records: each id, and each text cell.
 
-    Two releases share records where one of these is in both. An id that may be a running number
-    marks no record, since every file has such a one.
+    Two releases share records if one of these is in both. An id that may be a running number marks
+    no record, because every file has such ids.
     """
     folder, read = context.store.open(dataset), context.store.figures(dataset)["rows_read"]
     tables = [load_table(folder, split) for split in _SPLITS if split_file(folder, split).is_file()]
@@ -94,14 +94,15 @@ def record_evaluation(
     settings: str | None = None,
     prefect_run_id: str | None,
 ) -> Evaluated:
-    """Writes one internal row, or returns the one that these artifacts have under this label.
-    Charges nothing.
+    """Writes one internal row, or returns the row that these artifacts already have under this
+    label. Charges nothing.
 
     Args:
-        label: for people; by default the subject's.
-        details: figures that may be in the ledger; numbers are rounded to six decimals.
-        key: of idempotency; by default from label, population and artifacts.
-        settings: digest of what the row depends on; by default the parameters' without the release.
+        label: label for readers; by default the subject's.
+        details: figures that may be in the ledger. Numbers are rounded to six decimals.
+        key: idempotency key; by default from label, population and artifacts.
+        settings: digest of the row's settings; by default that of the parameters without the
+            release.
     """
     facts = context.store.figures(dataset)
     artifacts = {name: ref.sha256 for name, ref in refs.items()}

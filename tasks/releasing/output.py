@@ -25,7 +25,7 @@ DIGEST = "^[0-9a-f]{64}$"
 
 
 class Output(BaseModel, frozen=True, extra="forbid"):
-    """Holds the settings of the released files other than the model; signed with the plan."""
+    """Settings of the released files other than the model, which are signed with the plan."""
 
     precision: Precision = "float32"
     int8: bool = False
@@ -34,17 +34,15 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """Digest of the encoder in the released model."""
     public: tuple[Annotated[str, Field(pattern=DIGEST)], ...] = ()
-    """Digests of the stages that embedded public texts for the words of the released model."""
+    """Digests of the stages that embedded public texts for the released model's word features."""
     registry: RegistryStatement | None = None
-    """What the policy states for a registry, which the bundle repeats."""
+    """The policy's statement for a registry, which the bundle repeats."""
     texts: tuple[str, ...] = ()
-    """Every text of the bundle that no published list has and that is no name or number in a narrow
-    form.
-    """
+    """Every text of the bundle that is neither published nor a short name or number."""
 
     @staticmethod
     def from_settings(settings: BundleParameters) -> Output:
-        """Takes the output settings from those of the planning run."""
+        """Takes the output settings from the planning run's settings."""
         return Output(
             precision=settings.precision,
             int8=settings.int8,
@@ -54,7 +52,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     def with_texts(
         self, context: Context, candidate: Candidate, plan: ReleasePlan, **changed: Any
     ) -> Output:
-        """Returns the settings, some of them changed, with the texts of this plan's bundle."""
+        """Returns the settings, with changes, and the texts of this plan's bundle."""
         output, store = self.model_copy(update=changed), context.store
         texts = own_texts(
             load_codes(store.open(candidate.dataset)),
@@ -71,20 +69,20 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         plan contains.
         """
         contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
-        if context.copies is None:  # a release takes them by the plan
+        if context.copies is None:  # a release uses the plan's
             contents["public"] = _public_stages(context, candidate)
         return self.with_texts(context, candidate, plan, **contents)
 
     @property
     def texts_digest(self) -> str:
-        """Returns the first 16 digits of a digest of the texts: it states that
+        """Returns the first 16 digits of a digest of the texts, which confirms that
         someone read them.
         """
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:
-        """Applies the planned output to the settings of the releasing run; refuses settings that
-        ask for another.
+        """Applies the planned output to the releasing run's settings. Refuses
+        settings that request a different output.
         """
         if settings.precision not in ("float32", self.precision):
             raise Contradiction(
@@ -109,7 +107,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
 
 def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
-    from tasks.fitting.prior import lexicon_of  # brings torch
+    from tasks.fitting.prior import lexicon_of  # imports torch
 
     with context.copying(named=None) as own:
         lexicon_of(own, candidate.model, load_codes(own.store.open(candidate.dataset)))

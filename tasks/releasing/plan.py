@@ -1,9 +1,9 @@
-"""Defines the planned release, the file that an officer approves: what is released, on what claim,
-made from which artifacts.
+"""Defines the planned release, which is the file that an officer approves: what is released, under
+which claim, and from which artifacts.
 
-A plan is a function of its artifacts, of the settings of its method and of what was requested
-(`build_plan`). A release builds it again and compares the whole. It is in the private workspace,
-since it holds the references of private artifacts.
+A plan is a function of its artifacts, the settings of its method and the request (`build_plan`). A
+release builds it again and compares the two. It is in the private workspace, because it contains
+references to private artifacts.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
-"""What may differ between two runs of the same plan."""
+"""Fields that may differ between two runs of the same plan."""
 _MOST = 64 << 20
-"""Bytes of a plan's file."""
+"""Largest size of a plan's file, in bytes."""
 
 
 class Request(BaseModel, frozen=True):
@@ -95,18 +95,22 @@ def release_lock(plan: ReleasePlan) -> str:
 
 
 class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
-    """Holds a plan with the candidate that it releases."""
+    """A plan and the candidate that it releases."""
 
     schema_version: Literal[1] = 1
     plan: ReleasePlan
     candidate: Candidate
     output: Output = Output()
     method: dict[str, Any] = {}
-    """The settings that the key names by their digest."""
+    """The settings with the digest that is part of the key."""
     selection: Selection = Selection()
-    """How the fit was chosen, by the ledger; `unprotected_inputs` says it in words."""
+    """How the fit was chosen, according to the ledger; `unprotected_inputs`
+    describes it in words.
+    """
     untold: Untold | None = None
-    """Why a partner is told nothing of the test half; None where a table of it is released."""
+    """Why no accuracy on the test half is reported to partners. None if a table of
+    it is released.
+    """
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -126,12 +130,12 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     ) -> PlannedRelease:
         """Plans the release of a candidate.
 
-        The same records, method and label always give the same key, so that running again, also
-        after a change of code that gave another fit, never releases and spends twice unless the
-        operator asks by another label.
+        The same records, method and label always give the same key. Running again never releases
+        and charges twice, even if a change of code gave another fit, unless the operator chooses
+        another label.
 
         Args:
-            delta: of a formal claim.
+            delta: delta of a formal claim.
         """
         request = Request.of(parameters, prefect_run_id=prefect_run_id)
         output = Output.from_settings(parameters.release)
@@ -145,14 +149,14 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))
 
     def has_bundle(self, store: Store) -> bool:
-        """Checks whether a bundle can hold this model: not every mechanism has one."""
+        """Whether a bundle can contain this model. Some mechanisms have no bundle."""
         return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
     def attach_ledger(self, ledger: Ledger, context: Context) -> PlannedRelease:
-        """Attaches the plan to this ledger at its newest row, and states how its fit was chosen by
-        the ledger's rows and what its policy says for a registry.
+        """Attaches the plan to this ledger at its newest row. Adds how its fit was chosen, from the
+        ledger's rows, and the policy's statement for a registry.
 
-        An equal saved plan stays, with its approvals.
+        If an equal plan is saved, it is kept with its approvals.
         """
         registry, output = ledger.policy().registry, self.output
         if registry != output.registry:
@@ -166,7 +170,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
                 ledger.require_here(saved.plan)
                 return saved
         except (InputError, BudgetRefused):
-            pass  # no saved plan, or one that no longer counts
+            pass  # no saved plan, or one that is no longer valid
         return bound.with_selection(
             context,
             bound.selection,
@@ -174,7 +178,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         )
 
     def selection_now(self, measurements: Sequence[Evaluated], context: Context) -> Selection:
-        """Returns how the fit was chosen, by the ledger's rows as they are now."""
+        """Returns how the fit was chosen, from the ledger's current rows."""
         return Selection.of(
             measurements,
             context,
@@ -195,7 +199,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"plan": plan, "selection": selection})
 
     def check(self, context: Context) -> None:
-        """Refuses a plan other than its artifacts give, such as one edited manually."""
+        """Refuses a plan that does not follow from its artifacts, such as one that
+        was edited manually.
+        """
         candidate, store = self.candidate, context.store
         for ref in (candidate.fitted, candidate.dataset, candidate.prepared):
             store.open(store.local(ref))
@@ -209,10 +215,10 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         _require_equal(self, self._again(context))
 
     def require_consistent(self) -> None:
-        """Refuses a plan whose claim, key or digests do not follow from its event, method and
-        candidate.
+        """Refuses a plan with a claim, key or digest that does not follow from its event, method
+        and candidate.
 
-        Needs no artifact; a release checks those too.
+        It needs no artifacts. A release checks those too.
         """
         stated, claim = self.plan, self.plan.claim
         inputs = claim.unprotected_inputs[
@@ -265,7 +271,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return context.workspace.private / "plans" / f"{self.plan.idempotency_key[:16]}.json"
 
     def save(self, context: Context) -> Path:
-        """Writes the plan into the private workspace; returns the file."""
+        """Writes the plan to the private workspace and returns the file."""
         file = self.file(context)
         file.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(
@@ -275,7 +281,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return file
 
     def save_reserved(self, context: Context) -> None:
-        """Keeps the plan by its digest, for the reservation that is about to be made of it."""
+        """Saves the plan under its digest, for the reservation that is about to be made."""
         file = _reserved_file(context, self.digest)
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +289,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def reserved(context: Context, row: ReleaseRow) -> PlannedRelease:
-        """Loads the plan that a release was reserved for; refuses one that was changed."""
+        """Loads the plan that a release was reserved for. Refuses a plan that was changed."""
         sha256 = str(row.plan_digest)
         file = _reserved_file(context, sha256)
         planned = PlannedRelease.load(file)
@@ -319,15 +325,16 @@ def build_plan(
     selection: Selection = Selection(),
     ledger: LedgerPosition | None = None,
 ) -> PlannedRelease:
-    """Returns the plan that artifacts give; everything but the request and delta follows from them
-    and the ledger.
+    """Returns the plan for these artifacts. Everything except the request and delta follows from
+    them and the ledger.
 
     Args:
-        candidate: names the artifacts; its other fields are read from the stages that made them.
-        delta: of a formal claim.
-        selection: how the fit was chosen, by the ledger.
+        candidate: identifies the artifacts. Its other fields are read from the stages that made
+            them.
+        delta: delta of a formal claim.
+        selection: how the fit was chosen, according to the ledger.
     """
-    from tasks.fitting import fits  # brings torch, which a reader of plans does without
+    from tasks.fitting import fits  # imports torch, which readers of plans do not need
 
     store = context.store
     facts = store.figures(candidate.dataset)
@@ -383,8 +390,8 @@ def build_plan(
 
 
 def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
-    """Returns the candidate of a release with the copies of its encoder's files that this process
-    made. Each is read once; an encoder that comes with the program, or from the hub, stays.
+    """Returns the candidate of a release with this process's copies of its encoder's files. Each
+    file is read once. An encoder that ships with the program, or from the hub, is not copied.
 
     Raises:
         StorageError: the files are not the planned ones.

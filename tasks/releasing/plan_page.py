@@ -1,8 +1,8 @@
-"""Builds the page that an officer reads before the decision: a question, a verdict and an answer
-for each matter.
+"""Builds the page that an officer reads before deciding. Each topic has a question, a verdict and
+an answer.
 
-The terminal, the HTML page and the Markdown page of the run have the same answers. Templates hold
-the words; this file computes figures and verdicts.
+The terminal, the HTML page and the run's Markdown page have the same answers. The wording is in
+templates; this file computes figures and verdicts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ NOTICE = (
 )
 Verdict = Literal["fine", "investigate", "warning"]
 LARGE = 0.1
-"""Share of the F1 without privacy from which a loss calls for review."""
+"""Share of the F1 without privacy above which a loss needs review."""
 PlanVerdict = Verdict | Literal["note"]
-"""`note`: worth knowing, and nothing has to be done about it."""
+"""`note`: worth knowing, but nothing has to be done about it."""
 MARKS: dict[PlanVerdict, str] = {
     "fine": "✓ fine",
     "note": "○ note",
@@ -90,9 +90,9 @@ class PlanPage:
     revoked: str = ""
     """When and why that release was revoked, and who has it."""
     units: Units | None = None
-    """Of its records; None where a record is the unit, or where the records are elsewhere."""
+    """Units of its records. None if each record is a unit, or if the records are elsewhere."""
     told: AccuracyFigures | None = None
-    """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
+    """`accuracy.json` of its bundle. None before its release, or if no accuracy is reported."""
 
     @property
     def planned(self) -> PlannedRelease:
@@ -108,7 +108,7 @@ class PlanPage:
 
     @property
     def released(self) -> ReleaseRow | None:
-        """The ledger's row of its release, where it has one."""
+        """The ledger's row of its release, if it has one."""
         return self.case.released
 
     @property
@@ -117,9 +117,7 @@ class PlanPage:
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the worst verdict of the answers; of a release nothing is left to decide, unless
-        it was revoked.
-        """
+        """The worst verdict of the answers. A release needs no decision, unless it was revoked."""
         if self.released is not None:
             return "warning" if self.revoked else "fine"
         verdicts = {answer.verdict for answer in self.answers}
@@ -153,10 +151,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
-    """Answers what an officer would ask about a plan, the promise first.
+    """Answers an officer's questions about a plan, the promise first.
 
     Args:
-        here: what the plan's workspace tells; None: the records are not available.
+        here: facts from the plan's workspace, or None if the records are not available.
     """
     here = here or Surroundings()
     records, planned, ledger = here.records, case.planned, case.ledger
@@ -168,7 +166,7 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             "privacy_unit": claim.privacy_unit,
-            # of a method that does not say it, the weaker promise
+            # for a method that does not report it, assume the weaker promise
             "sampling": ingest.get("sampling", "stratified"),
             "train_before": ingest.get("train_before"),
             "exact_arithmetic": is_exact(planned.plan.event),
@@ -344,9 +342,7 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
 
 
 def _large_delta(case: ReleaseCase, charges: Sequence[Charge]) -> dict[str, str] | None:
-    """Returns the δ of the policy and the records that it is too large for; None where it is not
-    too large.
-    """
+    """Returns the policy's δ and the number of records if δ is too large for them, else None."""
     caps = [charge.after.delta_cap for charge in charges if charge.after.delta_cap is not None]
     records = case.policy.round_records(case.plan.records_rounded)
     if not caps or not describe_large_delta(records, float(max(caps))):
@@ -356,8 +352,8 @@ def _large_delta(case: ReleaseCase, charges: Sequence[Charge]) -> dict[str, str]
 
 
 def _shared_delta(charges: Sequence[Charge]) -> str | None:
-    """Writes the δ at which all accounts are kept; None if they differ, or if claims add up there,
-    at the sum of their deltas.
+    """Returns the δ of all accounts, or None if they differ or if claims are added
+    up at the sum of their deltas.
     """
     kept_at = {charge.after.delta_cap if charge.after.exact else None for charge in charges}
     (delta_cap,) = kept_at if len(kept_at) == 1 else (None,)
@@ -365,17 +361,19 @@ def _shared_delta(charges: Sequence[Charge]) -> str | None:
 
 
 def _claim_beside_budget(claim: Claim, charge: Charge) -> Literal["smaller", "same"] | None:
-    """Tells the δ at which a claim is stated beside its account's, where ε differs as that says."""
+    """Returns how the claim's δ compares with the account's, if that explains the
+    difference in ε.
+    """
     cap = charge.after.delta_cap
     if cap is None or claim.delta is None or claim.epsilon is None:
         return None
     relation = charge.after.neighbouring_relation
     if relation is not None and relation != claim.neighbouring_relation:
-        return None  # two claims of different neighbours differ for that reason too
+        return None  # claims for different neighbouring relations also differ for that reason
     delta, epsilon = amounts.delta(claim.delta), amounts.epsilon(claim.epsilon)
     if delta < cap and charge.alone < epsilon:
         return "smaller"
-    # only of Gaussian noise is the part of δ that is set apart the one reason
+    # only with Gaussian noise is the share of δ that is set aside the sole reason
     of_noise = delta == cap and charge.after.rule == "gaussian" and charge.alone > epsilon
     return "same" if of_noise and up(charge.alone) != up(epsilon) else None
 
@@ -397,7 +395,7 @@ def _cost_of_released(case: ReleaseCase, released: ReleaseRow) -> Answer:
 
 
 def _spends_delta(charge: Charge) -> bool:
-    """Checks whether an account whose claims add up has none of its delta left afterwards."""
+    """Whether an account that adds up claims has none of its delta left afterwards."""
     after = charge.after
     if after.exact or after.delta_cap is None:
         return False
@@ -416,7 +414,7 @@ def _releases(charge: Charge) -> list[tuple[int, float]]:
 
 
 def _charges(charges: Sequence[Charge]) -> Table:
-    """Tabulates the charges; spent amounts include releases of the same records
+    """Tabulates the charges. Spent amounts include releases of the same records
     under other names.
     """
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
@@ -462,10 +460,11 @@ def _accuracy(scores: Mapping[str, float], case: ReleaseCase) -> Answer:
 
 
 def _autocoded(scores: Mapping[str, float], *, table: bool) -> Answer:
-    """Answers how much can be coded without a person, by exact counts.
+    """Answers how much can be coded without a person, from exact counts.
 
     Args:
-        table: a noisy table of the test half is planned, from which the bundle's thresholds come.
+        table: whether a noisy table of the test half is planned, from which the bundle's thresholds
+            come.
     """
     alone = {
         name.removeprefix("coverage_at_"): share
@@ -539,8 +538,8 @@ def _decision(case: ReleaseCase) -> Answer:
 
 
 def _refusal(case: ReleaseCase) -> dict[str, Any] | None:
-    """Returns who refused a plan, when, why and in which row; the row is None where the ledger
-    does not have the refusal yet.
+    """Returns who refused a plan, when, why, and the ledger's row, which is None if the ledger does
+    not have the refusal yet.
     """
     row = case.ledger.refusal(case.plan)
     if row is not None:
@@ -559,10 +558,9 @@ def _refusal(case: ReleaseCase) -> dict[str, Any] | None:
 
 
 def release_of_fit(case: ReleaseCase) -> ReleaseRow | None:
-    """Returns the newest release of the plan's very fit under whatever plan, None where it has
-    none.
+    """Returns the newest release of exactly this fit under any plan, or None.
 
-    A posterior has none: each draw of it is another model.
+    A posterior has none, because each draw of it is another model.
     """
     if case.planned.candidate.is_sampled:
         return None

@@ -1,4 +1,4 @@
-"""Writes what a run's page shows: figures, the release and its ledger row."""
+"""Publishes figures, the release and its ledger row on a run's page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tasks.running.stage import Context
 
 
 def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
-    """Draws Delta's running maximum over draws as PNG: still rising at the right means too few
-    draws.
+    """Plots Delta's running maximum over draws as PNG. If it still rises at the
+    right, there are too few draws.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,9 +60,9 @@ def publish_artifacts(
     """Publishes the figures and the release as artifacts of the run.
 
     Args:
-        plan_file: where the plan lies, for what comes next.
+        plan_file: path of the plan, for the next commands.
         scores: weighted and macro F1 and accuracy on the test half, by model.
-        running: Delta after each draw, where it was measured over draws.
+        running: Delta after each draw, if it was measured over draws.
     """
     if running is not None:
         picture = sensitivity_plot(running, plan.claim)
@@ -99,9 +99,9 @@ def publish_artifacts(
         key="next-step" if released is None else "release",
         markdown=text,
         description=(
-            "Nothing is released yet: the plan, and what to do with it."
+            "Nothing is released yet: the plan, and how to continue."
             if released is None
-            else "What was released, on what claim."
+            else "What was released, and under which claim."
         ),
     )
     publish_budget(context.run, ledger)
@@ -114,9 +114,7 @@ def publish_plan(run: Run, text: str) -> None:
 
 
 def publish_audit(run: Run, lines: Sequence[str]) -> None:
-    """Publishes claim and measurement next to each other; indented lines belong to
-    the line above.
-    """
+    """Publishes claim and measurement side by side. Indented lines belong to the line above."""
     items = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines]
     run.publish_markdown(
         key="audit", markdown="\n".join(items), description="Claim and measurement."
@@ -125,7 +123,7 @@ def publish_audit(run: Run, lines: Sequence[str]) -> None:
 
 def publish_budget(run: Run, ledger: Ledger) -> None:
     if run.shows:
-        # Prefect's page has room for seven short columns; `autocoder ledger show` has the rest.
+        # Prefect's page fits seven short columns; `autocoder ledger show` has the rest.
         rows = [
             [
                 line.account.population,

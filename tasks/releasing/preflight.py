@@ -28,35 +28,36 @@ from tasks.running.stage import Context
 DEVICES = ("cpu", "cuda")
 _ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
 _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
-"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such.
+"""Narratives per second for an encoder of 23 million parameters; scaled by size. A rough figure,
+and labelled so when printed.
 """
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _SIDE_BY_SIDE = 5.0
-"""Times as many reruns of a linear head a second, where they are one product, as one by one."""
+"""Speed-up of a linear head's reruns that are computed as one product instead of one by one."""
 _WITNESSED = 3.0
-"""Times as long as a fit takes one whose every noisy sum is examined."""
+"""Factor on the time of a fit if each of its noisy sums is examined."""
 _INDEX_PRODUCTS = 300
-"""Products of all entries and weights until a head is found at public examples."""
+"""Products of all entries and weights until a head is fitted to public examples."""
 _LABELS, _BATCH = 100, 8
 _START = 15.0
-"""Seconds of imports and of Prefect."""
+"""Seconds for imports and Prefect."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Holds a rough estimate of a run's time and size."""
+    """A rough estimate of a run's time and size."""
 
     records: int
     train: int
     parameters: int
     disk_bytes: int
     stages: Mapping[str, float]
-    """Seconds of one stage of each kind, by the rough rates."""
+    """Seconds of one stage of each kind, at the rough rates."""
     fits: Mapping[str, Workload]
-    """What each fit of the run costs, by the name of its stage."""
+    """Cost of each fit of the run, by stage name."""
     timed: Mapping[str, float]
-    """What stages of these kinds took in this workspace, as a multiple of the rough rates."""
+    """Measured time of stages in this workspace, as a multiple of the rough rates, by kind."""
 
     @property
     def seconds(self) -> float:
@@ -64,25 +65,25 @@ class Estimate:
 
     @property
     def preparing(self) -> float:
-        """Seconds of encoding, and of a head at public examples, once for all fits."""
+        """Seconds of encoding, and of a head on public examples, once for all fits."""
         kinds = ("features", INDEX_TEXTS, INDEX_HEAD)
         return sum(self.of_kind(kind) for kind in kinds if kind in self.stages)
 
     @property
     def measured(self) -> bool:
-        """Checks whether this workspace has timings of these stages."""
+        """Whether this workspace has timings of these stages."""
         return bool(set(self.timed) & set(self.stages))
 
     def of_kind(self, kind: str) -> float:
-        """Returns the seconds of one stage; a kind without timings is scaled like the kinds with
-        timings.
+        """Returns the seconds of one stage. A kind without timings is scaled like
+        the kinds with timings.
         """
-        # encoding, at another rate by threads and load, tells nothing of fits
+        # encoding scales differently with threads and load, so it is not informative about fits
         usual = sorted(self.timed[name] for name in self.fits if name in self.timed)
         return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
 
     def of_labels(self, labels: Iterable[str]) -> float:
-        """Returns the seconds of these stages together, by their labels."""
+        """Returns the total seconds of these stages, by their labels."""
         return _START + sum(
             self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages
         )
@@ -90,12 +91,12 @@ class Estimate:
     def with_trials(
         self, labels: Mapping[str, str], *, trials: int, draws: int, batched: Collection[str] = ()
     ) -> Estimate:
-        """Adds the stages of an audit's reruns, each with `draws` draws at most for risks and for
+        """Adds the stages of an audit's reruns, each with at most `draws` draws for risks and for
         Delta.
 
         Args:
-            labels: with the branch that each reruns, with all fits that it goes on from.
-            batched: branches whose reruns are made side by side.
+            labels: labels with the branch that each reruns, including all fits that it continues.
+            batched: branches with reruns that are computed side by side.
         """
         seconds = dict.fromkeys(labels.values(), 0.0)
         for name, load in self.fits.items():
@@ -111,8 +112,8 @@ class Estimate:
         return replace(self, stages=dict(self.stages) | reruns)
 
     def with_witness(self, kind: str, branch: str) -> Estimate:
-        """Adds the stage of an audit that examines the sums of one more fit; none where the branch
-        is not one fit.
+        """Adds the audit stage that examines the sums of one more fit, if the
+        branch is a single fit.
         """
         return replace(
             self, stages=dict(self.stages) | {kind: _WITNESSED * self.stages.get(branch, 0.0)}
@@ -131,9 +132,9 @@ class Estimate:
         """Estimates a training run of `rows` rows.
 
         Args:
-            fits: what each fit costs, by the name of its stage.
-            sampled: records by split, once every row was read; a holdout is neither encoded nor
-                trained on.
+            fits: cost of each fit, by stage name.
+            sampled: number of records by split, once every row was read. A holdout is neither
+                encoded nor trained on.
         """
         ingest = parameters.data.ingest
         if sampled is None:
@@ -145,7 +146,7 @@ class Estimate:
             records, train = sampled["train"] + sampled["test"], sampled["train"]
         size, width = encoder_files.shape(parameters.model.encoder)
         if parameters.model.lexical != "none":
-            width += HASHED_COLUMNS  # about as many as titles have stems
+            width += HASHED_COLUMNS  # about as many as the number of stems in titles
         scale = size / 23e6
         if parameters.model.trainable == "head":
             trained = width * _LABELS
@@ -171,7 +172,7 @@ class Estimate:
 
 
 def _of_index(parameters: RetrainParameters, *, width: int, per_second: float) -> dict[str, float]:
-    """Returns the seconds of the stages of a coding index; none where there is none."""
+    """Returns the seconds of a coding index's stages; empty if there is none."""
     index = parameters.data.coding_index
     if index is None:
         return {}
@@ -185,7 +186,7 @@ def _seconds(load: Workload, stages: Mapping[str, float]) -> float:
 
 
 _MARGIN = 200 << 20
-"""Bytes kept free beyond what the stages write."""
+"""Bytes kept free in addition to the stages' outputs."""
 
 
 def check(
@@ -195,12 +196,12 @@ def check(
     *,
     to_release: bool = False,
 ) -> Estimate:
-    """Refuses a run that cannot succeed; returns its estimate.
+    """Refuses a run that cannot succeed, and returns its estimate.
 
     Args:
-        fits: what each of its fits costs, by the name of its stage.
-        to_release: the run plans a release, or makes one. What only measures needs neither budget
-            nor approval.
+        fits: cost of each of its fits, by stage name.
+        to_release: whether the run plans or makes a release. Measurements need neither budget nor
+            approval.
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise Missing(f"release.policy: no file {parameters.release.policy}", kind="no-policy-file")
@@ -247,11 +248,11 @@ def estimate_retrain(
     device: str,
     sampled: Mapping[str, int] | None = None,
 ) -> Estimate:
-    """Estimates a retrain.
+    """Estimates a training run.
 
     Args:
-        sampled: records by split, once every row was read; otherwise the figures of an earlier
-            ingest of the file, or a guess from the first megabyte.
+        sampled: number of records by split, once every row was read. Otherwise they come from an
+            earlier ingest of the file, or are guessed from its first megabyte.
     """
     rows = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)

@@ -1,4 +1,4 @@
-"""Words what a release promises, in sentences that an officer can sign.
+"""Describes the promise of a release in sentences that an officer can sign.
 
 The page of a plan begins with these sentences, and `autocoder approve` prints them before it asks.
 """
@@ -14,7 +14,7 @@ def promise_of(claim: Claim, event: Event, *, listed: str = "below") -> tuple[st
     """Returns who is protected, against what, how strongly, and what is not covered.
 
     Args:
-        listed: where a reader finds the items that are not covered.
+        listed: where the reader finds the items that are not covered.
     """
     if claim.guarantee_kind == "formal":
         return _formal(claim, of_test=isinstance(event, ParallelEvent), listed=listed)

@@ -1,11 +1,11 @@
 """Releases a plan: reserves, draws once, builds the bundle, commits, seals.
 
-A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file,
-the bundle by its folder.
+A release resumes after a crash. It finds the reservation by the plan's key, the draw by its file,
+and the bundle by its folder.
 
-Whoever writes the private workspace may change a file at any moment. So each input is read once,
-into a folder of this process (`Context.copying`): what is digested there is what is parsed and
-released. The sample stays in memory.
+Anyone with write access to the private workspace could change a file at any moment. Each input is
+therefore copied once into this process's own folder (`Context.copying`), so that the bytes that are
+hashed are the bytes that are parsed and released. The sample remains in memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Released(BaseModel, frozen=True):
-    """Holds what a release returns: references and the row's public figures."""
+    """The result of a release: references and the row's public figures."""
 
     release_id: str
     bundle: str
@@ -71,30 +71,30 @@ class Released(BaseModel, frozen=True):
     sensitivity: str
     guarantee_kind: str
     warnings: tuple[str, ...] = ()
-    """In sentences: other names that the records were released under, and what partners will miss
-    in the bundle.
+    """Sentences on other names under which the records were released, and on
+    features that the bundle lacks.
     """
 
 
 def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> ReleaseCase:
     """Attaches a plan to the ledger of this run, adds its selection disclosures and saves it.
 
-    A policy given to this run is put in force, for audit, approval and release too.
+    If this run has a policy, it is put in force, also for audit, approval and release.
     """
     ledger = open_ledger(context, settings)
     # guard: test_a_release_without_the_policy_is_held_against_it
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
     row = ledger.find(planned.plan.idempotency_key)
-    # the reservation has its plan, whatever another run of the same method would plan now
+    # the reservation keeps its plan, whatever another run of the same method would plan now
     reserved = None if row is None else PlannedRelease.reserved(context, row)
     planned = reserved or planned.attach_ledger(ledger, context)
     return ReleaseCase.read(context, planned, ledger, file=planned.save(context))
 
 
 def open_case(context: Context, file: Path, settings: BundleParameters) -> ReleaseCase:
-    """Opens the case of a plan, and refuses a plan that is out of date, before a server starts and
-    anyone is asked. Creates nothing.
+    """Opens the case of a plan. Refuses a plan that is out of date, before a server starts and
+    before anyone is asked. Creates nothing.
     """
     planned = PlannedRelease.load(file.expanduser())
     case = ReleaseCase.open(context, planned, settings, file=file)
@@ -105,7 +105,7 @@ def open_case(context: Context, file: Path, settings: BundleParameters) -> Relea
 
 
 def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> ReleaseCase:
-    """States a plan's selection again, from the ledger's rows; fit and claim stay."""
+    """Updates a plan's selection from the ledger's rows. Fit and claim are unchanged."""
     case = ReleaseCase.open(context, PlannedRelease.load(file), settings, file=file)
     if case.released is not None:
         raise InputError(
@@ -118,12 +118,12 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> Rele
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:
-    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before
-    training starts.
+    """Refuses settings that could not sign a bundle, or a licence without an SPDX
+    name, before training starts.
     """
     licence.resolve(settings.licence)
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
-        _release_key(context, settings)  # without one, the workspace's key is made when needed
+        _release_key(context, settings)  # if none is set, the workspace's key is made when needed
 
 
 def existing_release(
@@ -132,11 +132,11 @@ def existing_release(
     dataset: ArtifactRef | None,
     method: Mapping[str, Any] | None,
 ) -> ReleaseRow | None:
-    """Returns the ledger's row of the release that these parameters request, None without one.
-    Creates nothing.
+    """Returns the ledger's row of the release that these parameters request, or None. Creates
+    nothing.
 
     Args:
-        method: of the release; None where the records were not read yet.
+        method: method of the release, or None if the records were not read yet.
     """
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
     if dataset is None or ledger is None or method is None:
@@ -194,7 +194,7 @@ def _reserve(
     settings: BundleParameters,
     records: RecordSet,
 ) -> ReleaseRow:
-    """Charges a plan that nothing stands against, once its bundle was rehearsed."""
+    """Charges a plan that no check refuses, after its bundle was rehearsed."""
     from tasks.bundle import fill
     from tasks.releasing import drawing
 
@@ -203,7 +203,7 @@ def _reserve(
     approval.require_read(case, settings.accept_texts)
     drawing.require_undrawn(own, plan)
     audit = gate.check(case)
-    # what the budget refuses need not be rehearsed
+    # a plan that the budget refuses need not be rehearsed
     charges = ledger.quote(plan, records=records)
     expected = anticipated(plan, audit=audit)
     deployment = Deployment(expected, charges, case.policy.registry, repeated=False)
@@ -228,8 +228,8 @@ def _finish(
     settings: BundleParameters,
     key: EllipticCurvePrivateKey,
 ) -> tuple[ReleaseRow, Path, bool]:
-    """Draws what was not drawn, and bundles, commits and seals it; returns the row, the bundle's
-    folder, and whether it was committed before.
+    """Draws if nothing was drawn yet, then bundles, commits and seals. Returns the row, the
+    bundle's folder, and whether it was committed before.
     """
     from tasks.releasing import drawing
 

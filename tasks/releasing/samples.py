@@ -1,4 +1,4 @@
-"""Draws what a release draws, and reads it back."""
+"""Draws the sample of a release, and reads it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a release draws: its parameters, and the table of the test half where one is told."""
+    """The sample of a release: its parameters, and the table of the test half if
+    one is released.
+    """
 
     theta: Tensor
     table: AccuracyTable | None = None
@@ -38,10 +40,10 @@ class Sample:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], *, groups: int | None) -> Sample:
-        """Reads the tensors of a file; another form is a ValueError or KeyError.
+        """Reads the tensors of a file. Raises ValueError or KeyError if they have another form.
 
         Args:
-            groups: of the planned table; None where there is none.
+            groups: number of groups in the planned table, or None if there is no table.
         """
         if groups is None:
             return Sample(tensors["theta"])
@@ -53,10 +55,10 @@ class Sample:
 
     @staticmethod
     def draw(context: Context, planned: PlannedRelease, *, note: Callable[[], None]) -> Sample:
-        """Draws once; a second call draws again.
+        """Draws once. A second call draws again.
 
         Args:
-            note: is called right before anything random is drawn.
+            note: called right before anything random is drawn.
         """
         candidate, event = planned.candidate, planned.plan.event
         if candidate.is_sampled:

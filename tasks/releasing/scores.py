@@ -1,5 +1,5 @@
-"""Reads how well a plan's candidate and the baselines did, from what the ledger has
-beside its chain.
+"""Reads the scores of a plan's candidate and the baselines from the ledger's table
+next to its chain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def candidate_scores(
     measurements: Sequence[Evaluated], planned: PlannedRelease
 ) -> Mapping[str, float]:
     """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that
-    it codes alone (`calibration.autocoded_shares`) where measured; empty without scores.
+    it codes without a person (`calibration.autocoded_shares`) if they were measured. Empty without
+    scores.
     """
     fitted = planned.candidate.fitted.sha256
     for row in reversed(_scored(measurements)):
@@ -30,8 +31,8 @@ def candidate_scores(
 
 
 def reference_f1(measurements: Sequence[Evaluated], planned: PlannedRelease) -> float | None:
-    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk
-    weights, or a comparison's; None where neither was scored.
+    """Returns the best weighted F1 without privacy on these records: of the run's fit without risk
+    weights, or of a comparison. None if neither was scored.
     """
     unprotected = [
         row
@@ -47,8 +48,8 @@ def reference_f1(measurements: Sequence[Evaluated], planned: PlannedRelease) -> 
 def accuracy_by_epsilon(
     measurements: Sequence[Evaluated], planned: PlannedRelease
 ) -> dict[float, float]:
-    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a
-    comparison's seeds.
+    """Returns the weighted F1 of the plan's mechanism on these records by epsilon,
+    as means over a comparison's seeds.
     """
     scores: dict[float, list[float]] = {}
     for row in _compared(measurements, planned):
@@ -83,4 +84,4 @@ def _scores(details: Mapping[str, Any]) -> dict[str, float]:
 
 _F1 = "weighted_f1"
 _UNWEIGHTED = "base"
-"""The round of a pseudo posterior whose fit has no risk weights, and no privacy."""
+"""The round of a pseudo posterior with a fit that has no risk weights and no privacy."""

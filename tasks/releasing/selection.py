@@ -1,4 +1,4 @@
-"""How a fit was chosen among others on the same records, by what the ledger knows."""
+"""How a fit was chosen among others on the same records, according to the ledger."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tasks.running.stage import Context
 
 
 class Selection(BaseModel, frozen=True, extra="forbid"):
-    """Holds how a fit was chosen, by what the ledger knows; `lines` says it in words, among what is
+    """How a fit was chosen, according to the ledger. `lines` describes it among the inputs that are
     not protected.
 
-    A fit may have been chosen among several on the same records: by seed, sample, settings or
-    mechanism. Each fit whose scores anyone saw is in the ledger. Records count as the same under
-    one fingerprint, or where their samples of marks overlap: another seed, another population name
-    or an added record does not make them different.
+    A fit may have been chosen from several on the same records by seed, sample, settings or
+    mechanism. The ledger contains each fit with scores that someone has seen. Records count as the
+    same if they have the same fingerprint, or if their samples of marks overlap: another seed,
+    another population name or an added record does not make them different.
     """
 
     fits: int = 1
-    """Fits on these records that the ledger has, this one included."""
+    """Number of fits on these records in the ledger, including this one."""
     searched: bool = False
-    """Settings were searched for a target epsilon on these records."""
+    """Whether settings were searched for a target epsilon on these records."""
     tuned: tuple[str, ...] = ()
-    """Branches that ship whose settings the fit has, where these were found on other records."""
+    """Shipped branches with the fit's settings, if these were found on other records."""
     compared: bool = False
-    """Several mechanisms were compared on these records."""
+    """Whether several mechanisms were compared on these records."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         )
 
     def since(self, earlier: Selection) -> str:
-        """Describes what was done with the records since an earlier selection was stated."""
+        """Describes how the records were used since an earlier selection was stated."""
         fits = f" (the ledger has {self.fits} training runs on them, the plan {earlier.fits})"
         also = [
             *(["settings were searched on them"] if self.searched and not earlier.searched else []),
@@ -69,12 +69,12 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         fingerprint: str,
         weighted: bool,
     ) -> Selection:
-        """Returns how a candidate was chosen, by the ledger's rows on its records.
+        """Returns how a candidate was chosen, from the ledger's rows on its records.
 
         Args:
-            measurements: that the ledger has.
-            fingerprint: of the records.
-            weighted: the candidate is a posterior with risk weights.
+            measurements: the ledger's measurements.
+            fingerprint: fingerprint of the records.
+            weighted: whether the candidate is a posterior with risk weights.
         """
         for ref in (planned.dataset, planned.fitted):
             context.store.open(ref)
@@ -127,9 +127,7 @@ def _branch(row: Evaluated) -> str:
 
 
 def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
-    """Anyone who fits with a branch's settings, on features or on tokens, has them from there,
-    under whatever name.
-    """
+    """True if the fit has a branch's settings, on features or on tokens, under any name."""
     mechanism = settings_of(branch)
     return any(
         _holds(way, fitted) for way in (mechanism, mechanism | branch.get("token_settings", {}))

@@ -1,4 +1,4 @@
-"""Reads what surrounds a plan in its workspace: its records, code lists, units and bundle."""
+"""Reads the facts about a plan from its workspace: its records, code lists, units and bundle."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from tasks.running.stage import Context
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the workspace of a plan tells an officer beside ledger and plan."""
+    """Facts for an officer from a plan's workspace, in addition to ledger and plan."""
 
     records: RecordSet | None = None
-    """Marks of its records: earlier releases of them, by whatever name, are charged and named with
-    it.
+    """Marks of its records. Earlier releases of the same records, under any name,
+    are charged and listed too.
     """
     lists: Sequence[CodeListVerdict] | None = ()
-    """The gate's verdicts on its code lists; empty without the records, None where no bundle can
-    hold the model.
+    """The gate's verdicts on its code lists. Empty if the records are not available, None if no
+    bundle can contain the model.
     """
     outdated: Fault | None = None
-    """Why it would be refused as it is: other fits of its records were recorded since, or its fit
-    is gone.
+    """Why it would be refused in its current state: other fits on its records were recorded since,
+    or its fit is missing.
     """
     units: Units | None = None
-    """Of its records; None where a record is the unit, or without them."""
+    """Units of its records. None if each record is a unit, or if the records are not available."""
     told: AccuracyFigures | None = None
-    """`accuracy.json` of its bundle; None before its release, or where nothing is stated."""
+    """`accuracy.json` of its bundle. None before its release, or if no accuracy is reported."""
 
     @staticmethod
     def of(context: Context, case: ReleaseCase) -> Surroundings:
-        """Reads the surroundings; returns defaults where the records are elsewhere, as on an
-        officer's machine.
+        """Reads these facts. Returns defaults if the records are elsewhere, as on
+        an officer's machine.
         """
         planned = case.planned
         folder, private = (
             Path(planned.candidate.dataset.path),
             Workspace(Path(context.home)).private,
         )
-        # In this order: an officer may not look into the folder of another workspace.
+        # The order matters: an officer may not be allowed to read the folder of another workspace.
         if not folder.resolve().is_relative_to(private.resolve()) or not folder.is_dir():
             return Surroundings()
         try:
@@ -76,14 +76,14 @@ def _outdated(context: Context, case: ReleaseCase) -> Fault | None:
 
 
 def told_by_bundle(context: Context, case: ReleaseCase) -> AccuracyFigures | None:
-    """Returns what the released bundle tells of how often the model is right."""
+    """Returns the accuracy that the released bundle reports."""
     if case.released is None:
         return None
     return read_stated(context.workspace.bundles / case.released.release_id)
 
 
 def require_releasable(context: Context, case: ReleaseCase) -> None:
-    """Refuses to sign what a release would refuse now."""
+    """Refuses to sign a plan that a release would refuse now."""
     plan, ledger = case.plan, case.ledger
     if case.released is not None:
         raise InputError(

@@ -1,8 +1,8 @@
-"""Decides whether a release also tells how often its model is right, and draws that table.
+"""Decides whether a release also reports its model's accuracy, and draws the table for it.
 
-The table is a noisy count of the test half at the released model. A record is in one half alone, so
-that the table costs nothing where each record pays the larger of both parts
-(`mechanisms.privacy.accuracy_table`). Where that is not known, there is none.
+The table is a noisy count of the test half at the released model. Each record is in one half only,
+so the table costs nothing if each record pays the larger of both parts
+(`mechanisms.privacy.accuracy_table`). If this cannot be shown, there is no table.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
-    """Returns why nothing will be told of the test half, by what is known before any record is
-    read.
+    """Returns why no accuracy on the test half will be reported, as far as it is
+    known before any record is read.
     """
     if parameters.method.guarantee_kind != "formal":
         return "no noise"
@@ -40,8 +40,8 @@ def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
 def parallel_event(
     training: Event, *, facts: Mapping[str, Any], ingest: IngestConfig, codes: list[Code]
 ) -> tuple[Event, Untold | None]:
-    """Returns what a release does to both halves, at the cost of the training alone; where nothing
-    is told of the test half, the training's event and why.
+    """Returns the event of a release on both halves, at the cost of the training alone. If no
+    accuracy on the test half is reported, returns the training's event and the reason.
 
     Args:
         facts: figures of the records' ingest.
@@ -63,7 +63,7 @@ def parallel_event(
 
 @dataclass(frozen=True)
 class Answers:
-    """Holds a model's scores of the test half, which are private, and what a table is made of."""
+    """A model's private scores of the test half, and the other inputs of the table."""
 
     logits: Tensor
     """float32 [n, codes]."""
@@ -72,7 +72,7 @@ class Answers:
 
     @staticmethod
     def of(context: Context, candidate: Candidate, theta: Tensor) -> Answers:
-        """Computes the scores of the model that is released."""
+        """Computes the scores of the released model."""
         from tasks.fitting.model_inputs import load_inputs
 
         inputs, labels = load_inputs(context.store.open(candidate.prepared), "test")

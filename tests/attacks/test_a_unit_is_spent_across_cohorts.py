@@ -222,7 +222,10 @@ def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
     )
     told = ExpectedCharge.of(context, about_records, ["2016"], train=80)
     assert told.exceeds
-    assert f"{population}: earlier releases protect a {unit}; these can't be added" in told.budget
+    assert (
+        f"{population}: earlier releases protect a {unit}, so their costs cannot be added"
+        in told.budget
+    )
 
 
 def _of_records() -> Any:
