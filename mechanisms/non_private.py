@@ -1,4 +1,4 @@
-"""Training without protection: what everything else is measured against. Never released."""
+"""Training without privacy protection, as the baseline for all other methods. Never released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @registered
 class NonPrivate(Mechanism, frozen=True):
-    """Minimises the mean loss with one optimiser phase.
+    """Minimises the mean loss in one optimiser phase.
 
     Examples:
         >>> import numpy as np
@@ -44,7 +44,7 @@ class NonPrivate(Mechanism, frozen=True):
     shared: ClassVar[frozenset[str]] = frozenset({"phase"})
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None
-    """None: the run's own."""
+    """None: the run's default phase."""
 
     def plan(self, task: Task) -> Plan:
         phase = self.phase or OptimiserPhase(
@@ -65,7 +65,7 @@ class NonPrivate(Mechanism, frozen=True):
         return Workload(self.phase.epochs) if self.phase else None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Train all epochs; the event is of the epochs that ran."""
+        """Trains all epochs. The event contains the number of epochs that ran."""
         from mechanisms.model import training
 
         classifier = run.classifier()
@@ -85,7 +85,7 @@ class NonPrivate(Mechanism, frozen=True):
     def fit_many(
         self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """All trials in one batched descent."""
+        """Trains all trials in one batched descent."""
         from mechanisms.audit import trials
 
         theta = initial.repeat(len(pool.seeds), 1, 1)

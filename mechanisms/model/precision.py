@@ -1,10 +1,9 @@
-"""The numbers that an encoder computes with: float32, or bfloat16 where the processor multiplies
-those faster.
+"""Numeric precision of an encoder: float32, or bfloat16 if the processor multiplies it faster.
 
-bfloat16 keeps float32's range and eight bits of its precision. Only matrix products are done in it
-(`torch.autocast`); weights, norms, sums and everything that is stored stay float32. On a processor
-without instructions for it, bfloat16 gives the same numbers, only more slowly: what was begun on
-one machine can be finished on another.
+bfloat16 has float32's range and eight bits of precision. Only matrix products use it
+(`torch.autocast`). Weights, norms, sums and everything that is stored remain float32. A processor
+without bfloat16 instructions computes the same numbers more slowly, so a run can be continued on
+another machine.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ _INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def resolved(choice: Choice, device: torch.device | str | None = None) -> Precision:
-    """Resolves a choice on a device; without one, on the GPU where there is one, else on the
-    processor.
+    """Resolves a choice for a device. Without a device, this is the GPU if available, otherwise the
+    CPU.
 
-    `auto` is bfloat16 where the device has instructions for it, by its flags and never by a timing.
+    `auto` selects bfloat16 if the device has instructions for it, based on its capabilities and
+    never on a timing.
     """
     if choice != "auto":
         return choice
@@ -32,13 +32,13 @@ def resolved(choice: Choice, device: torch.device | str | None = None) -> Precis
 
     if torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    known = torch.cpu.get_capabilities()
-    return "bfloat16" if any(known.get(name, False) for name in _INSTRUCTIONS) else "float32"
+    capabilities = torch.cpu.get_capabilities()
+    return "bfloat16" if any(capabilities.get(name, False) for name in _INSTRUCTIONS) else "float32"
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Inside the block, in this thread, matrix products are done in this precision, in the fastest
-    way for it.
+    """Computes matrix products inside the block, in this thread, in this precision and by the
+    fastest method.
     """
     import torch
 

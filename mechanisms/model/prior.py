@@ -1,17 +1,17 @@
-"""The public prior: a linear head that knows the classification before it has read a record.
+"""The public prior: a linear head that represents the classification before it has read a record.
 
-Every code has public texts: its title alone, its title among those of the levels above it, and,
-where a sentence is given, its title in that, as a narrative would say it. With the frozen encoder
-f, the directions of each kind of text about the mean of its kind are added up,
+Every code has public texts: its title, its title combined with the titles of the levels above it,
+and, if a sentence template is set, its title in that sentence, as a narrative would say it. With
+the frozen encoder f, the directions of each kind of text about the mean of its kind are added,
 
-    t_c = sum over kinds of (f(s_c) - m) / |f(s_c) - m|,   m = mean over codes of f(s_c),
-    W_c = beta t_c / |t_c|,    b_c = -W_c M,               M = mean of m over kinds,
+  t_c = sum over kinds of (f(s_c) - m) / |f(s_c) - m|,   m = mean over codes of f(s_c),
+  W_c = beta t_c / |t_c|,    b_c = -W_c M,               M = mean of m over kinds,
 
-so that the untrained head scores a narrative x by beta cos(x - M, t_c) |x - M|: it says the code
-whose title is nearest in direction. The mean, which is what all titles share, is taken out of
-titles and narratives alike. No record is read, so it costs nothing. A code without a text has W_c =
-0 and b_c = 0: what the average code scores. Where the head reads words next to the encoder
-(`lexicon`), f has both blocks.
+so that the untrained head gives a narrative x the score beta cos(x - M, t_c) |x - M| and predicts
+the code with the nearest title in direction. The mean, which all titles share, is subtracted from
+titles and narratives alike. No record is read, so this costs no privacy. A code without a text has
+W_c = 0 and b_c = 0, the score of an average code. If the head also reads words (`lexicon`), f
+includes both blocks.
 """
 
 from collections.abc import Callable
@@ -39,11 +39,12 @@ def embed(
 
 
 def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """(unit vectors of the known codes' texts about their mean, 0 for the others, [classes, width];
-    that mean [width]).
+    """The unit vectors of the known codes' texts about their mean, [classes, width] (0 for other
+    codes), and the mean [width].
 
     Args:
         embeddings: float32 [kinds of text, classes, width].
+        known: bool [classes], which codes have a text.
     """
     centre = embeddings[:, known].mean(1, keepdim=True)
     about = nn.functional.normalize(embeddings - centre, dim=2).sum(0) * known[:, None]
@@ -51,7 +52,8 @@ def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
-    """Put the prior into the untrained classifier's head, at the scale of its configuration.
+    """Initialises the untrained classifier's head with the prior, at the scale of its
+    configuration.
 
     Args:
         embeddings: float32 [kinds of text, classes, width].
@@ -66,7 +68,9 @@ def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
 
 
 def put(classifier: Classifier, weight: Tensor) -> None:
-    """Puts rows about the centre of the public texts into a head that starts at titles."""
+    """Sets the rows of a head that starts at titles, with the bias that centres them at the public
+    texts.
+    """
     head, centre = head_of(classifier), classifier.centre
     assert centre is not None
     with torch.no_grad():
@@ -75,18 +79,18 @@ def put(classifier: Classifier, weight: Tensor) -> None:
 
 
 class AtExamples(NamedTuple):
-    """A head at public examples, and how it was found."""
+    """A head fitted to public examples, and how it was chosen."""
 
     weight: Tensor
     """float32 [classes, width]."""
     pull: float | None
-    """Lambda; None: no pull was better on the entries left out than the titles alone."""
+    """Lambda. None if the titles alone were at least as good on the held-out entries."""
     left_out_loss: float
 
 
 PULLS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6)
 _LEFT_OUT = 5
-"""One entry of so many is left out to choose the pull."""
+"""One entry in this number is held out to choose the pull."""
 _STEPS = 15
 
 
@@ -97,17 +101,18 @@ def at_examples(
     *,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> AtExamples:
-    """Finds the head nearest to the titles that knows public examples,
+    """Fits the head that is nearest to the titles while classifying public examples,
 
-        W = argmin  mean over entries of log-loss + lambda / 2 |W - W_titles|^2,
+      W = argmin  mean over entries of log-loss + lambda / 2 |W - W_titles|^2,
 
-    with the lambda at which entries that were left out have the least log-loss. Each row keeps the
-    length that it has there: rows of one length, as titles have, would lose what sets the codes'
-    scores apart. Entries are public, so it costs nothing.
+    with the lambda that has the smallest log-loss on held-out entries. Rows keep their fitted
+    lengths: with equal lengths, as titles have, the scores of the codes would lose information. The
+    entries are public, so this costs no privacy.
 
     Args:
         classifier: starts at titles.
-        features: float32 [entries, width], with their labels int64 [entries].
+        features: float32 [entries, width].
+        labels: int64 [entries].
     """
     head, centre = head_of(classifier), classifier.centre
     assert centre is not None
@@ -156,7 +161,7 @@ def _descend(
 
 
 def head_of(classifier: Classifier) -> nn.Linear:
-    """Returns the linear layer that reads the pooled features; refuses a head without one."""
+    """The linear layer that reads the pooled features; refuses a head without one."""
     head = classifier.part.head if isinstance(classifier.part, MeanPooled) else classifier.part
     if not isinstance(head, nn.Linear):
         raise MechanismError(

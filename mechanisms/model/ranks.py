@@ -1,10 +1,10 @@
-"""Shares a fit's steps among processes of this machine, its ranks, all of which come to the same
+"""Shares the steps of a fit among processes of one machine, its ranks, which all compute the same
 parameters.
 
-A rank takes its part of the records of a step; sums are added over the ranks before anything else
-is done with them, so that noise, clips and optimiser are those of one process. Only rank 0 writes;
-the others read its checkpoint, and the key of the noise there. Where nothing was joined, all is one
-rank's.
+Each rank processes its share of the records of a step. Sums are added over the ranks before
+anything else is computed from them, so that noise, clips and optimiser equal those of a single
+process. Only rank 0 writes; the others read its checkpoint, including the key of the noise. Outside
+`joined` there is a single rank.
 """
 
 import os
@@ -21,14 +21,16 @@ from torch import Tensor, distributed
 from mechanisms.errors import MechanismError
 
 _ranks: ContextVar[tuple[int, int]] = ContextVar("ranks", default=(0, 1))
-"""This rank and their number: of a fit and not of the process, whose other fits have one."""
+"""(rank, number of ranks) of the current fit. This is per fit, not per process, because other fits
+of the process are not shared.
+"""
 _LONGEST_PAUSE = timedelta(days=7)
 
 
 @contextmanager
 def joined(meeting: Path, *, rank: int, ranks: int, device: torch.device) -> Iterator[None]:
-    """Makes fits inside the block this rank's part. The ranks find each other by a file: no port is
-    open to others.
+    """Makes fits inside the block compute this rank's share. The ranks find each other through a
+    file, so no port is exposed.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = next(
         name for _, name in socket.if_nameindex() if name.startswith("lo")
@@ -57,18 +59,18 @@ def number() -> int:
 
 
 def share(records: Tensor) -> Tensor:
-    """Returns this rank's part of a step's records, every n-th: alike in length where they are
-    sorted by it.
+    """This rank's share of a step's records: every n-th, so that shares have similar lengths if the
+    records are sorted by length.
     """
     first, ranks = _ranks.get()
     return records[first::ranks]
 
 
 def add_up(*values: Tensor) -> None:
-    """Adds values over the ranks, in place and to the same bits everywhere.
+    """Adds values over the ranks, in place and bit-identically on every rank.
 
     Raises:
-        MechanismError: another rank has ended.
+        MechanismError: another rank ended.
     """
     if _ranks.get()[1] > 1:
         try:

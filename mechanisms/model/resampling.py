@@ -1,8 +1,8 @@
-"""Resamples test records (Efron's bootstrap), so that F1 has an error besides its spread over
-seeds.
+"""Resamples test records (Efron's bootstrap) to estimate the standard error of F1, in addition to
+its variation over seeds.
 
-Every classifier is scored on the same resamples: the standard deviation over them of a difference
-is its standard error, with what the classifiers have in common on the same records taken out (a
+Every classifier is scored on the same resamples. The standard deviation of a difference over them
+is its standard error, without the variation that the classifiers share on the same records (a
 paired bootstrap).
 """
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 _CELLS = 1 << 22
-"""Numbers of a block of resamples by records; bounds the memory."""
+"""Limits the memory: number of cells (resamples times records) that are processed at once."""
 
 
 def resampled_f1(
     labels: np.ndarray, predicted: np.ndarray, *, resamples: int = RESAMPLES
 ) -> dict[str, np.ndarray]:
-    """Computes weighted and macro F1 (`metrics`) on resamples of n test records, drawn with
-    replacement.
+    """Weighted and macro F1 (`metrics`) on resamples of n test records, drawn with replacement.
 
-    The draws depend only on n, so that two classifiers of the same records meet the same resamples.
+    The draws depend only on n, so that all classifiers of the same records are scored on the same
+    resamples.
 
     Args:
-        labels, predicted: int64 [n].
+        labels: int64 [n].
+        predicted: int64 [n].
 
     Returns:
         `weighted_f1` and `macro_f1`, float64 [resamples].

@@ -1,4 +1,4 @@
-"""Scores narratives by the graph of a released folder, only in onnxruntime."""
+"""Scores narratives with the graph of a released folder, using only onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 
 GRAPH, INT8 = "model.onnx", "model.int8.onnx"
 LABELS = "labels.json"
-"""Codes in the order of the scores, where no configuration of transformers names them."""
+"""File with the codes in the order of the scores, for layouts in which no transformers
+configuration lists them.
+"""
 MOST_CHARACTERS = 1 << 15
-"""Characters of a text that are read, many times what an encoder's tokens take of prose."""
+"""Number of characters of a text that are read, many times the length of an encoder's tokens of
+prose.
+"""
 Numbers = Literal["float32", "int8"]
 Scores = NDArray[np.float32]
 
@@ -31,31 +35,32 @@ class Scorer(Protocol):
     @property
     def near_tie(self) -> float: ...
     def logits(self, texts: Sequence[str]) -> Any:
-        """Returns float32 [n, codes], in the texts' order."""
+        """Scores float32 [n, codes], in the order of the texts."""
         ...
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph in onnxruntime. A text goes through it alone, on one core, and texts side by side.
+    """A graph in onnxruntime. Each text is a separate batch on one core, and several texts run in
+    parallel.
 
-    So a text's scores are a function of that text, bit for bit, whatever is coded beside it and on
-    however many cores.
+    The scores of a text therefore depend only on that text, bit for bit, whatever else is scored
+    and on any number of cores.
     """
 
     session: Any
     codes: tuple[str, ...]
     precision: Numbers = "float32"
     near_tie: float = 0.0
-    """Of a logit: texts whose two best codes lie closer than this in eight bits are scored again in
+    """In logits. Texts with a smaller lead of the best code in eight bits are scored again in
     float32.
     """
     exact: Graph | None = None
-    """The same model in float32; of one in eight bits."""
+    """The same model in float32, for a graph in eight bits."""
 
     def logits(self, texts: Sequence[str]) -> Scores:
-        """Scores float32 [n, codes], in the texts' order. Of a text the first 32,768 characters are
-        read.
+        """Scores float32 [n, codes], in the order of the texts. Only the first 32,768 characters of
+        a text are read.
         """
         scores = self.rounded(texts)
         if self.exact is not None:
@@ -64,14 +69,14 @@ class Graph:
         return scores
 
     def rounded(self, texts: Sequence[str]) -> Scores:
-        """The same without a second look."""
+        """Scores without the second pass in float32."""
         scores = np.empty((len(texts), len(self.codes)), np.float32)
 
         def score(row: int) -> None:
             read = np.array([texts[row][:MOST_CHARACTERS]], dtype=object)
             scores[row] = self.session.run(["logits"], {"texts": read})[0][0]
 
-        # the longest first, so that no core is left with one of them
+        # longest first, so that no core is left with a long one at the end
         rows = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         cores = min(_cores(), len(texts))
         if cores < 2:
@@ -84,7 +89,7 @@ class Graph:
 
     @staticmethod
     def load(folder: Path, *, int8: bool = False) -> Graph:
-        """Opens a graph of a folder; in eight bits with the one in float32 next to it.
+        """Opens a folder's graph; with `int8`, the 8-bit graph and also the float32 one.
 
         Raises:
             OSError, ValueError, KeyError or an error of onnxruntime: the folder is damaged.
@@ -102,10 +107,10 @@ class Graph:
 
 
 def _cores() -> int:
-    """Returns how many texts are scored at a time: as many as torch would use threads."""
+    """Number of texts scored at a time: the number of threads that torch would use."""
     if wanted := int(os.environ.get("OMP_NUM_THREADS") or 0):
         return wanted
-    # Linux alone says which of them this process may use
+    # only Linux reports which cores this process may use
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -123,8 +128,8 @@ def softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def lead_of(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of a single
-    code: for ever.
+    """The lead of the best code over the second [n], and the indices of these two codes [n, 2].
+    With a single code the lead is infinite.
     """
     if scores.shape[1] < 2:
         return np.full(len(scores), math.inf, np.float32), np.zeros((len(scores), 2), np.int64)
@@ -134,8 +139,8 @@ def lead_of(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def margin_errors(rounded: Scores, exact: Scores) -> NDArray[np.float32]:
-    """Returns how far rounding moves the distance between the logits of the two codes that lead
-    after it, [n].
+    """By how much rounding changes the difference between the logits of the two leading codes,
+    [n].
     """
     lead, best = lead_of(rounded)
     if rounded.shape[1] < 2:

@@ -1,4 +1,4 @@
-"""Seeds for every random step that may be repeated. The release draw is not one of them."""
+"""Seeds for every random step that may be repeated. The release draw has no seed."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,24 +8,26 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose, a pure function of the run's seed and the purpose's words.
+    """A 63-bit seed for one purpose, a pure function of the run's seed and the purpose.
 
-    Deriving instead of carrying generator state along is what lets a resumed epoch, or a draw
-    computed alone on another machine, equal the one in an unbroken run.
+    Seeds are derived instead of carrying generator state along, so that a resumed epoch, or a
+    single draw computed on another machine, equals that of an uninterrupted run.
     """
     text = "\x1f".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator seeded for one purpose. CPU, so that devices agree on what was drawn."""
+    """A CPU generator seeded for one purpose. It is on the CPU so that all devices agree on the
+    draws.
+    """
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Seed torch's global generators (dropout, initialisation) inside the block and restore them
-    after it.
+    """Seeds torch's global generators (dropout, initialisation) inside the block and restores them
+    afterwards.
     """
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(derive_seed(seed, *purpose))

@@ -1,9 +1,9 @@
-"""Writes a word-piece tokenizer and a lexicon as ONNX nodes: texts in; token ids, their mask and
-the words' block out.
+"""Builds a word-piece tokenizer and a lexicon from ONNX nodes that map texts to token ids,
+attention mask and word columns.
 
-Every node is in onnxruntime from 1.17 on, in any language and in the browser. A text is cut into
-words by a regular expression, each distinct word is taken apart once, and pieces are found by the
-longest match (Wu et al. 2016).
+Every node is available in onnxruntime from 1.17 on, in any language and in the browser. A regular
+expression splits a text into words, each distinct word is tokenized once, and its pieces are found
+by longest match (Wu et al. 2016).
 """
 
 import json
@@ -21,16 +21,14 @@ from mechanisms.model.lexicon import Lexicon
 
 _TYPES = {"string": TensorProto.STRING, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 _LONGEST_WORD = 100
-"""Characters of a word that word pieces are looked for in (BERT's own limit); longer ones are
-unknown.
-"""
+"""In characters. Longer words are unknown, as in BERT's own tokenizer."""
 _CODE_POINTS = range(1, 0x20000)
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f"
 _STEPS = 255
 
 
 class Nodes:
-    """Collects the nodes and constants of a graph under names of their own."""
+    """Collects the nodes and constants of a graph under generated names."""
 
     def __init__(self, prefix: str) -> None:
         self.nodes: list[Any] = []
@@ -45,8 +43,8 @@ class Nodes:
     def __call__(
         self, kind: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any
     ) -> Any:
-        """Adds a node, and returns the name of its output, or of each; an input that is no name is
-        a constant.
+        """Adds a node and returns the name of its output, or a list of names. Inputs that are not
+        names become constants.
         """
         named = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         names = [self.name() for _ in range(outputs)]
@@ -82,13 +80,13 @@ class Nodes:
     def loop(
         self, times: Any, states: Mapping[str, str], body: Callable[..., Any], *, scanned: int = 0
     ) -> list[str]:
-        """Repeats a body so many times, or until its first result is false; returns the states,
-        then what it scanned.
+        """Repeats a body `times` times, or until its first result is false; returns the final
+        states, followed by scanned values.
 
         Args:
-            states: type of each state by its first value.
-            body: takes the turn and the states; returns whether to go on, or None, then states and
-                scanned values.
+            states: type of each state, by the name of its initial value.
+            body: called with the iteration number and the states; returns the condition to continue
+                (or None), the new states, and scanned values.
         """
         inner = Nodes(f"{self.name()}.")
         turn, going, *inside = (inner.name() for _ in range(2 + len(states)))
@@ -140,7 +138,7 @@ def _values(names: Sequence[str], kinds: Sequence[int]) -> list[ValueInfoProto]:
 
 
 def reads(tokenizer: Mapping[str, Any]) -> bool:
-    """Returns whether a tokenizer is BERT's, which `inputs` can write."""
+    """Whether a tokenizer is BERT's, which `inputs` can build."""
     parts = (
         (tokenizer.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")
     )
@@ -153,7 +151,10 @@ def inputs(
     """Adds the nodes that turn texts, string [n], into a model's inputs; returns their names.
 
     Args:
-        tokenizer: its `tokenizer.json`.
+        tokenizer: content of its `tokenizer.json`.
+
+    Raises:
+        MechanismError: the tokenizer is not BERT's.
     """
     from tokenizers import Tokenizer
 
@@ -164,7 +165,7 @@ def inputs(
         )
     ids = {token["content"]: token["id"] for token in read["added_tokens"]} | read["model"]["vocab"]
     table = lexicon.table if lexicon is not None else {}
-    # a further text, dropped in the end, so that no step is without a word
+    # an extra text, dropped at the end, so that no step has an empty list of words
     texts = g(
         "Concat", texts, np.array([f"{next(iter(ids))} {next(iter(table), 'word')} word"]), axis=0
     )
@@ -198,25 +199,30 @@ def _tokens(
     counts = g("Gather", g.count(g("GreaterOrEqual", pieces, np.array(0)), 1), places)
     starts = g("CumSum", counts, np.array(1), exclusive=1)
     lengths = g("Min", g("ReduceSum", counts, np.array([1]), keepdims=0), np.array(limit))
-    every = g("Gather", pieces, places)
+    all_pieces = g("Gather", pieces, places)
     columns = g("Add", g("Unsqueeze", starts, np.array([2])), g.numbers(g.size(pieces, 1)))
-    chosen = g("And", g("GreaterOrEqual", every, np.array(0)), g("Less", columns, np.array(limit)))
+    chosen = g(
+        "And", g("GreaterOrEqual", all_pieces, np.array(0)), g("Less", columns, np.array(limit))
+    )
     where = g("Transpose", g("NonZero", chosen))
     rows, width = g.size(texts, 0), g("Add", g("ReduceMax", lengths, keepdims=1), np.array([2]))
     begin, end, pad = special
     table = g("Expand", np.array(pad), g("Concat", rows, width, axis=0))
-    each = g("Unsqueeze", g.numbers(rows), np.array([1]))
+    row_numbers = g("Unsqueeze", g.numbers(rows), np.array([1]))
     after = g("Add", g("Unsqueeze", lengths, np.array([1])), np.array(1))
     column = g("Unsqueeze", g("Add", g("GatherND", columns, where), np.array(1)), np.array([1]))
     table = g(
         "ScatterND",
         table,
         g("Concat", g.head(where, 1, 1), column, axis=1),
-        g("GatherND", every, where),
+        g("GatherND", all_pieces, where),
     )
-    for token, place in ((begin, g("Mul", each, np.array(0))), (end, after)):
+    for token, place in ((begin, g("Mul", row_numbers, np.array(0))), (end, after)):
         table = g(
-            "ScatterND", table, g("Concat", each, place, axis=1), g("Expand", np.array(token), rows)
+            "ScatterND",
+            table,
+            g("Concat", row_numbers, place, axis=1),
+            g("Expand", np.array(token), rows),
         )
     mask = g("Cast", g("LessOrEqual", g.numbers(width), after), to=TensorProto.INT64)
     return {"input_ids": table, "attention_mask": mask}
@@ -315,8 +321,8 @@ def _words(
     counts, firsts = (
         g("Gather", np.array(bounds), row) for bounds in (entries, np.cumsum([0, *entries[:-1]]))
     )
-    # each word of a text as often as it has entries: where one begins, the number of the word goes
-    # up
+    # Repeat each word of a text once per entry. The word number increases where the entries of the
+    # next word begin.
     ends = g("CumSum", counts, np.array(0))
     begins = g("Sub", ends, counts)
     total = g("ReduceMax", ends, keepdims=1)

@@ -1,4 +1,4 @@
-"""Sets the number of torch's threads on a CPU, by the size of the work."""
+"""Sets the number of torch's CPU threads according to the size of the work."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +12,8 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 
 @contextmanager
 def using(threads: int) -> Iterator[None]:
-    """Let torch use so many threads an operation inside the block, also in threads that are started
-    there.
+    """Limits torch to this number of threads per operation inside the block, including in threads
+    started there.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -25,29 +25,28 @@ def using(threads: int) -> Iterator[None]:
 
 @contextmanager
 def fitting(inputs: Inputs) -> Iterator[None]:
-    """One thread for a head on cached features, all of them for an encoder.
+    """Uses one thread for a head on cached features, and all threads for an encoder.
 
-    A head's steps take a tenth of a millisecond: a second thread gains nothing there, and on a
-    machine that is also doing something else it makes each step wait for the slower of two
-    (measured: 3 to 40 times slower). A fixed number also keeps the order of summation, hence every
-    bit, independent of the machine.
+    A step of a head takes a tenth of a millisecond, so a second thread gains nothing. On a busy
+    machine it makes each step wait for the slower of the two (measured: 3 to 40 times slower). A
+    fixed number also makes the order of summation, and hence every bit, independent of the machine.
     """
     with using(1 if isinstance(inputs, FeatureInputs) else torch.get_num_threads()):
         yield
 
 
 _SIDE_BY_SIDE = 8
-"""Batches at a time, at most: beyond that Python's lock is what they wait for."""
+"""Maximum number of batches at a time. With more, they would only wait for Python's lock."""
 
 
 @contextmanager
 def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Callable[..., Iterator[Any]]]:
     """A `map` for forward passes over batches.
 
-    An encoder's batches on a CPU run side by side, each on its own threads, rather than one after
-    the other on all of them: no core waits for another at each of a model's hundreds of operations
-    (a quarter faster on two idle cores, many times on busy ones). Modes such as `inference_mode`
-    belong to a thread: set them inside `work`.
+    On a CPU, an encoder's batches run in parallel, each on its own threads, instead of one after
+    another on all threads. Cores then never wait for each other at each of a model's hundreds of
+    operations (a quarter faster on two idle cores, many times on busy ones). Modes such as
+    `inference_mode` belong to a thread, so set them inside `work`.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or isinstance(inputs, FeatureInputs) or threads == 1:
@@ -63,11 +62,11 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Callable[..
 
 
 def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
-    """Records a batch in forward passes.
+    """Number of records per batch in forward passes.
 
-    On a CPU the activations of 16 narratives stay in a core's cache; 128 take twice as long a
-    record. A GPU's kernels take time to start; beyond 512 padding costs more. A head computes for
-    less time than its calls take.
+    On a CPU, the activations of 16 narratives stay in a core's cache, and batches of 128 take twice
+    as long per record. On a GPU, kernels take time to start, and beyond 512 the padding costs more.
+    A head computes faster than its calls take.
     """
     if isinstance(inputs, FeatureInputs):
         return 1024
@@ -75,10 +74,10 @@ def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
 
 
 def block_tokens(device: torch.device) -> int:
-    """Tokens of an encoder's block, padding and dummies included.
+    """Number of tokens in an encoder's block, including padding and dummies.
 
-    On a CPU the activations of 384 stay in a core's cache, and products of as many rows are within
-    a tenth of the fastest. Larger blocks of a GPU hold more dummies than they save starts of
-    kernels.
+    On a CPU, the activations of 384 tokens stay in a core's cache, and products with as many rows
+    are within a tenth of the fastest. On a GPU, larger blocks lose more to dummies than they save
+    in kernel starts.
     """
     return 384 if device.type == "cpu" else 4096

@@ -1,18 +1,19 @@
-"""The one training loop: optimiser phases, per-record weights, a checkpoint an epoch, resume.
+"""The shared training loop: optimiser phases, per-record weights, one checkpoint per epoch, and
+resumption.
 
 A phase minimises, batch by batch,
 
-    - (1/b) * sum_i alpha_i * l_i(theta) + pull/2 * ||theta - start||^2
+  - (1/b) * sum_i alpha_i * l_i(theta) + pull/2 * ||theta - start||^2
 
-with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b,
-not by the sum of the weights, so that a record of weight 0 is as good as absent but does not make
-its neighbours louder.
+with risk weights alpha_i (1 if there are none) and batch size b. The divisor is b, not the sum of
+the weights, so that a record of weight 0 counts as absent without increasing the influence of the
+other records in its batch.
 
-The ranks of a fit share each batch, and rank 0 keeps the checkpoint and the observer.
+The ranks of a fit share each batch. Rank 0 keeps the checkpoint and the observer.
 
-A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are
-functions of (seed, phase, epoch), and the checkpoint holds the parameters and the optimiser's
-state.
+A resumed run equals an uninterrupted one bit for bit: the order of records and the dropout masks
+are functions of (seed, phase, epoch), and the checkpoint contains the parameters and the
+optimiser's state.
 """
 
 import math
@@ -33,30 +34,33 @@ from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import fitting
 
 Progress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+"""Called with (completed steps, total steps)."""
 
 _BUCKET = 50
-"""Batches a length bucket spans: wide enough to stay random, narrow enough to spare most padding.
+"""Number of batches in a length bucket: large enough to remain random, small enough to avoid most
+padding.
 """
 
 
 class EpochState:
-    """Extends the checkpoint of an observer of epochs: tensors saved with it, given
-    back on resume.
+    """An observer of epochs. Its tensors are saved with the checkpoint and restored on
+    resumption.
     """
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Tensors to keep with the checkpoint of the epoch just ended."""
+        """Tensors to save with the checkpoint of the epoch that just ended."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
-        """Take back what `tensors` gave after `epoch` epochs."""
+        """Restores the tensors that `tensors` returned after `epoch` epochs."""
 
     def after_epoch(self, epoch: int, theta: Tensor) -> None:
-        """See the parameters float32 [P] at the end of epoch number `epoch` (1 is the first)."""
+        """Called with the parameters float32 [P] at the end of epoch `epoch` (1 is the first)."""
 
     def after_checkpoint(self, epoch: int) -> None:
-        """The checkpoint of this epoch is on the disk; older leftovers may go."""
+        """Called when the checkpoint of this epoch is on disk, so that older files can be
+        deleted.
+        """
 
 
 def train(
@@ -72,18 +76,18 @@ def train(
     state: EpochState | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Run one phase in place on `classifier.flat`; return the mean weighted loss of each epoch, in
-    nats.
+    """Runs one phase in place on `classifier.flat`; returns the mean weighted loss of each epoch,
+    in nats.
 
     Args:
         labels: int64 [n], index into the label space.
         weights: risk weights alpha, float32 [n] in [0, 1]; None means 1 for every record.
-        purpose: names the phase in seeds, so that two phases do not share their shuffles.
-        folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed, if
-            it is of this run.
+        purpose: identifies the phase in seeds, so that two phases do not share their shuffles.
+        folder: folder of the checkpoint; None keeps none. An existing checkpoint of the same run is
+            resumed.
 
     Raises:
-        MechanismError: the loss is no longer finite, or the checkpoint is of another run.
+        MechanismError: the loss is no longer finite, or the checkpoint belongs to another run.
     """
     optimiser = _optimiser(classifier, phase)
     pulled = [(p, p.detach().clone()) for p in classifier.parameters if phase.pull]
@@ -112,16 +116,16 @@ def train(
             own_masks = (ranks.rank(),) if ranks.rank() else ()
             with seeded(seed, purpose, "dropout", epoch, *own_masks), fitting(inputs):
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
-                    own = ranks.share(index)
-                    share = len(own) > 0
-                    own = (
-                        own if share else index[:1]
+                    mine = ranks.share(index)
+                    share = len(mine) > 0
+                    mine = (
+                        mine if share else index[:1]
                     )  # so that the same parameters have gradients in every rank
-                    where = own.to(device)
+                    where = mine.to(device)
                     with computing(
                         precision, device
-                    ):  # anew each step: it remembers weights as they were
-                        ell = classifier.log_likelihood(inputs.batch(own, device), labels[where])
+                    ):  # entered for each step, because it caches the weights
+                        ell = classifier.log_likelihood(inputs.batch(mine, device), labels[where])
                     ell = ell if weights is None else ell * weights[where]
                     loss = -ell.sum() * share / len(index)
                     optimiser.zero_grad(set_to_none=True)
@@ -141,8 +145,8 @@ def train(
                         progress(step, total)
             ranks.add_up(loss_sum)
             losses.append(float(loss_sum) / n)
-            # One parameter that is not finite makes the sum so, at a twentieth of the price of
-            # looking at each.
+            # A single non-finite parameter makes the sum non-finite, at a twentieth of the cost of
+            # checking each one.
             if not math.isfinite(losses[-1]) or not math.isfinite(classifier.flat.sum()):
                 raise MechanismError(
                     f"training diverged in epoch {epoch} of phase {purpose} ({phase.optimiser}): "
@@ -163,7 +167,7 @@ def train(
 def epoch_batches(
     inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: str, epoch: int
 ) -> Iterator[Tensor]:
-    """Index batches of one epoch: a seeded shuffle, optionally gathered by length within wide
+    """Index batches of one epoch: a seeded shuffle, optionally grouped by length within large
     buckets.
     """
     order = torch.randperm(len(inputs), generator=generator(seed, purpose, "order", epoch))
@@ -185,12 +189,12 @@ def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Opt
     head = classifier.head_parameters if phase.head_rate != 1 else ()
     rest = [p for p in classifier.parameters if not any(p is parameter for parameter in head)]
     groups: Any = [
-        {"params": some, "lr": rate, "first_rate": rate}
-        for some, rate in (
+        {"params": members, "lr": rate, "first_rate": rate}
+        for members, rate in (
             (rest, phase.learning_rate),
             ([*head], phase.learning_rate * phase.head_rate),
         )
-        if some
+        if members
     ]
     if phase.optimiser == "adamw":
         return torch.optim.AdamW(groups, **common)
@@ -237,9 +241,9 @@ def _resume(
     optimiser.load_state_dict(
         {"state": slots, "param_groups": optimiser.state_dict()["param_groups"]}
     )
-    own = {
+    observed = {
         name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")
     }
-    state.restore(own, len(meta["losses"]))
+    state.restore(observed, len(meta["losses"]))
     state.after_checkpoint(len(meta["losses"]))
     return list(meta["losses"])

@@ -1,13 +1,13 @@
-"""Vectors of single words, by which a lexicon knows which words are alike.
+"""Single-word vectors, with which a lexicon determines related words.
 
-Those of a fixed public vocabulary come with the program for the packaged encoder: the whole words
-of its tokenizer and those of OIICS's titles, in 8 bits, in units of 2^-6. So no run encodes them,
-and a table of likeness over them has the same bits on every processor, although an encoder's own
-vectors differ in their last digits between one set of instructions (AVX2, AVX-512, AMX) and
-another. Words of other titles are encoded where they are needed and rounded to the same units. Of
-another encoder the vectors are taken as they are computed, over the whole words of its tokenizer.
+For the packaged encoder, the vectors of a fixed public vocabulary are part of the program: the
+whole-word tokens of its tokenizer and the words of OIICS's titles, quantised to 8 bits in units of
+2^-6. Runs do not encode them, and their similarity table is bit-identical on every processor,
+although the last digits of an encoder's own vectors depend on the instruction set (AVX2, AVX-512,
+AMX). Words of other titles are encoded when needed and rounded to the same units. For another
+encoder, the vectors of its tokenizer's whole words are computed and not rounded.
 
-No record is read for any of it. `scripts/word_vectors.py` writes the file.
+No record is read. `scripts/word_vectors.py` writes the file.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ Embed = Callable[[list[str]], Tensor]
 
 
 class WordVectors(NamedTuple):
-    """Words, sorted, and their vectors, float32 [words, width]."""
+    """Sorted words and their vectors, float32 [words, width]."""
 
     words: tuple[str, ...]
     vectors: Tensor
 
 
 def of(encoder: str, further: Iterable[str], embed: Embed) -> WordVectors:
-    """Returns the vectors of an encoder's vocabulary and of further words.
+    """The vectors of an encoder's vocabulary and of further words.
 
     Args:
-        embed: by this encoder. It is called once at most, and not where all words are known.
+        embed: computes features with this encoder. It is called at most once, and not at all if
+            every word is known.
     """
     if encoder != packaged.MINILM:
         words = sorted({*encoder_files.whole_words(encoder), *further})
         return WordVectors(tuple(words), embed(words))
-    known = shipped()
-    others = sorted(set(further).difference(known.words))
-    if not others:
-        return known
-    words = (*known.words, *others)
-    vectors = torch.cat([known.vectors, in_units(embed(others)).float().mul(_UNIT)])
+    packaged_vectors = shipped()
+    unknown = sorted(set(further).difference(packaged_vectors.words))
+    if not unknown:
+        return packaged_vectors
+    words = (*packaged_vectors.words, *unknown)
+    vectors = torch.cat([packaged_vectors.vectors, in_units(embed(unknown)).float().mul(_UNIT)])
     order = sorted(range(len(words)), key=words.__getitem__)
     return WordVectors(tuple(words[place] for place in order), vectors[order])
 
@@ -67,7 +68,7 @@ def in_units(vectors: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def shipped() -> WordVectors:
-    """Loads what comes with the program.
+    """Loads the vectors that are part of the program.
 
     Raises:
         MechanismError: the file is not the one that this version was released with.

@@ -1,3 +1,3 @@
-"""Posteriors over a model's parameters: their moments, risks, sensitivity, and whether the estimate
-holds.
+"""Posteriors over the parameters of a model: their moments, risks, sensitivity, and the rounds of a
+pseudo posterior.
 """

@@ -1,6 +1,4 @@
-"""Declares the settings of a pseudo posterior and of how it is stored, which are checked before
-torch is imported.
-"""
+"""Settings of a pseudo posterior and of its storage, validated before torch is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from mechanisms.model.config import Positive
 
 
 class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
-    """Sets draws, the weight map and equation 7."""
+    """Number of draws, the weight map, and the constant of equation 7."""
 
     risk_draws: int = Field(
         default=500,
@@ -49,7 +47,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
 
 
 class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
-    """Sets how the posterior is stored."""
+    """How the posterior is stored and scaled."""
 
     rank: int = Field(
         default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance."

@@ -1,17 +1,17 @@
 """Risks, weights, sensitivity and reweighting of the pseudo posterior mechanism (PPM).
 
-Chew et al., section 2.1 and 2.3, after Savitsky et al. 2020 and 2022:
+Chew et al., sections 2.1 and 2.3, after Savitsky et al. 2020 and 2022:
 
-    r_i     = max_s |l_i(theta_s)|
-    alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )
-    Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i
-    alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )
+  r_i     = max_s |l_i(theta_s)|
+  alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )
+  Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i
+  alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )
 
-The risks r_i are over draws of the unweighted posterior, Delta over draws of the posterior that was
-fitted with the risk weights alpha. The last line is equation 7; after it Delta must be measured
-again.
+The risks r_i are maxima over draws from the unweighted posterior. Delta is a maximum over draws
+from the posterior that was fitted with the risk weights alpha. The last line is equation 7, after
+which Delta must be measured again.
 
-Everything streams over draws: memory is O(n + P) however many there are.
+All computations stream over draws, so that memory is O(n + P) for any number of draws.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from mechanisms.posterior.rounds import TABLE, RoundName
 
 @dataclass(frozen=True)
 class RiskPass:
-    """Holds the results of a pass over draws: per record, and per draw.
+    """Results of a pass over draws, per record and per draw.
 
-    risk float32 [n]: max over draws of |l_i|. draw_maxima float32 [S]: for each draw, the max over
-    records of alpha_i |l_i| (alpha = 1 without weights); its cumulative maximum is the running
-    Delta.
+    Attributes:
+        risk: float32 [n], maximum of |l_i| over draws.
+        draw_maxima: float32 [S], for each draw the maximum of alpha_i |l_i| over records (alpha = 1
+            without weights). Its cumulative maximum is the running Delta.
     """
 
     risk: Tensor
@@ -55,7 +56,7 @@ class RiskPass:
 
 
 def merge(passes: Sequence[RiskPass]) -> RiskPass:
-    """One pass from several over disjoint draws, in the order of their draws."""
+    """Combines passes over disjoint draws, in the order of their draws."""
     return RiskPass(
         risk=torch.stack([p.risk for p in passes]).amax(0),
         draw_maxima=torch.cat([p.draw_maxima for p in passes]),
@@ -75,12 +76,14 @@ def risk_pass(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> RiskPass:
-    """Evaluate |l_i| at every draw in `draws`; draw number s depends on (seed, purpose, s) alone.
+    """Evaluates |l_i| at every draw in `draws`. Draw number s depends only on (seed, purpose, s).
 
     Args:
         labels: int64 [n].
-        weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum
-            of.
+        weights: alpha float32 [n]. With weights, Delta is the maximum of `draw_maxima`.
+
+    Raises:
+        MechanismError: a log-likelihood is not finite.
     """
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
@@ -88,8 +91,8 @@ def risk_pass(
     risk, maxima = torch.zeros(n, device=device), torch.zeros(len(draws))
     original = classifier.flat.clone()
     size = batch_size or forward_batch_size(inputs, device)
-    some = length_sorted_batches(inputs, batch_size=size)
-    batches = [(index.to(device), inputs.batch(index, device)) for index in some]
+    indices = length_sorted_batches(inputs, batch_size=size)
+    batches = [(index.to(device), inputs.batch(index, device)) for index in indices]
 
     def losses(index_and_batch: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
         index, batch = index_and_batch
@@ -121,7 +124,7 @@ def risk_pass(
 def load_draw(
     classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str, draw: int
 ) -> None:
-    """Put repeatable draw number `draw` into the classifier."""
+    """Loads repeatable draw number `draw` into the classifier."""
     normal = swag.seeded_normal(generator(seed, purpose, "draw", draw))
     with torch.no_grad():
         swag.sample(posterior, normal=normal, out=classifier.flat)
@@ -135,8 +138,11 @@ def at_draw(
     weights: Tensor,
     batch_size: int | None = None,
 ) -> float:
-    """Measures Delta at the present parameters: max over records of alpha_i |l_i|, float32, which
-    has to be finite.
+    """Delta at the classifier's current parameters: the maximum of alpha_i |l_i| over records,
+    computed in float32.
+
+    Raises:
+        MechanismError: the result is not finite.
     """
     device = classifier.device
 
@@ -149,7 +155,7 @@ def at_draw(
     with forward_passes(inputs, device) as over:
         size = batch_size or forward_batch_size(inputs, device)
         for loss in over(largest, length_sorted_batches(inputs, batch_size=size)):
-            worst = torch.maximum(worst, loss)  # hands a NaN on, where Python's max would drop it
+            worst = torch.maximum(worst, loss)  # propagates a NaN, which Python's max would drop
     if not math.isfinite(worst):
         raise MechanismError(
             "a log-likelihood at the released sample is not finite", kind="not-finite"
@@ -158,12 +164,12 @@ def at_draw(
 
 
 def risk_weights(risk: Tensor, *, c: float, g: float) -> Tensor:
-    """alpha = clip(c (1 - r~) + g, 0, 1), float32 [n], r~ the risks scaled to [0, 1].
+    """alpha = clip(c (1 - r~) + g, 0, 1), float32 [n], in which r~ are the risks scaled to [0, 1].
 
-    | risks        | alpha            |
-    |--------------|------------------|
-    | all equal    | clip(c + g, 0, 1): r~ is 0, none stands out |
-    | the largest  | clip(g, 0, 1)    |
+    | risks        | alpha             |
+    |--------------|-------------------|
+    | all equal    | clip(c + g, 0, 1), because r~ is 0 |
+    | the largest  | clip(g, 0, 1)     |
     | the smallest | clip(c + g, 0, 1) |
     """
     low, high = risk.min(), risk.max()
@@ -176,9 +182,10 @@ def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
     """Equation 7, float32 [n]: alpha' = clip(k alpha Delta / Delta_i, 0, 1) with Delta_i = alpha_i
     r_i.
 
-    A record with alpha_i = 0 has Delta_i = 0 and keeps 0 (the equation divides by zero there); one
-    with alpha_i > 0 whose likelihood was 1 at every draw has nothing to hide and gets 1. The result
-    is not bound by Delta: it belongs to a new posterior, at which Delta has to be measured again.
+    A record with alpha_i = 0 has Delta_i = 0 and keeps 0 (the equation would divide by zero). A
+    record with alpha_i > 0 and likelihood 1 at every draw needs no protection and gets 1. The
+    result is not bounded by Delta, because it defines a new posterior, for which Delta must be
+    measured again.
     """
     delta_i = alpha * risk
     delta = delta_i.max()
@@ -191,8 +198,8 @@ def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
 def weights_of(
     config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor
 ) -> Tensor:
-    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the
-    weights before.
+    """The weights of a round: the weight map of the base round's risks, or equation 7 applied to
+    the previous weights.
     """
     if TABLE[name].reweighted:
         assert alpha is not None

@@ -1,12 +1,11 @@
-"""The rounds of a pseudo posterior, whatever it is drawn from: which fits there are, and what one
-hands to the next.
+"""The rounds of a pseudo posterior, for any sampler: which fits there are and what they pass on.
 
-base        the posterior without weights; risks over its draws          -> weights alpha
-weighted    the posterior with these weights                             -> sensitivity Delta
-reweighted  equation 7, then the same again                              -> Delta, measured anew
+base        the posterior without weights; risks over its draws          -> weights alpha weighted
+the posterior with these weights                             -> sensitivity Delta reweighted
+equation 7, then the same again                              -> Delta, measured again
 
-`run` is the one chain. A mechanism runs it once, an audit many times at once; they differ in how a
-round is fitted and measured, and in the type of weights.
+`run` implements the sequence. A mechanism runs it once, and an audit runs it for many trials in
+parallel. They differ in how a round is fitted and measured, and in the type of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True)
 class Round:
-    """Describes a round: the one before it, which its weights come from."""
+    """A round, with the preceding round from which its weights are computed."""
 
     after: RoundName | None = None
 
@@ -36,8 +35,8 @@ class Round:
 
     @property
     def reweighted(self) -> bool:
-        """Checks whether its weights are those of the round before by equation 7; otherwise risks
-        give them.
+        """Whether its weights come from equation 7 applied to the preceding round's weights,
+        instead of from risks.
         """
         return self.after is not None and TABLE[self.after].after is not None
 
@@ -57,7 +56,7 @@ ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
     "weighted": ("base", "weighted"),
     "reweighted": ("base", "weighted", "reweighted"),
 }
-"""The fits that a round needs, in order, itself the last."""
+"""The fits that a round requires, in order, ending with the round itself."""
 
 
 def run(
@@ -67,15 +66,14 @@ def run(
     *,
     earlier: tuple[RoundName, Weights | None, Measured] | None = None,
 ) -> dict[RoundName, Measured]:
-    """Runs these rounds in order; returns what was measured in each.
+    """Runs these rounds in order; returns the measurements of each.
 
     Args:
         fit: fits the posterior of a round with these weights (None: all 1), and measures the
             records at its draws.
-        compute_weights: returns the weights of a round, from those of the round before and from
-            what was measured there.
-        earlier: a round that was run already, with its weights and what was measured in it: the
-            rounds up to it are left out.
+        compute_weights: computes the weights of a round from the weights and measurements of the
+            preceding round.
+        earlier: a completed round with its weights and measurements. Rounds up to it are skipped.
     """
     weights: Weights | None = None
     measured: dict[RoundName, Measured] = {}
@@ -92,10 +90,11 @@ def run(
 def event_of(
     round_name: str, *, snapshots: int, rank: int, sensitivity: float, draws: int
 ) -> SwagPpmEvent:
-    """Returns the event of one round.
+    """The event of one round.
 
     Args:
-        sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.
+        sensitivity: Delta of the round. For the base round, in which all weights are 1, this is the
+            largest risk.
     """
     return SwagPpmEvent(
         reweighted=round_name == "reweighted",

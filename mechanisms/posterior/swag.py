@@ -2,19 +2,19 @@
 
 Maddox et al. 2019, as used by Chew et al., equations 4 to 6:
 
-    theta = mean + s * ( (1/sqrt 2) sigma_diag * z1  +  (1/sqrt(2 (K-1))) D z2 ),
-    z1 ~ N(0, I_P),  z2 ~ N(0, I_K)
+  theta = mean + s * ( (1/sqrt 2) sigma_diag * z1  +  (1/sqrt(2 (K-1))) D z2 ),
+  z1 ~ N(0, I_P),  z2 ~ N(0, I_K)
 
-- mean and sigma_diag^2 = E[theta^2] - E[theta]^2 by Welford's recurrence: the difference of two
+- mean and sigma_diag^2 = E[theta^2] - E[theta]^2 use Welford's recurrence: the difference of two
   large numbers loses all digits of a float32 at fine-tuning scale.
-- D holds the last K deviations theta_t - mean_t from the *running* mean; K here is the number
-  really held, which is smaller than the rank while few snapshots have been taken.
-- z2 is one vector for all parameters: drawing it anew for each tensor would lose the covariance
-  between layers.
-- s (`std_scale`) is 1; other values are for sensitivity studies and are part of the event.
+- D consists of the last K deviations theta_t - mean_t from the *running* mean. K is the number of
+  stored deviations, which is smaller than the rank as long as there are few snapshots.
+- z2 is one vector for all parameters. Drawing it separately for each tensor would lose the
+  covariance between layers.
+- s (`std_scale`) is 1. Other values are for sensitivity studies and are part of the event.
 
-Deviations live in one file each, so a posterior of K = 20 deviations over 82 million parameters
-needs 6.6 GB of disk and no more memory than the parameters, mean and variance.
+Each deviation is stored in its own file, so a posterior with K = 20 deviations over 82 million
+parameters needs 6.6 GB of disk space, but only enough memory for the parameters, mean and variance.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ from mechanisms.model.threads import using
 from mechanisms.model.training import EpochState
 
 _AHEAD = 1 << 20
-"""Parameters whose noise is made in one go, in the background."""
+"""Number of parameters for which noise is generated at a time, in the background."""
 
 _CACHED = 1 << 17
-"""Parameters summed in one go: the piece stays in a core's cache while the deviations stream by."""
+"""Number of parameters that are summed at a time: the block stays in a core's cache while the
+deviations are streamed.
+"""
 
 
 @dataclass
 class State(EpochState):
-    """Moments so far. `m2` is the sum of squared deviations from the mean (Welford)."""
+    """Moments of the snapshots so far. `m2` is the sum of squared deviations from the mean
+    (Welford).
+    """
 
     rank: int
     folder: Path
@@ -51,7 +55,7 @@ class State(EpochState):
     m2: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Returns the tensors of the moments for the training checkpoint."""
+        """The tensors of the moments, for the training checkpoint."""
         return {"mean": self.mean, "m2": self.m2, "count": torch.tensor(self.count)}
 
     def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
@@ -62,15 +66,17 @@ class State(EpochState):
         update(self, theta)
 
     def after_checkpoint(self, epoch: int) -> None:
-        """Deviations that no resume can need any more go."""
+        """Deletes deviations that no resumed run can need."""
         for path in self.folder.glob("deviation_*.safetensors"):
             if int(path.stem.removeprefix("deviation_")) <= self.count - self.rank:
                 path.unlink()
 
 
 def init(num_parameters: int, *, rank: int, folder: Path) -> State:
-    """Returns an empty state, which writes deviations into `folder`; one deviation alone has no
-    covariance.
+    """An empty state that writes deviations to `folder`.
+
+    Raises:
+        MechanismError: the rank is below 2, because a single deviation has no covariance.
     """
     if rank < 2:
         raise MechanismError(f"swag.rank is {rank}, but it must be at least 2", kind="rank")
@@ -81,7 +87,7 @@ def init(num_parameters: int, *, rank: int, folder: Path) -> State:
 
 
 def update(state: State, theta: Tensor) -> None:
-    """Add one snapshot, float32 [P]."""
+    """Adds one snapshot, float32 [P]."""
     theta = theta.detach().to(device="cpu", dtype=torch.float32)
     state.count += 1
     delta = theta - state.mean
@@ -96,12 +102,16 @@ def update(state: State, theta: Tensor) -> None:
 
 
 def deviation_file(folder: Path, snapshot: int) -> Path:
-    """Returns the place of the deviation of snapshot number `snapshot`, of which 1 is the first."""
+    """File of the deviation of snapshot number `snapshot`; 1 is the first."""
     return folder / f"deviation_{snapshot:05d}.safetensors"
 
 
 def save(state: State) -> None:
-    """Write the moments beside the deviations; `load` opens the folder as a posterior."""
+    """Writes the moments next to the deviations. `load` then opens the folder as a posterior.
+
+    Raises:
+        MechanismError: fewer than two snapshots.
+    """
     if state.count < 2:
         raise MechanismError(
             f"SWAG took {state.count} snapshot(s), but it needs at least 2. Raise "
@@ -117,10 +127,12 @@ def save(state: State) -> None:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The SWAG Gaussian over P parameters: ready to draw from.
+    """The SWAG Gaussian over P parameters, from which draws can be made.
 
-    mean float32 [P]; diag_std float32 [P], the diagonal's standard deviation *before* the factor
-    1/sqrt 2; deviations K tensors float32 [P], memory-mapped.
+    Attributes:
+        mean: float32 [P].
+        diag_std: float32 [P], standard deviation of the diagonal *before* the factor 1/sqrt 2.
+        deviations: K tensors float32 [P], memory-mapped.
     """
 
     mean: Tensor
@@ -131,7 +143,7 @@ class Posterior:
 
     @property
     def rank(self) -> int:
-        """K, the number of deviations really held."""
+        """K, the number of stored deviations."""
         return len(self.deviations)
 
     @property
@@ -139,7 +151,7 @@ class Posterior:
         return self.std_scale / math.sqrt(2)
 
     def coefficients(self, z2: Tensor) -> Tensor:
-        """Returns the factors on the deviations in the draw of these normals."""
+        """Factors of the deviations in the draw with these normals."""
         return z2 * (self.std_scale / math.sqrt(2 * (self.rank - 1)))
 
 
@@ -156,7 +168,7 @@ def posterior(
 
 
 def load(folder: Path, *, std_scale: float = 1.0) -> Posterior:
-    """Open a folder that `save` completed."""
+    """Opens a folder that `save` completed."""
     tensors, meta = checkpoint.load(folder / "moments.safetensors")
     count, rank = int(meta["count"]), int(meta["rank"])
     columns = range(max(1, count - rank + 1), count + 1)
@@ -169,11 +181,11 @@ Normal = Callable[[Tensor], Tensor]
 
 
 def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Tensor:
-    """One joint draw, float32 [P], written into `out` when given.
+    """One joint draw, float32 [P], written to `out` if provided.
 
-    `normal` is asked for z2 [K] first, then for z1 block by block in order, from one thread at a
-    time: the draw depends on nothing but what `normal` answers. z1 of the next blocks is made while
-    this one is summed. Each stored vector is read once.
+    `normal` is called for z2 [K] first, then for z1 block by block in order, from one thread at a
+    time, so that the draw depends only on the values of `normal`. The next blocks of z1 are
+    generated while the current one is summed. Each stored vector is read once.
     """
     target = torch.empty(post.mean.numel()) if out is None or out.device.type != "cpu" else out
     z2 = normal(torch.empty(post.rank))
@@ -182,8 +194,9 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
         normal(target)
         _add_up(post, target, blocks[0], z2)
     else:
-        # One thread makes noise, one adds up. Split over threads, each of the thousands of short
-        # sums would wait for the slower half: on a busy machine ten times as long as it works.
+        # One thread generates noise and one adds. Split over threads, each of the thousands of
+        # short sums would wait for the slower half, on a busy machine ten times as long as it
+        # computes.
         with using(1), ThreadPoolExecutor(1, thread_name_prefix="swag-noise") as background:
             drawn = [background.submit(normal, target[block]) for block in blocks]
             for block, noise in zip(blocks, drawn, strict=True):
@@ -213,12 +226,12 @@ def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor) -> None:
 
 
 _FARTHEST = 9.0
-"""A normal made of two 53-bit uniforms is at most 8.6."""
+"""A normal computed from two 53-bit uniforms is at most 8.6."""
 
 
 def within_reach(post: Posterior, theta: Tensor) -> bool:
-    """Checks whether `sample` could return these parameters at all: every draw could, most other
-    vectors not.
+    """Whether `sample` could return these parameters at all. This is true for every draw and false
+    for most other vectors.
     """
     if theta.shape != post.mean.shape or not bool(theta.isfinite().all()):
         return False
@@ -230,5 +243,5 @@ def within_reach(post: Posterior, theta: Tensor) -> bool:
 
 
 def seeded_normal(generator: torch.Generator) -> Normal:
-    """Standard normals from a seeded generator: for every draw but the released one."""
+    """Standard normals from a seeded generator, for every draw except the released one."""
     return lambda out: out.normal_(generator=generator)

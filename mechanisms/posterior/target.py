@@ -1,10 +1,10 @@
-"""Finds the scale c of the weight map that brings the measured epsilon to a target.
+"""Searches for the scale c of the weight map at which the measured epsilon meets a target.
 
-The risks r_i are of the unweighted fit and depend on no c, so that max_i alpha_i(c) r_i, which
-grows with c, is known without a fit. Delta of a fit is that times an inflation near 1: a record of
-less weight is learned less and surprises more, and equation 7 multiplies by k. So c is solved under
-the inflation of the last fit. The search reads the records: c is tuned on them, and every fit is
-recorded as that.
+The risks r_i come from the unweighted fit and do not depend on c, so max_i alpha_i(c) r_i, which
+increases with c, is known without a fit. The Delta of a fit equals this times an inflation factor
+near 1: a record with less weight is learned less and has larger losses, and equation 7 multiplies
+by k. So c is solved with the inflation of the last fit. The search reads the records, so every fit
+is recorded as tuning of c on them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from mechanisms.posterior.risks import risk_weights
 
 LARGEST_C, MAX_FITS = 10.0, 8
 CLOSE, _AIM = 0.9, 0.97
-"""A fit whose Delta is at least the first share of the goal is close enough; each aims at the
-second.
+"""A fit is close enough if its Delta is at least the first fraction of the goal. Each fit aims at
+the second.
 """
 
 
 def search(goal: float, *, risk: Tensor, fit: Callable[[float], float]) -> float:
-    """Returns the c whose fit has the largest Delta that is at most `goal`, in nats.
+    """The c of the fit with the largest Delta that is at most `goal`, in nats.
 
     Args:
         risk: r float32 [n] of the unweighted posterior.
-        fit: Delta of the last round at a c, with g = 0.
+        fit: Delta of the last round for a value of c, with g = 0.
 
     Raises:
-        MechanismError: no fit was at or below the goal; names the smallest Delta.
+        MechanismError: no fit met the goal. The text contains the smallest Delta.
     """
     from scipy.optimize import brentq
 

@@ -1,1 +1,1 @@
-"""Accounts for what was done to the records: events, claims, noise, schedules, private counts."""
+"""Privacy accounting: events, claims, noise, schedules, and private counts."""

@@ -1,9 +1,9 @@
-"""How often a model is right, told with noise: two noisy vectors of the half it was not trained on.
+"""Accuracy of a model, released as two noisy vectors of the half it was not trained on.
 
 Both are linear in the records, with integer coefficients, and get rounded Gaussian noise
 (`exact_normal`), so that the claim covers the released bits.
 
-| vector        | rows                                                 | what is read from it      |
+| vector        | rows                                                 | used for                  |
 |---------------|------------------------------------------------------|---------------------------|
 | `temperature` | confidence at `TEMPERATURES`, answers that are right | the temperature           |
 | `accuracy`    | score bins x (best code right, wrong)                | accuracy, thresholds      |
@@ -11,55 +11,54 @@ Both are linear in the records, with integer coefficients, and get rounded Gauss
 |               | bins of the right code's probability                 | limits of conformal sets  |
 |               | right, in the three best, wrong                      | accuracy                  |
 
-The scores of the second are at the temperature that was read from the first.
+The second vector uses scores at the temperature computed from the first.
 
-**Cumulative counts.** What is above a threshold is a sum over bins, whose errors would add up. So
-not the counts c of B bins are released but A c, with A the square root of the matrix L of prefix
-sums: A[i, j] = binom(2k, k) / 4^k with k = i - j >= 0 (Fichtenberger, Henzinger and Upadhyay 2023,
-"Constant matters", theorem 1; Henzinger, Upadhyay and Upadhyay 2023). L = A A, so every cumulative
-count has an error of at most 1 + ln(B) / pi + o(1) times that of a single count, where summing
-noisy bins has sqrt(B) times and a binary tree about log2(B): for 24 bins 2.1, 4.9 and 4.6. This
-grows so slowly that bins need not become fewer where records are few. The entries are rounded to
-2^-`_BITS`; the matrix that is inverted is the rounded one.
+**Cumulative counts.** The number of records above a threshold is a sum over bins, and the errors of
+the bins would add up. So instead of the counts c of B bins, A c is released, with A the square root
+of the matrix L of prefix sums: A[i, j] = binom(2k, k) / 4^k with k = i - j >= 0 (Fichtenberger,
+Henzinger and Upadhyay 2023, "Constant matters", theorem 1; Henzinger, Upadhyay and Upadhyay 2023).
+L = A A, so every cumulative count has an error of at most 1 + ln(B) / pi + o(1) times that of a
+single count, compared with sqrt(B) for sums of noisy bins and about log2(B) for a binary tree: for
+24 bins 2.1, 4.9 and 4.6. This grows so slowly that few records do not require fewer bins. The
+entries are rounded to 2^-`_BITS`, and the rounded matrix is the one that is inverted.
 
-**Sensitivity.** A record adds one column of each block. The largest norm of a column of A is its
-first. The confidences of a record at falling temperatures rise from 0 to at most 1; their
+**Sensitivity.** A record adds one column of each block. The column of A with the largest norm is
+the first. The confidences of a record at falling temperatures rise from 0 to at most 1. Their
 increments are masses that sum to at most 1, spread over the columns of A, and by convexity no
-spread has a larger norm than all of it in one column. The parts of a vector are in different rows,
+spread has a larger norm than all mass in one column. The parts of a vector are in different rows,
 so the squares of their norms add up.
 
 **Privacy: parallel composition.** Let a record's own data (a keyed hash of its id or content, or
-its date) decide whether it is in the training half S or the test half T, and let no other record
-move it. Let the model be M(S), (e1, d1)-differentially private, and the table N(T, M(S)), for every
-fixed model (e2, d2)-differentially private in T. Then the pair is (max e, max d)-differentially
-private for one record added or removed:
+its date) determine whether it is in the training half S or the test half T, independently of all
+other records. Let the model M(S) be (e1, d1)-differentially private, and let the table N(T, M(S))
+be (e2, d2)-differentially private in T for every fixed model. Then the pair is (max e, max
+d)-differentially private for one record added or removed:
 
-* A record of S: T stays as it is, so that the pair is post-processing of M(S).
-* A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m,
-  P(E) = E_m[P(N(T, m) in E_m)] <= E_m[e^e2 P(N(T', m) in E_m) + d2] = e^e2 P'(E) + d2.
+* A record of S: T is unchanged, so the pair is post-processing of M(S).
+* A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m, P(E)
+  = E_m[P(N(T, m) in E_m)] <= E_m[e^e2 P(N(T', m) in E_m) + d2] = e^e2 P'(E) + d2.
 
-That the table is evaluated at the released model is the adaptive case, which the second line
+The table is evaluated at the released model, which is the adaptive case that the second line
 covers. (McSherry 2009, theorem 4, for pure epsilon; Smith et al. 2022, "Making the most of parallel
 composition in differential privacy", for (epsilon, delta) and for mu-Gaussian privacy.) The two
-vectors of the table are adaptive Gaussian mechanisms on the same records: their mu^2 add up (Dong,
-Roth and Su 2022, corollary 3.3).
+vectors of the table are adaptive Gaussian mechanisms on the same records, so their mu^2 add up
+(Dong, Roth and Su 2022, corollary 3.3).
 
-**One record replaced** may move from one half to the other: then S loses or gains it and T the
-reverse, at a cost of sqrt(mu1^2 + mu2^2) where both are Gaussian. That is at most 2 max(mu1, mu2),
-the cost of a replacement within a half, so the stated figure stays.
+**Replacing one record** may move it from one half to the other. Then one half loses a record and
+the other gains one, at a cost of sqrt(mu1^2 + mu2^2) if both are Gaussian. That is at most 2
+max(mu1, mu2), the cost of a replacement within a half, so the figure for replacement still holds.
 
-**Units of m records.** If all records of a unit are in one half, as above with m times the
-sensitivity. If each goes its own way, with j of them in S the cost is
-sqrt((j mu1)^2 + ((m - j) mu2)^2), which is convex in j and so at most m max(mu1, mu2): the maximum
-holds for Gaussian training without a split by unit, and is not known for sampled records.
+**Units of m records.** If all records of a unit are in one half, the argument holds with m times
+the sensitivity. If they can be in either half, with j of them in S, the cost is sqrt((j mu1)^2 +
+((m - j) mu2)^2), which is convex in j and so at most m max(mu1, mu2). The maximum therefore holds
+for Gaussian training without a split by unit. For sampled records no such result is known.
 
-**Training that samples its records** has no table, although the maximum holds for one release: an
-account adds releases by the loss distribution of their steps, and a table would have to be
-dominated by it in both directions. Where a record is added, the loss of K steps at rate q is at
-most
--K ln(1 - q), while a Gaussian's has no bound: no Gaussian table is dominated, at any noise. The
-account could only add up the claims, which costs several times as much, so that the table would not
-be free.
+**Training that samples its records** has no table, although the maximum holds for a single release.
+An account adds releases by the loss distribution of their steps, and that distribution would have
+to dominate the table's in both directions. If a record is added, the loss of K steps at rate q is
+at most -K ln(1 - q), while a Gaussian's loss is unbounded, so no Gaussian table is dominated, at
+any noise. The account could only add up the claims, which costs several times as much, so the table
+would not be free.
 """
 
 from __future__ import annotations
@@ -83,38 +82,36 @@ Counts = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
 TEMPERATURES = tuple(float(t) for t in np.geomspace(8.0, 0.125, 25))
-"""Falling, so that a record's confidence rises along them. 1 is among them."""
+"""In falling order, so that a record's confidence rises along them. They include 1."""
 SCORES = (
     *(0.99, 0.98, 0.97, 0.95, 0.925, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6),
     *(0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.0),
 )
-"""Lowest score of each bin, the strictest first; fixed in advance."""
+"""Lowest score of each bin, strictest first; fixed in advance."""
 LIMITS = (
     *(0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01),
     *(0.007, 0.005, 0.003, 0.002, 0.001, 5e-4, 2e-4, 1e-4, 0.0),
 )
-"""Lowest probability of the right code of each bin of the conformal sets."""
+"""Lowest probability of the right code in each bin of the conformal sets."""
 BEST = 3
-"""Answers among which a person looks for the right code."""
+"""Number of top answers among which a human coder looks for the right code."""
 
 _BITS = 10
 _UNIT = 1 << 8
-"""A confidence of 1."""
+"""Integer that represents a confidence of 1."""
 _TEMPERATURE_SHARE = 0.15
-"""Share of mu^2 for the temperature."""
+"""Fraction of mu^2 that is spent on the temperature."""
 _RIGHT, _GROUPS, _LIMITS, _TOTALS = 0.5, 0.6, 0.5, 0.4
-"""Weights of further parts, relative to the norm of the first part of their vector."""
+"""Weights of the other parts, relative to the norm of the first part of their vector."""
 _AT_ONCE = 1 << 22
-"""Scores that are looked at together."""
+"""Number of scores that are processed at once."""
 
 TEMPERATURE, ACCURACY = "temperature of the test half", "accuracy of the test half"
 
 
 @lru_cache
 def cumulative(bins: int) -> Counts:
-    """Returns the square root of the matrix of prefix sums, int64 [bins, bins], in units of
-    2^-`_BITS`.
-    """
+    """The square root of the matrix of prefix sums, int64 [bins, bins], in units of 2^-`_BITS`."""
     coefficients, rows = [1.0], np.arange(bins)
     for k in range(1, bins):
         coefficients.append(coefficients[-1] * (2 * k - 1) / (2 * k))
@@ -141,7 +138,9 @@ def _weight(share: float, squared: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of both vectors for a number of groups, and the norms of what one record adds."""
+    """The rows of both vectors for a number of groups, and the norms of one record's
+    contribution.
+    """
 
     groups: int
 
@@ -156,13 +155,13 @@ class Layout:
 
     @cached_property
     def weights(self) -> tuple[int, int]:
-        """Of a group's count and of a total."""
+        """Weights of a group's count and of a total."""
         squared = _squared(cumulative(len(SCORES)))
         return _weight(_GROUPS, squared), _weight(_TOTALS, squared)
 
     @cached_property
     def limits(self) -> Counts:
-        """The cumulative rows of the conformal sets, scaled to their weight."""
+        """The cumulative rows of the conformal sets, scaled by their weight."""
         matrix = cumulative(len(LIMITS))
         factor = _LIMITS * math.sqrt(_squared(cumulative(len(SCORES))) / _squared(matrix))
         return np.round(matrix * factor).astype(np.int64)
@@ -175,10 +174,10 @@ class Layout:
 
     @cached_property
     def matrix(self) -> Counts:
-        """Returns S int64 [rows, counts] of the second vector: S x is what gets noise.
+        """The matrix S, int64 [rows, counts], of the second vector: noise is added to S x.
 
-        The counts x are: right by score bin, wrong by score bin; by group right, in the three best,
-        wrong; by bin of the right code's probability.
+        The counts x are: right by score bin, wrong by score bin; right, right in the three best,
+        and wrong by group; and the number by bin of the right code's probability.
         """
         bins, groups = len(SCORES), self.groups
         group, total = self.weights
@@ -188,21 +187,21 @@ class Layout:
             totals[outcome, first : first + groups] = total
         blocks = [cumulative(bins), cumulative(bins), group * np.eye(3 * groups, dtype=np.int64)]
         blocks.append(self.limits)
-        whole = np.zeros((sum(map(len, blocks)), totals.shape[1]), np.int64)
+        block_matrix = np.zeros((sum(map(len, blocks)), totals.shape[1]), np.int64)
         row = column = 0
         for block in blocks:
-            whole[row : row + len(block), column : column + block.shape[1]] = block
+            block_matrix[row : row + len(block), column : column + block.shape[1]] = block
             row, column = row + block.shape[0], column + block.shape[1]
-        return np.vstack([whole, totals])
+        return np.vstack([block_matrix, totals])
 
 
 def events_of(mu: float) -> tuple[GaussianReleaseEvent, GaussianReleaseEvent]:
-    """Returns what both vectors do to a record, at mu-Gaussian differential privacy together.
+    """The events of both vectors, which together are mu-Gaussian differentially private.
 
     Args:
         mu: above 0.
     """
-    layout = Layout(1)  # the norms don't depend on the number of groups
+    layout = Layout(1)  # the norms do not depend on the number of groups
     shares = (_TEMPERATURE_SHARE, 1 - _TEMPERATURE_SHARE)
     norms = (layout.temperature_norm, layout.accuracy_norm)
     temperature, accuracy = (
@@ -218,7 +217,7 @@ def events_of(mu: float) -> tuple[GaussianReleaseEvent, GaussianReleaseEvent]:
 
 
 def counts_scale_and_accuracy(evaluation: Sequence[GaussianReleaseEvent]) -> bool:
-    """Checks that both vectors of a table, and nothing else, were released of the test records."""
+    """Whether exactly the two vectors of a table were released from the test records."""
     return [part.what for part in evaluation] == [TEMPERATURE, ACCURACY]
 
 
@@ -226,7 +225,10 @@ def counts_scale_and_accuracy(evaluation: Sequence[GaussianReleaseEvent]) -> boo
 class AccuracyTable:
     """The noisy vectors, which may be published.
 
-    temperature: int64 [len(TEMPERATURES) + 1]; accuracy: int64 [rows of `Layout.matrix`].
+    Attributes:
+        temperature: int64 [len(TEMPERATURES) + 1].
+        accuracy: int64 [rows of `Layout.matrix`].
+        groups: number of groups of codes.
     """
 
     temperature: Counts
@@ -239,13 +241,13 @@ class AccuracyTable:
 
     @property
     def is_whole(self) -> bool:
-        """Checks that there are as many rows as the layout has."""
+        """Whether the vectors have the number of rows that the layout requires."""
         sizes = len(TEMPERATURES) + 1, len(self.layout.matrix)
         return self.temperature.shape == sizes[:1] and self.accuracy.shape == sizes[1:]
 
     @staticmethod
     def example(records: int, groups: int) -> AccuracyTable:
-        """Returns the table of as many records of no one, half of them right, without noise."""
+        """A table of synthetic records, half of them right, without noise."""
         layout, bins, limits = Layout(groups), len(SCORES), len(LIMITS)
         right = np.full(bins, records / 2 / bins)
         among = np.zeros(groups)
@@ -268,15 +270,15 @@ def draw(
     """Draws the table of a test half once.
 
     Args:
-        logits: float [n, codes] of the model that is released.
+        logits: float [n, codes] of the released model.
         labels: int64 [n], index of the right code.
-        group_of: number of each code's group, from 0.
-        groups: how many there are.
-        events: as `events_of` gives them; both norms have to be this layout's.
-        stream: of a new key, which is thrown away afterwards.
+        group_of: index of each code's group, from 0.
+        groups: number of groups.
+        events: the result of `events_of`. Both norms must be those of this layout.
+        stream: stream of a new key, which is deleted afterwards.
 
     Raises:
-        ValueError: the events are of another table.
+        ValueError: the events belong to another table.
     """
     layout, size = Layout(groups), np.asarray(logits).shape
     norms = [layout.temperature_norm, layout.accuracy_norm]
@@ -321,8 +323,10 @@ def _softmax(logits: Reals) -> Reals:
 
 def _temperature_vector(logits: Reals, label: Counts) -> Counts:
     lead = logits - logits.max(1, keepdims=True)
-    confidence = np.stack([1 / np.exp(lead / each).sum(1) for each in TEMPERATURES], 1)
-    # rounding must neither break the order nor pass 1: the sensitivity rests on both
+    confidence = np.stack(
+        [1 / np.exp(lead / temperature).sum(1) for temperature in TEMPERATURES], 1
+    )
+    # rounding must neither break the order nor exceed 1: the sensitivity depends on both
     level = np.maximum.accumulate((confidence.clip(0, 1) * _UNIT).astype(np.int64), axis=1)
     masses = np.diff(level, prepend=0).sum(0)
     right = int((logits.argmax(1) == label).sum())
@@ -333,30 +337,31 @@ def _counts(logits: Reals, label: Counts, group: Counts, layout: Layout) -> Coun
     scores, rows = _softmax(logits), np.arange(len(label))
     best = scores.max(1)
     right = scores.argmax(1) == label
-    own = scores[rows, label]
-    rank = (scores > own[:, None]).sum(1)
+    of_right_code = scores[rows, label]
+    rank = (scores > of_right_code[:, None]).sum(1)
     among = ~right & (rank < BEST)
     outcome = np.where(right, 0, np.where(among, 1, 2))
     bins, groups = len(SCORES), layout.groups
     places = (
         np.where(right, 0, bins) + _bin(best, SCORES),
         2 * bins + outcome * groups + group[label],
-        2 * bins + 3 * groups + _bin(own, LIMITS),
+        2 * bins + 3 * groups + _bin(of_right_code, LIMITS),
     )
     total = layout.matrix.shape[1]
     return sum((np.bincount(place, minlength=total) for place in places), np.zeros(total, np.int64))
 
 
 def _bin(values: Reals, edges: Sequence[float]) -> Counts:
-    """The first bin whose lowest value is not above the value."""
+    """The first bin with a lowest value that does not exceed the value."""
     return np.searchsorted(-np.array(edges), -np.asarray(values), side="left")
 
 
 def temperature_of(noisy: Counts, event: GaussianReleaseEvent) -> float:
-    """Returns the temperature at which the mean best score equals the accuracy (expectation
-    consistency, Clarté et al. 2023, arXiv 2303.02644), by post-processing.
+    """The temperature at which the mean best score equals the accuracy (expectation consistency,
+    Clarté et al. 2023, arXiv 2303.02644). This is post-processing.
 
-    1 where the noise could explain the difference there: twice its standard deviation.
+    The result is 1 if the noise could explain the difference at 1, which is at most twice its
+    standard deviation.
     """
     inverse = np.linalg.inv(cumulative(len(TEMPERATURES)).astype(np.float64))
     prefix = np.tril(np.ones_like(inverse)) @ inverse / _UNIT

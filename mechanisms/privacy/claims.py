@@ -1,7 +1,7 @@
-"""Turns an event that ran into a claim. An unknown event is refused.
+"""Computes the claim of an event that ran. Unknown events are refused.
 
-Accountants are registered by event type (`claims`), so that a new mechanism brings its own and
-nothing here guesses.
+Accountants are registered by event type (`claims`), so that a new mechanism supplies its own and no
+cost is guessed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FORMAL: set[type[Event]] = set()
 
 
 class ProtectedUnit(TypedDict):
-    """Fields of a claim that say whom it protects, whatever the accountant."""
+    """Fields of a claim that describe the protected unit, for every accountant."""
 
     privacy_unit: str
     max_records_per_unit: int
@@ -45,8 +45,10 @@ class ProtectedUnit(TypedDict):
 def claims(
     event_type: type[E], *, formal: bool = False
 ) -> Callable[[Callable[..., Claim]], Callable[..., Claim]]:
-    """Register the decorated function as the accountant of one event type; `formal`: its claim is
-    stated at a delta.
+    """Registers the decorated function as the accountant of one event type.
+
+    Args:
+        formal: whether its claims have a delta.
     """
 
     def register(accountant: Callable[..., Claim]) -> Callable[..., Claim]:
@@ -59,13 +61,13 @@ def claims(
 
 
 def formal(event: Event) -> bool:
-    """Checks whether the claim of this event is stated at a delta."""
+    """Whether claims of this event have a delta."""
     return type(event) in _FORMAL
 
 
 def of_one_record(claim: Claim) -> float | None:
-    """The epsilon that evidence about one unit more or less is held against: what is claimed for
-    that, else epsilon.
+    """The epsilon to which evidence about adding or removing one unit is compared: the claim's
+    add/remove epsilon if there is one, otherwise its epsilon.
     """
     return claim.epsilon if claim.epsilon_add_remove is None else claim.epsilon_add_remove
 
@@ -73,12 +75,12 @@ def of_one_record(claim: Claim) -> float | None:
 def epsilon_of_one_replaced(
     event: Event, *, delta: float | None, records_per_unit: int
 ) -> float | None:
-    """Returns the epsilon of one unit's values replaced, at the delta of the event's claim.
+    """Epsilon for replacing one unit's values, at the delta of the event's claim.
 
-    By the noise where it is Gaussian and replacement has a closed form, and the claim's own epsilon
-    where that is for a replacement, as that of a posterior's draw is (2 Delta). Otherwise a
-    replacement is one removal and one addition, so that (epsilon, delta) for each gives (2 epsilon,
-    (1 + e^epsilon) delta). None: no finite epsilon.
+    For Gaussian noise with a closed form for replacement, the noise determines it. If the claim's
+    own epsilon is for replacement, as for a draw from a posterior (2 Delta), that is the result.
+    Otherwise, replacing is removing and adding, so that (epsilon, delta) for each gives (2 epsilon,
+    (1 + e^epsilon) delta). None means that no finite epsilon is known.
     """
     of_noise = isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent | ParallelEvent)
     if delta is None and of_noise:
@@ -114,7 +116,7 @@ def epsilon_of_one_replaced(
             return stated.epsilon
     assert delta is not None
     largest = epsilon_at(delta)
-    while largest < 300:  # beyond, no float holds so small a delta
+    while largest < 300:  # beyond this, no float can represent such a small delta
         epsilon = epsilon_at(delta / (1 + math.exp(largest)))
         if epsilon <= largest:
             return 2 * epsilon
@@ -134,14 +136,14 @@ def claim_of(
     """The claim that this event supports, for one privacy unit.
 
     Args:
-        delta: of a formal claim, added to e^epsilon times a probability; None for mechanisms that
-            do not quantify it.
-        privacy_unit: whose presence is protected: a record, or a unit that may own several.
+        delta: failure term of a formal claim; None for mechanisms that do not quantify it.
+        privacy_unit: whose presence is protected: a record, or a unit that may have several
+            records.
         max_records_per_unit: bound m on the records of one unit, enforced before training.
-        unprotected_inputs: what reached the release from the data outside the mechanism; stated
-            with the claim.
-        public_inputs: what reached it from elsewhere than the records, and so costs nothing; stated
-            as an assumption.
+        unprotected_inputs: data that reached the release outside the mechanism, listed in the
+            claim.
+        public_inputs: data that reached the release from other sources than the records, and so
+            costs nothing. Listed as an assumption.
 
     Raises:
         MechanismError: no accountant supports this event, or delta is missing, superfluous or not
@@ -172,16 +174,19 @@ def claim_of(
             "unprotected_inputs": unprotected_inputs,
         },
     )
-    stated = tuple(f"public, read without cost: {line}" for line in public_inputs)
+    public_assumptions = tuple(f"public, read without cost: {line}" for line in public_inputs)
     replaced = epsilon_of_one_replaced(event, delta=delta, records_per_unit=max_records_per_unit)
     return claim.model_copy(
-        update={"assumptions": (*claim.assumptions, *stated), "epsilon_replaced": replaced}
+        update={
+            "assumptions": (*claim.assumptions, *public_assumptions),
+            "epsilon_replaced": replaced,
+        }
     )
 
 
 @claims(NonPrivateEvent)
 def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: ProtectedUnit) -> Claim:
-    """Nothing is claimed, whatever delta was asked for."""
+    """No guarantee is claimed at any delta."""
     return Claim(
         guarantee_kind="none",
         neighbouring_relation="add-remove",
@@ -201,9 +206,9 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: ProtectedUnit) 
     """Claims 2 Delta for one draw from the pseudo posterior (Chew et al., section 2.1); refuses a
     delta.
 
-    With xi(theta | D) proportional to exp(sum_i alpha_i l_i(theta)) xi(theta), taking record d away
-    multiplies the density by exp(-alpha_d l_d(theta)) and the normalising constant by at most as
-    much again:
+    With xi(theta | D) proportional to exp(sum_i alpha_i l_i(theta)) xi(theta), removing record d
+    multiplies the density by exp(-alpha_d l_d(theta)), and the normalising constant by at most the
+    same factor:
 
     | neighbours                     | log of the density ratio   | bound     |
     |--------------------------------|----------------------------|-----------|
@@ -211,10 +216,10 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: ProtectedUnit) 
     | leave-one-out, l <= 0          | in [-Delta, Delta]         | Delta     |
     | one record replaced, l <= 0    | in [-2 Delta, 2 Delta]     | 2 Delta   |
 
-    For l <= 0 the factor is in [1, e^Delta] and the normalising constant's in [1, e^Delta] too, and
-    they pull apart, hence Delta. A unit of m records: its part of the log-likelihood is in [-m
-    Delta, 0], because max_theta |sum_i alpha_i l_i| <= sum_i Delta_i <= m Delta, so both bounds are
-    multiplied by m.
+    For l <= 0 the factor is in [1, e^Delta], the factor of the normalising constant is also in [1,
+    e^Delta], and the two partly cancel, hence Delta. A unit of m records contributes a
+    log-likelihood in [-m Delta, 0], because max_theta |sum_i alpha_i l_i| <= sum_i Delta_i <= m
+    Delta, so both bounds are multiplied by m.
     """
     return pseudo_posterior(
         event.sensitivity,
@@ -239,17 +244,16 @@ def pseudo_posterior(
     sampled: str,
     evidence: str,
 ) -> Claim:
-    """Claims 2 Delta for one draw, however the posterior is sampled (the proof is that of
+    """Claims 2 Delta for one draw, for any sampler of the posterior (with the proof of
     `_swag_ppm`).
 
     Args:
-        over: the draws that Delta is a maximum over.
-        sampled: what is assumed of the sampler.
-        evidence: why a low epsilon is none.
+        over: description of the draws over which Delta is the maximum.
+        sampled: assumption about the sampler.
+        evidence: why a small epsilon is no evidence of privacy.
 
     Raises:
-        MechanismError: a delta was given. The method does not quantify one, and stating it would
-            pretend so.
+        MechanismError: a delta was passed, which this method does not quantify.
     """
     if delta is not None:
         raise MechanismError(
@@ -306,10 +310,10 @@ def gaussian(
     delta: float | None,
     unit: ProtectedUnit,
 ) -> Claim:
-    """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
+    """A finite-sample (epsilon, delta) computed from the noise that ran, including sampling.
 
     Raises:
-        MechanismError: delta is missing, or no finite epsilon comes out.
+        MechanismError: delta is missing, or no epsilon is finite.
     """
     if delta is None:
         raise MechanismError(
@@ -350,8 +354,8 @@ def gaussian(
 
 
 def _arithmetic(event: Event) -> str:
-    """Returns what is assumed of numbers: of integers and rounded noise, only that the key's stream
-    is random.
+    """Assumption about arithmetic. For integers with rounded noise it is only that the stream of
+    the key is random.
     """
     if is_exact(event):
         return (
@@ -364,7 +368,7 @@ def _arithmetic(event: Event) -> str:
 
 
 def _how_read(event: Event) -> tuple[str, str]:
-    """Returns what is assumed of how records came into it, and of their number."""
+    """Assumptions about record selection and the number n of records."""
     if any(step.sampling_prob < 1 for step in _descents(event)):
         return (
             "every record is sampled independently anew at every step (Poisson), and the samples "
@@ -386,7 +390,7 @@ def _how_read(event: Event) -> tuple[str, str]:
 
 
 def _of_halves(event: Event) -> tuple[str, ...]:
-    """Returns what the maximum over training and test records rests on."""
+    """The conditions for taking the maximum over training and test records."""
     if not isinstance(event, ParallelEvent):
         return ()
     decides = "its unit" if event.split == "unit" else "itself"

@@ -1,11 +1,11 @@
-"""Class weights from private class counts (Rosenblatt et al. 2025, algorithm 4), their cost part of
-the claim.
+"""Class weights from private class counts (Rosenblatt et al. 2025, algorithm 4), with their cost
+included in the claim.
 
-The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every
-record, and its proof of privacy (proposition 6) holds the weights fixed. Here the counts are
-released first, once, with Gaussian noise: one record is in one class, so the histogram's l2
-sensitivity is 1. All that follows from the noisy counts, weights included, is post-processing, and
-the release composes with the DP-SGD steps in one event.
+The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. These depend on
+every record, but its proof of privacy (proposition 6) treats the weights as fixed. Here the counts
+are released first, once, with Gaussian noise. One record is in one class, so the histogram has an
+l2 sensitivity of 1. Everything computed from the noisy counts, including the weights, is
+post-processing, and the release composes with the DP-SGD steps in one event.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mechanisms.privacy.noise import SecretStream
 
 L2_SENSITIVITY = 1.0
-"""Of a histogram over classes, when one record is added or removed."""
+"""Sensitivity of a histogram over classes to adding or removing one record."""
 
 
 class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class weights"):
-    """Sets how private counts become weights."""
+    """How private counts become weights."""
 
     noise_multiplier: float = Field(
         default=10.0,
@@ -75,8 +75,8 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
 def noisy_counts(
     labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream
 ) -> Tensor:
-    """Counts the classes with rounded Gaussian noise, float64 of integers [classes], of which some
-    may be negative.
+    """Class counts with rounded Gaussian noise, integers as float64 [classes]. Some may be
+    negative.
     """
     import torch
 
@@ -86,6 +86,6 @@ def noisy_counts(
 
 
 def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:
-    """Weights in (0, 1] of each class from its noisy count, float32 [classes]; the largest is 1."""
+    """Weight of each class in (0, 1] from its noisy count, float32 [classes]; the largest is 1."""
     inverse = noisy_counts.clamp(min=config.smallest_count).pow(-config.power).float()
     return inverse / inverse.max()

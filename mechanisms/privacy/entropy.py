@@ -1,8 +1,7 @@
-"""Normal noise straight from the operating system's entropy: for the released draw, and for nothing
-else.
+"""Normal noise directly from the operating system's entropy, used only for the released draw.
 
-There is no seed: every variate comes from bytes of its own, so none can be stored, guessed or
-replayed.
+There is no seed. Every variate is computed from fresh bytes, so the noise cannot be stored, guessed
+or replayed.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 18
-"""Few enough normals that their float64 intermediates stay in cache."""
+"""Number of normals whose float64 intermediates fit in the cache."""
 
 
 def system_normal(out: Tensor) -> Tensor:
-    """Fill a float32 tensor in place with independent standard normals and return it.
+    """Fills a float32 tensor in place with independent standard normals and returns it.
 
-    This is not a discrete Gaussian: the claim that depends on the draw carries a floating-point
+    This is not a discrete Gaussian, so a claim that depends on the draw has a floating-point
     caveat.
     """
     return fill_normal(out, lambda count: bytearray(os.urandom(count)))
 
 
 def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
-    """Fill a contiguous float tensor in place with independent standard normals from a stream of
-    bytes.
+    """Fills a contiguous float tensor in place with independent standard normals computed from a
+    stream of bytes.
     """
     flat = out.view(-1)
     for start in range(0, flat.numel(), _BLOCK):
@@ -40,9 +39,9 @@ def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
 
 
 def _box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tensor]:
-    # on 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2) and the sine of the
-    # same. The smallest u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability 1e-17
-    # under the true normal)
+    # with 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2), and the same
+    # with sin. The smallest u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability
+    # 1e-17 under the true normal)
     uniform = uniforms(bits, device=device)
     pairs = len(uniform) // 2
     radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_()
@@ -51,6 +50,6 @@ def _box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def uniforms(bits: bytearray, *, device: torch.device) -> Tensor:
-    """Float64 uniforms on [0, 1) with 53 bits, one from 8 random bytes."""
+    """Float64 uniforms on [0, 1) with 53 bits, each from 8 random bytes."""
     words = torch.frombuffer(bits, dtype=torch.int64).to(device)
     return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)

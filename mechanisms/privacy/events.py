@@ -1,8 +1,8 @@
-"""Defines events and claims: one frozen type a mechanism, apart from what it costs.
+"""Events and claims: one frozen type per mechanism, separate from its cost.
 
-An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims`
-turns an event into a `Claim`; nothing else does. A mechanism that needs an event of its own defines
-it in its own file: the tag `mechanism` is what it is decoded by.
+An event contains enough for another accountant to compute the cost again.
+`mechanisms.privacy.claims` is the only place that turns an event into a `Claim`. A mechanism that
+needs its own event type defines it in its own file. Events are decoded by the tag `mechanism`.
 """
 
 from __future__ import annotations
@@ -19,39 +19,42 @@ NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
 class Event(BaseModel, frozen=True, extra="forbid"):
-    """Records what a mechanism did to the records; subclasses add the numbers that the cost depends
-    on.
-    """
+    """What a mechanism did to the records. Subclasses add the numbers on which the cost depends."""
 
     by_tag: ClassVar[dict[str, type[Event]]] = {}
     mechanism: str
 
     @property
     def risk_weights(self) -> bool:
-        """Tells whether weights computed from the records came into it."""
+        """Whether weights computed from the records were used."""
         return False
 
     @property
     def of_training(self) -> Event:
-        """The part that read the training half and made the model."""
+        """The part that read the training half and produced the model."""
         return self
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Every subclass is known by the values of its tag; a tag belongs to one class."""
+        """Registers every subclass under the values of its tag. A tag belongs to one class."""
         super().__pydantic_init_subclass__(**kwargs)
         for tag in get_args(cls.model_fields["mechanism"].annotation):
-            known = Event.by_tag.setdefault(tag, cls)
-            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            owner = Event.by_tag.setdefault(tag, cls)
+            if (owner.__module__, owner.__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            ):
                 raise TypeError(
-                    f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}"
+                    f"event tag `{tag}` belongs to {owner.__module__}.{owner.__qualname__}"
                 )
             Event.by_tag[tag] = cls
 
 
 def decode(value: Any) -> Any:
-    """Returns an event from its JSON, by its tag, and an event as it is; an unknown tag is a
-    ValueError.
+    """Decodes an event from JSON by its tag; returns an event unchanged.
+
+    Raises:
+        ValueError: the tag is unknown.
     """
     if not isinstance(value, dict):
         return value
@@ -64,7 +67,7 @@ def decode(value: Any) -> Any:
 
 
 class UnknownEvent(Event, frozen=True, extra="allow"):
-    """An event as it was recorded, of a kind that this process does not know, or cannot read."""
+    """A recorded event of a type that this process does not know or cannot decode."""
 
     @property
     def of_training(self) -> Event:
@@ -73,7 +76,9 @@ class UnknownEvent(Event, frozen=True, extra="allow"):
 
 
 def recorded_event(value: Any) -> Any:
-    """Returns a recorded event from its JSON; one that cannot be decoded stays as it is."""
+    """Decodes a recorded event. If that fails, the result is an `UnknownEvent` with the recorded
+    fields.
+    """
     try:
         return decode(value)
     except ValueError:
@@ -85,14 +90,14 @@ AnyEvent = Annotated[SerializeAsAny[Event], BeforeValidator(decode)]
 
 
 class NonPrivateEvent(Event, frozen=True):
-    """Training without protection: nothing can be claimed and nothing released."""
+    """Training without protection. Nothing can be claimed and nothing released."""
 
     mechanism: Literal["non-private"] = "non-private"
     epochs: int = Field(ge=1)
 
 
 class SwagPpmEvent(Event, frozen=True):
-    """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights
+    """One draw from a SWAG posterior with a likelihood that was raised to per-record risk weights
     (SWAG-PPM).
     """
 
@@ -100,14 +105,14 @@ class SwagPpmEvent(Event, frozen=True):
     reweighted: bool
     """Whether equation 7 was applied and a third posterior fitted."""
     snapshots: int = Field(ge=2)
-    """SGD iterates that the posterior's moments hold."""
+    """Number of SGD iterates in the posterior's moments."""
     rank: int = Field(ge=2)
-    """Deviation vectors that the posterior holds (K)."""
+    """Number K of deviation vectors in the posterior."""
     sensitivity_draws: int = Field(ge=1)
-    """Draws S over which the sensitivity was taken."""
+    """Number S of draws over which the sensitivity was measured."""
     sensitivity: float = Field(gt=0, allow_inf_nan=False)
-    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released
-    draw counts too once it exists.
+    """Delta in nats: the maximum over records and draws of alpha_i times |log-likelihood_i|. It
+    includes the released draw once there is one.
     """
 
     @property
@@ -116,19 +121,19 @@ class SwagPpmEvent(Event, frozen=True):
 
 
 class NoiseSegment(BaseModel, frozen=True, extra="forbid"):
-    """Consecutive steps that share one noise multiplier and one clip."""
+    """Consecutive steps with the same noise multiplier and clip."""
 
     steps: int = Field(ge=1)
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
     """Standard deviation of the noise divided by `l2_clip_norm`."""
     l2_clip_norm: float = Field(gt=0, allow_inf_nan=False)
-    """Bound on the l2 norm of what one record adds to the sum; the noise is scaled by it, so it
-    costs nothing.
+    """Bound on the l2 norm of one record's contribution to the sum. The noise is scaled by it, so
+    it does not affect the cost.
     """
 
 
 class DpSgdEvent(Event, frozen=True):
-    """Steps of DP-SGD, each the sum of clipped per-record gradients over a Poisson sample plus
+    """Steps of DP-SGD, each a sum of clipped per-record gradients over a Poisson sample plus
     Gaussian noise.
 
     With `sampling_prob` 1 every step reads every record: full-batch gradient descent.
@@ -136,16 +141,16 @@ class DpSgdEvent(Event, frozen=True):
 
     mechanism: Literal["dp-sgd"] = "dp-sgd"
     sampling: Literal["poisson", "shuffled", "fixed-size"] = "poisson"
-    """`poisson`: every record independently, anew at every step. The only one that the accountants
-    support.
+    """`poisson`: every record independently, anew at every step. The accountants support only this
+    value.
     """
     sampling_prob: float = Field(gt=0, le=1)
     segments: tuple[NoiseSegment, ...] = Field(min_length=1)
-    """The noise and clip schedule in the order of the steps, run-length coded."""
+    """The noise and clip schedule in the order of the steps, run-length encoded."""
 
     exact: bool = False
-    """Sums of integers with rounded noise: the claim covers the released bits
-    (`mechanisms.descent.exact_sums`).
+    """Whether sums consist of integers with rounded noise, so that the claim covers the released
+    bits (`mechanisms.descent.exact_sums`).
     """
 
     @property
@@ -158,13 +163,15 @@ class GaussianReleaseEvent(Event, frozen=True):
 
     mechanism: Literal["gaussian-release"] = "gaussian-release"
     what: str
-    """What was released, such as `class counts`."""
+    """The released quantity, such as `class counts`."""
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
     """Standard deviation of the noise divided by `l2_sensitivity`."""
     l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
     """Largest l2 change of the vector when one record is added or removed."""
     exact: bool = False
-    """Integers with rounded noise: the claim covers the released bits."""
+    """Whether the vector consists of integers with rounded noise, so that the claim covers the
+    released bits.
+    """
 
     @property
     def std(self) -> float:
@@ -172,12 +179,12 @@ class GaussianReleaseEvent(Event, frozen=True):
 
 
 class ComposedEvent(Event, frozen=True):
-    """Mechanisms that ran one after another on the same records; later ones may read what earlier
-    ones released.
+    """Mechanisms that ran one after another on the same records. Later ones may read the releases
+    of earlier ones.
     """
 
     mechanism: Literal["composed", "dp-sgd-class-weights", "prior-descent"] = "composed"
-    """Names the purpose, where a mechanism here has one of its own."""
+    """The purpose, if a mechanism here has its own tag."""
     events: tuple[AnyEvent, ...] = Field(min_length=1)
 
     @property
@@ -186,20 +193,20 @@ class ComposedEvent(Event, frozen=True):
 
 
 Split = Literal["record", "unit", "coupled"]
-"""What decides a record's half: its own data, its unit's, or other records too."""
+"""What determines a record's half: its own data, its unit's data, or also other records."""
 
 
 class ParallelEvent(Event, frozen=True):
-    """A model from the training half, and a noisy table of the test half at this model.
+    """A model trained on the training half, and a noisy table of the test half at this model.
 
-    A record is in one half, which `split` decides, and nothing of the test half entered the
-    training.
+    Each record is in one half, as determined by `split`, and the training used no record of the
+    test half.
     """
 
     mechanism: Literal["parallel"] = "parallel"
     training: AnyEvent
     evaluation: tuple[GaussianReleaseEvent, ...] = Field(min_length=1)
-    """One after another on the same records; later ones may read what earlier ones released."""
+    """Releases one after another on the same records. Later ones may read earlier ones."""
     split: Split
 
     @property
@@ -221,8 +228,8 @@ _FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
 
 
 def is_exact(event: Event | None) -> bool:
-    """Checks whether all that read records were sums of integers with rounded noise: the claim
-    covers the bits.
+    """Whether everything that read records was a sum of integers with rounded noise, so that the
+    claim covers the released bits.
     """
     if isinstance(event, ParallelEvent):
         return is_exact(event.training) and is_exact(event.of_evaluation)
@@ -231,7 +238,7 @@ def is_exact(event: Event | None) -> bool:
 
 
 class Claim(BaseModel, frozen=True, extra="forbid"):
-    """A privacy claim with everything it depends on. A number without these is not a claim."""
+    """A privacy claim with everything it depends on. The numbers alone are not a claim."""
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")
@@ -273,7 +280,7 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
             yield name, float(_FOUR_DIGITS.create_decimal_from_float(value)) if rounded else value
 
     def __str__(self) -> str:
-        """Writes the claim in lines that a person can read; `repr` has every field."""
+        """The claim as readable lines. `repr` contains every field."""
         lines = [self._headline]
         if self.epsilon_replaced is not None and self.epsilon_replaced != self.epsilon:
             replaced = _FOUR_DIGITS.create_decimal_from_float(self.epsilon_replaced)
@@ -304,5 +311,5 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
         )
 
     def _repr_html_(self) -> str:
-        """Shows the same in a notebook."""
+        """Shows the same text in a notebook."""
         return f"<pre>{escape(str(self))}</pre>"

@@ -1,15 +1,15 @@
-"""Accounts for Gaussian mechanisms: finite-sample (epsilon, delta) of an event, and noise solved
+"""Accounting for Gaussian mechanisms: the finite-sample (epsilon, delta) of an event, and the noise
 for a target epsilon.
 
-Noise on the records of every step, none of them sampled, is one Gaussian: its epsilon has a closed
-form, and the claim is that. Any other claim is the privacy loss distribution's (PLD,
-dp-accounting), composed from the event that ran: a pessimistic discretisation, so an upper bound.
-Beside it stand Renyi figures for comparability with papers.
+Noise on the records of every step without sampling is equivalent to one Gaussian. Its epsilon has a
+closed form, which is the claim. All other claims use the privacy loss distribution (PLD,
+dp-accounting) composed from the event that ran, with a pessimistic discretisation that gives an
+upper bound. Renyi figures are also computed, for comparison with papers.
 
-Neighbours differ by one unit added or removed. The l2 clip is what one record can add, and a noise
-multiplier is relative to it; replacing a record moves the sum by up to twice the clip, which
-`epsilon_replace_one` accounts for. A unit of m records: of its records a Binomial(m, q) number is
-in each Poisson sample, so a step is a mixture of Gaussians with sensitivities 0..m (Ganesh 2024,
+Neighbours differ by one unit added or removed. The l2 clip bounds one record's contribution, and a
+noise multiplier is relative to it. Replacing a record changes the sum by up to twice the clip,
+which `epsilon_replace_one` accounts for. For a unit of m records, each Poisson sample contains
+Binomial(m, q) of them, so a step is a mixture of Gaussians with sensitivities 0..m (Ganesh 2024,
 arXiv 2401.10294), and a full-batch release has sensitivity m.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
 Relation = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
-"""Names of dp-accounting's `NeighboringRelation`."""
+"""Names in dp-accounting's `NeighboringRelation`."""
 
 ACCOUNTANT = f"dp-accounting {version('dp-accounting')} PLD"
 CLOSED_FORM = "closed form of Gaussian noise (Balle and Wang 2018, theorem 8)"
@@ -49,22 +49,21 @@ CLOSED_FORM = "closed form of Gaussian noise (Balle and Wang 2018, theorem 8)"
 
 @dataclass(frozen=True)
 class FormalCost:
-    """One event's cost at one delta, by several accountants. Only `epsilon` is the claim."""
+    """The cost of one event at one delta, by several accountants. Only `epsilon` is the claim."""
 
     delta: float
     epsilon: float
-    """By `accountant`, one unit added or removed."""
+    """Computed by `accountant`, for one unit added or removed."""
     epsilon_replace_one: float | None
-    """The same, one unit's values replaced; None for units of several records whose records are
-    sampled.
+    """Computed by `accountant`, for one unit's values replaced. None for units of several records
+    with sampling.
     """
     epsilon_rdp: float | None
-    """RDP with dp-accounting's conversion (Canonne et al. 2020, proposition 12); None for units of
+    """RDP with dp-accounting's conversion (Canonne et al. 2020, proposition 12). None for units of
     several records.
     """
     epsilon_rdp_mironov: float | None
-    """RDP with Mironov 2017, proposition 3, as in Chew et al.; None for units of several records.
-    """
+    """RDP with Mironov 2017, proposition 3, as in Chew et al. None for units of several records."""
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +72,7 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
         return _parallel_cost(event, delta=delta, records_per_unit=records_per_unit)
     epsilon = epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit)
     if records_per_unit > 1:
-        # m records replaced move a sum over all records by 2 m clips
+        # replacing m records changes a sum over all records by 2 m clips
         twice = None if gaussian_rate(event) is None else 2 * records_per_unit
         replaced = (
             None if twice is None else epsilon_of_event(event, delta=delta, records_per_unit=twice)
@@ -90,9 +89,9 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
 
 
 def _parallel_cost(event: ParallelEvent, *, delta: float, records_per_unit: int) -> FormalCost:
-    """Takes the larger cost of both parts, figure by figure.
+    """The larger cost of the two parts, figure by figure.
 
-    One record replaced may also leave one half for the other, which costs what both parts cost
+    A replaced record may also move from one half to the other. This costs as much as both parts
     together for one record added or removed.
     """
     require_parallel(event, records_per_unit)
@@ -122,11 +121,11 @@ def _parallel_cost(event: ParallelEvent, *, delta: float, records_per_unit: int)
 
 
 def require_parallel(event: ParallelEvent, records_per_unit: int) -> None:
-    """Refuses a split under which no maximum is known.
+    """Refuses splits for which taking the maximum is not known to be valid.
 
     Raises:
-        MechanismError: other records decide about a record's half, or records of a unit are sampled
-            in both halves.
+        MechanismError: other records affect a record's half, or records of a unit are sampled in
+            both halves.
     """
     # guard: test_a_table_of_a_coupled_split_has_no_claim
     if event.split == "coupled":
@@ -150,34 +149,34 @@ def accountant(event: Event) -> str:
 
 _INTERVAL = 1e-4
 _ROUGH = 1e-2
-"""Discretisation of a first search. It divides into the finer ones, so that none of them gives
-more.
+"""Discretisation interval of the first search. The finer intervals divide it, so none of them gives
+a larger epsilon.
 """
 _COARSE = 1e-3
-"""Discretisation of the search after it, of long schedules and of units of several sampled records:
-ten times faster. It overstates epsilon 4 by 0.0001 to 0.0005.
+"""Discretisation interval of the second search, of long schedules, and of units of several sampled
+records: ten times faster. It overstates an epsilon of 4 by 0.0001 to 0.0005.
 """
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
-"""Share of the target that may be left unused before noise is solved on the fine grid."""
+"""Fraction of the target that may remain unused before the noise is solved on the fine grid."""
 _LOG_NOISE = 1e-5
-"""Tolerance of the logarithm of the noise multiplier that is solved for."""
+"""Tolerance of the logarithm of the noise multiplier."""
 
 
 def epsilon_of_event(
     event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL
 ) -> float:
-    """Returns the tightest valid epsilon here, one unit added or removed.
+    """The smallest epsilon that these accountants prove, for one unit added or removed.
 
     Raises:
-        MechanismError: the event is none of Gaussian noise, or delta is not in (0, 1).
+        MechanismError: the event has no Gaussian noise, or delta is not in (0, 1).
     """
     _check_delta(delta)
     return _epsilon(event, delta, records_per_unit, interval, "ADD_OR_REMOVE_ONE")
 
 
 def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> float:
-    """Returns the same on the coarse grid: ten times faster, never below."""
+    """The epsilon on the coarse grid: ten times faster and never smaller."""
     return epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit, interval=_COARSE)
 
 
@@ -185,9 +184,7 @@ def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> floa
 def _epsilon(
     event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation
 ) -> float:
-    """Computes an epsilon once: events are frozen, and plan, fit, claim and page
-    ask for the same.
-    """
+    """Cached epsilon. Events are frozen, and plan, fit, claim and page need the same figure."""
     rate = gaussian_rate(event)
     if isinstance(event, ParallelEvent):
         require_parallel(event, records_per_unit)
@@ -208,7 +205,7 @@ def _figure(figures: FormalCost, relation: Relation) -> float:
 
 
 def epsilon_of_rate(mu: float, delta: float) -> float:
-    """Returns the least epsilon of a mu-Gaussian differentially private event, never below it.
+    """The smallest epsilon of a mu-Gaussian differentially private event, rounded up.
 
     Balle and Wang 2018, theorem 8: delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 -
     epsilon/mu).
@@ -222,10 +219,11 @@ def epsilon_of_rate(mu: float, delta: float) -> float:
         )
         rounding = 1e-14 * (
             1 + abs(inside) + abs(outside) + 2 * epsilon
-        )  # what the two may lose to each other
+        )  # bound on the cancellation error of the difference
         return inside + math.log(-math.expm1(outside - inside - rounding)) - math.log(delta)
 
-    low, high = 0.0, mu**2 / 2 + 40 * mu  # where delta is below Phi(-40), less than any float
+    # upper end: delta is below Phi(-40), smaller than any float
+    low, high = 0.0, mu**2 / 2 + 40 * mu
     if mu == 0 or excess(low) <= 0:
         return 0.0
     while high - low > 1e-12 * high:
@@ -235,9 +233,9 @@ def epsilon_of_rate(mu: float, delta: float) -> float:
 
 
 def gaussian_rate(event: Event) -> float | None:
-    """Returns mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially
-    private, with mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None
-    where records are sampled.
+    """mu of an event without sampling, which is exactly mu-Gaussian differentially private with
+    mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None if records
+    are sampled.
     """
     if isinstance(event, ParallelEvent):
         rates = [gaussian_rate(part) for part in (event.training, event.of_evaluation)]
@@ -249,18 +247,18 @@ def gaussian_rate(event: Event) -> float | None:
 
 
 def chance_beyond(event: Event, epsilon: float, *, units: int = 1) -> float | None:
-    """Returns the probability that a release moves someone's odds by more than e^epsilon.
+    """The probability that a release changes a person's odds by a factor of more than e^epsilon.
 
-    Of a mu-Gaussian mechanism the privacy loss is normal with mean mu^2/2 and variance mu^2, so
-    that it exceeds epsilon with probability Phi(mu/2 - epsilon/mu) (Balle and Wang 2018, lemma 3).
-    This is several times delta, which also weighs by how much the loss exceeds epsilon.
+    The privacy loss of a mu-Gaussian mechanism is normal with mean mu^2/2 and variance mu^2, so it
+    exceeds epsilon with probability Phi(mu/2 - epsilon/mu) (Balle and Wang 2018, lemma 3). This is
+    several times delta, which also weights by how much the loss exceeds epsilon.
 
     Args:
-        units: by how many times the noise's norm the two neighbours differ: records of a unit,
-            twice as many if they are replaced.
+        units: difference between the neighbours as a multiple of the noise's norm: the number of
+            records of a unit, or twice that if they are replaced.
 
     Returns:
-        None where records are sampled: then the loss has no closed form.
+        None if records are sampled, because the loss then has no closed form.
     """
     from scipy.special import ndtr
 
@@ -272,7 +270,7 @@ def chance_beyond(event: Event, epsilon: float, *, units: int = 1) -> float | No
 
 
 def rate_of_epsilon(epsilon: float, delta: float) -> float:
-    """Returns the largest mu whose epsilon at this delta is at most this, from below."""
+    """The largest mu with an epsilon at this delta of at most `epsilon`, rounded down."""
     low, high = 0.0, 1.0
     while epsilon_of_rate(high, delta) <= epsilon:
         low, high = high, 2 * high
@@ -283,8 +281,8 @@ def rate_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def profile(event: Event) -> tuple[tuple[float, float], ...]:
-    """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on
-    the coarse grid.
+    """(epsilon, delta) pairs that all hold for one record added or removed, starting with epsilon
+    0: PLD on the coarse grid.
     """
     accountant = _pld(event, 1, _COARSE, "ADD_OR_REMOVE_ONE")
     epsilons = (0.0, *np.geomspace(0.02, 20, 60).tolist())
@@ -300,12 +298,14 @@ def calibrate(
     by: Literal["pld", "rdp-mironov"] = "pld",
 ) -> float:
     """The noise multiplier at which `make_event(noise_multiplier)` costs `target_epsilon`, within
-    0.5 % and not above.
+    0.5 % and never more.
 
-    Works for any schedule: `make_event` says how one number sets all the noise. What it does not
-    set (a release of class counts, say) is paid for first. `by` is the accountant whose figure
-    meets the target: `rdp-mironov` gives the noise of papers that convert by Mironov's proposition
-    3; the claim is then the (smaller) PLD figure all the same.
+    This works for any schedule: `make_event` maps one number to all noise. Parts that do not depend
+    on it, such as a release of class counts, are charged first.
+
+    Args:
+        by: the accountant that meets the target. `rdp-mironov` gives the noise of papers that
+            convert by Mironov's proposition 3. The claim is still the (smaller) PLD figure.
 
     Raises:
         MechanismError: the target is not positive, or no noise between 0.01 and 10,000 meets it.
@@ -341,10 +341,10 @@ def calibrate(
 
     try:
         log_noise = solve(_ROUGH)
-    except MechanismError:  # for a small epsilon of many steps that grid is too coarse
+    except MechanismError:  # the grid is too coarse for a small epsilon of many steps
         log_noise = solve(_COARSE)
-    # A coarse grid overstates epsilon, a small one or one of very many steps by far: look again,
-    # closely.
+    # A coarse grid overstates epsilon, by a lot if it is small or if there are very many steps, so
+    # repeat the search on a finer one.
     for interval, tolerance in (
         ((_COARSE, _LOG_NOISE), (_INTERVAL, _TOLERANCE)) if by == "pld" else ()
     ):
@@ -360,7 +360,7 @@ def calibrate(
 def _bracket(
     excess: Callable[[float], float], target_epsilon: float, delta: float
 ) -> tuple[float, float]:
-    """Returns logarithms of a noise that meets the target and of one that does not."""
+    """Logarithms of a noise that meets the target and of one that does not."""
     low, high = 0.0, 0.0
     while excess(high) > 0:
         low, high = high, high + math.log(2)
@@ -385,7 +385,7 @@ def _bracket(
 
 
 def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:
-    """The event in dp-accounting's words, for a unit of so many records."""
+    """Converts an event to dp-accounting's types, for a unit of `records_per_unit` records."""
     from dp_accounting import (
         dp_event,
     )  # with scipy's signals it takes seconds, and most commands need no cost
@@ -408,7 +408,9 @@ def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:
 
 
 def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
-    """(noise multiplier, sampling probability, steps) in order; equal neighbours are not merged."""
+    """Yields (noise multiplier, sampling probability, steps) in order. Equal neighbours are not
+    merged.
+    """
     match event:
         case DpSgdEvent():
             if event.sampling != "poisson":
@@ -433,8 +435,8 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
 
 
 def _composed_steps(event: Event) -> list[tuple[float, float, int]]:
-    """The same with all full-batch steps as the one Gaussian that they compose to, exactly (see
-    `gaussian_rate`).
+    """The steps, with all full-batch steps replaced by the one Gaussian to which they compose
+    exactly (see `gaussian_rate`).
     """
     runs = list(_gaussian_steps(event))
     full = [math.sqrt(steps) / noise for noise, prob, steps in runs if prob == 1]
@@ -450,11 +452,11 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     smallest = min(noise for noise, _, _ in runs) / records_per_unit
     mixture = records_per_unit > 1 and any(
         prob < 1 for _, prob, _ in runs
-    )  # whose losses are inverted one by one
+    )  # their losses are inverted one by one
     if len(runs) > _FEW_RUNS or mixture:
         interval = max(interval, _COARSE)
-    # Privacy losses grow like 1/noise^2, and the grid with them: keep its length, give up
-    # resolution where the epsilon is enormous anyway.
+    # Privacy losses and the size of the grid grow like 1/noise^2. Limit the size and accept a lower
+    # resolution, which matters only for very large epsilons.
     accountant = PLDAccountant(
         NeighboringRelation[relation], interval * max(1.0, (0.3 / smallest) ** 2)
     )
@@ -463,8 +465,8 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
 
 
 def renyi(event: Event) -> RdpAccountant:
-    """Composes the event at the orders of dp-accounting, which leaves out those near 1 whose sums
-    do not converge.
+    """Composes the event at dp-accounting's orders, which omit those near 1 whose sums do not
+    converge.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 

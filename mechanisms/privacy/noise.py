@@ -1,17 +1,18 @@
-"""Randomness of the DP mechanisms: secret, and yet the same again when a run resumes.
+"""Randomness of the DP mechanisms: secret, but reproduced exactly when a run resumes.
 
-DP-SGD's guarantee needs noise *and* samples that no one can guess. A seed in a parameter file would
-give both away, so the key is 32 bytes of the operating system's entropy, drawn when a run starts.
-It lives in the private checkpoint alone, never in a parameter, log or result, and goes when the run
-ends.
+The guarantee of DP-SGD requires noise *and* samples that are unpredictable. A seed in a parameter
+file would reveal both, so the key is 32 bytes of the operating system's entropy, drawn when a run
+starts. It is stored only in the private checkpoint, never in a parameter, log or result, and is
+deleted when the run ends.
 
-Why not fresh entropy at every step: a run that died after its checkpoint would, resumed, draw
-*other* noise for steps whose noisy gradients were already computed, and anyone who saw both (in a
-log, a core dump) could average. Here the noise of a step is a function of (key, purpose, step): a
-resumed run equals the unbroken one, and a step has one noise ever.
+Fresh entropy at every step would be unsafe: a run that is interrupted after its checkpoint would
+draw *different* noise on resumption for steps whose noisy gradients were already computed, and an
+attacker who saw both (in a log or a core dump) could average them. Here the noise of a step is a
+function of (key, purpose, step), so a resumed run equals an uninterrupted one, and a step never has
+two different noises.
 
-AES-256 in counter mode on a subkey a (purpose, step), by HMAC-SHA-256 from the key; Box-Muller in
-float64, on the device the noise is for.
+The stream is AES-256 in counter mode with a subkey per (purpose, step), derived from the key by
+HMAC-SHA-256. Box-Muller runs in float64 on the device of the output.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def new_key() -> bytes:
 
 
 class SecretStream:
-    """Uniforms and normals addressed by (purpose, step); the same address gives the same values."""
+    """Uniforms and normals addressed by (purpose, step). The same address always gives the same
+    values.
+    """
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -48,10 +51,11 @@ class SecretStream:
         return "SecretStream(key hidden)"
 
     def normal_(self, out: Tensor, *, purpose: str, step: int) -> Tensor:
-        """Fill a contiguous float tensor in place with standard normals of floating point, and
-        return it.
+        """Fills a contiguous float tensor in place with floating-point standard normals and returns
+        it.
 
-        For draws that are repeated, not for noise that protects: `add_rounded_normal_` is.
+        Use this for draws that are repeated. Noise that protects records needs
+        `add_rounded_normal_`.
         """
         return fill_normal(out, self._source(purpose, step))
 
@@ -59,8 +63,7 @@ class SecretStream:
         """Adds independent rounded normals to integers, contiguous float64, in place and returns
         them.
 
-        Nothing is rounded twice: `mechanisms.privacy.exact_normal` has the argument, and what it
-        does not cover.
+        The rounding is exact: `mechanisms.privacy.exact_normal` has the proof and its limitations.
         """
 
         def more_bits(number: int) -> int:
@@ -77,12 +80,13 @@ class SecretStream:
         return uniforms(self._source(purpose, step)(8 * count), device=torch.device("cpu"))
 
     def poisson_sample(self, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
-        """Indices int64 [b], ascending, each record in it independently with probability `prob`."""
+        """Ascending indices int64 [b]; each record is included independently with probability
+        `prob`.
+        """
         uniform = uniforms(self._source(purpose, step)(8 * records), device=torch.device("cpu"))
         return torch.nonzero(uniform < prob)[:, 0]
 
     def _source(self, purpose: str, step: int) -> Callable[[int], bytearray]:
-        """Returns a reader of the next bytes of this address's key stream."""
         subkey = hmac.digest(self._key, f"{purpose}\x1f{step}".encode(), hashlib.sha256)
         encryptor = Cipher(algorithms.AES(subkey), modes.CTR(bytes(16))).encryptor()
         return lambda count: bytearray(encryptor.update(bytes(count)))

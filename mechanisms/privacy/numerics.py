@@ -1,5 +1,5 @@
-"""Numerics that claims and bounds depend on: a root on the safe side, and what finitely many draws
-leave open.
+"""Numerics on which claims and bounds depend: one-sided roots, the error of Monte Carlo maxima, and
+directed rounding of displayed numbers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 def safe_root(
     excess: Callable[[float], float], inside: float, outside: float, *, xtol: float
 ) -> float:
-    """Returns a monotone function's root, by Brent's method: at most 0 here as at `inside`, above 0
-    at `outside`.
+    """The root of a monotone function, by Brent's method, on the side of `inside`: `excess` is at
+    most 0 there and above 0 at `outside`.
 
-    xtol: absolute tolerance of the argument; a thousandth of it is the relative one.
+    Args:
+        xtol: absolute tolerance of the argument. The relative tolerance is a thousandth of it.
     """
     from scipy.optimize import brentq  # takes half a second, and most commands solve nothing
 
     root = float(brentq(excess, *sorted((inside, outside)), xtol=xtol, rtol=xtol / 1000))  # pyrefly: ignore[bad-argument-type]
-    while excess(root) > 0:  # Brent's root lies within the tolerance on either side
+    while excess(root) > 0:  # Brent's root may be on either side, within the tolerance
         root += math.copysign(xtol, inside - outside)
     return root
 
@@ -33,7 +34,7 @@ def failure_probability(draws: int) -> float:
 
 
 def upper_text(value: float | Decimal, digits: int = 4) -> str:
-    """Writes what is claimed or exceeded, rounded up to so many significant digits.
+    """Formats an upper bound, rounded up to `digits` significant digits.
 
     >>> upper_text(11.5211), upper_text(148.41, 3), upper_text(5.0)
     ('11.53', '149', '5')
@@ -42,7 +43,8 @@ def upper_text(value: float | Decimal, digits: int = 4) -> str:
 
 
 def epsilon_text(value: float) -> str:
-    """Writes an epsilon in a claim with at most four decimals, rounded up, as ledger and pages do.
+    """Formats the epsilon of a claim with at most four decimals, rounded up, as in the ledger and
+    on pages.
 
     >>> epsilon_text(11.52109), epsilon_text(5.0)
     ('11.5211', '5')
@@ -52,7 +54,7 @@ def epsilon_text(value: float) -> str:
 
 
 def lower_text(value: float | Decimal, digits: int = 3) -> str:
-    """Writes a lower bound, rounded down to so many significant digits.
+    """Formats a lower bound, rounded down to `digits` significant digits.
 
     >>> lower_text(0.25269), lower_text(1.9999)
     ('0.252', '1.99')

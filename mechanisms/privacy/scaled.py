@@ -1,4 +1,4 @@
-"""Scales an event's noise: for an audit at half of it, or for a smaller release."""
+"""Scales an event's noise, for an audit at half the noise or for a smaller release."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, Gaussian
 
 
 def noise_scaled(event: Event, factor: float) -> Event:
-    """Returns the event with every noise multiplier times the factor; refuses one without Gaussian
-    noise.
+    """The event with every noise multiplier multiplied by the factor; refuses events without
+    Gaussian noise.
     """
     match event:
         case ComposedEvent():

@@ -1,20 +1,19 @@
-"""Noise and clip schedules of DP-SGD: how the noise multiplier and the clip move through training.
+"""Noise and clip schedules of DP-SGD: how the noise multiplier and the clip change during training.
 
-A schedule fixes ratios only. Its one free number, the noise multiplier of the **last** step, is
-what `mechanisms.privacy.gaussian_cost.calibrate` solves for, so that the whole schedule meets its
-target epsilon.
+A schedule fixes only ratios. Its one free number, the noise multiplier of the **last** step, is
+solved by `mechanisms.privacy.gaussian_cost.calibrate`, so that the whole schedule meets its target
+epsilon.
 
 | schedule      | noise multiplier                  | clip                   | source             |
 |---------------|-----------------------------------|------------------------|--------------------|
-| `constant`    | stays                             | stays                  | Abadi et al. 2016  |
+| `constant`    | constant                          | constant               | Abadi et al. 2016  |
 | `sad`         | grows: sigma_i = beta sigma_{i+1} | falls: C_i = a C_{i+1} | Huang, Xie, alg. 1 |
-| `auto-step`   | falls by a factor, phases alike   | stays                  | Auto-DPSGD-S there |
-| `auto-linear` | falls linearly, phase by phase    | stays                  | Auto-DPSGD-L there |
+| `auto-step`   | falls by a factor per phase       | constant               | Auto-DPSGD-S       |
+| `auto-linear` | falls linearly, phase by phase    | constant               | Auto-DPSGD-L       |
 
-Auto-DPSGD is arXiv 2312.02400.
-
-Auto-DPSGD also takes its clip from the norms of the current gradients. That reads the records
-without protection and no accountant here supports it, so the clip stays where it is set.
+Auto-DPSGD is arXiv 2312.02400. It also derives its clip from the norms of the current gradients.
+That reads the records without protection and no accountant here supports it, so the clip is
+constant.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NoiseSegment
 
 Ratios = list[tuple[float, float, float]]
-"""Of each phase: its length against the others', its noise multiplier and its clip against the last
-phase's.
+"""For each phase: its relative length, and its noise multiplier and clip relative to the last
+phase.
 """
 
 
@@ -43,12 +42,12 @@ class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant")
 
 
 class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
-    """SAD-DPSGD: early phases are shorter, quieter and clip less.
+    """SAD-DPSGD: early phases are shorter, have less noise, and clip less.
 
     Phase lengths D_{i-1} = gamma D_i, noise sigma_i = beta sigma_{i+1}, clip C_i = a C_{i+1}. The
-    paper's beta, gamma and number of phases are the defaults; it does not say its a. Ours, 1/beta,
-    holds sigma_i C_i, the noise's standard deviation, where it is and lets early gradients through
-    with less clipping.
+    defaults are the paper's beta, gamma and number of phases. The paper does not report its a. The
+    default here, 1/beta, keeps sigma_i C_i, the standard deviation of the noise, constant and clips
+    early gradients less.
     """
 
     kind: Literal["sad"] = "sad"
@@ -58,13 +57,13 @@ class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
     clip_growth: float = Field(default=1.25, ge=1, le=10, title="Clip ratio a")
 
     def ratios(self) -> Ratios:
-        left = range(self.number_of_phases - 1, -1, -1)
-        return [(self.length_decay**k, self.noise_decay**k, self.clip_growth**k) for k in left]
+        phases = range(self.number_of_phases - 1, -1, -1)
+        return [(self.length_decay**k, self.noise_decay**k, self.clip_growth**k) for k in phases]
 
 
 class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-S"):
-    """Auto-DPSGD-S: phases of equal length; the noise starts high and is multiplied by
-    `noise_decay` at each.
+    """Auto-DPSGD-S: phases of equal length. The noise starts high and is multiplied by
+    `noise_decay` in each phase.
     """
 
     kind: Literal["auto-step"] = "auto-step"
@@ -106,9 +105,10 @@ Schedule = Annotated[
 def segments(
     schedule: Schedule, *, steps: int, final_noise_multiplier: float, final_l2_clip_norm: float
 ) -> tuple[NoiseSegment, ...]:
-    """Returns the schedule as it will run; refuses fewer steps than phases.
+    """The schedule as it will run; refuses fewer steps than phases.
 
-    Lengths are rounded cumulative sums, which add up to all steps; each is at least 1.
+    Lengths are differences of rounded cumulative sums, so they add up to all steps; each is at
+    least 1.
     """
     ratios = schedule.ratios()
     if steps < len(ratios):

@@ -1,26 +1,30 @@
-"""How often a model is right, with intervals that include the noise, from the noisy table alone.
+"""Accuracy of a model with intervals that include the noise, computed only from the noisy table.
 
-All of it is post-processing of an `AccuracyTable`. The counts are its least-squares solution under
-what must agree (Hay et al. 2010; Li et al. 2015, "The matrix mechanism"): right answers are as many
-by score as by group, and all records as many by score as by the right code's probability. The
-solution is linear in the noisy rows, so that the covariance of every count is known exactly.
+All of this is post-processing of an `AccuracyTable`. The counts are its least-squares solution
+under consistency constraints (Hay et al. 2010; Li et al. 2015, "The matrix mechanism"): the number
+of right answers is the same by score and by group, and the number of records is the same by score
+and by the right code's probability. The solution is linear in the noisy rows, so the covariance of
+every count is known exactly.
 
-**An accuracy** p of N records, W of them wrong, is told through W + e, with e the noise of the
-wrong answers against the right ones, of variance s^2 = a' C a for a = (1 - p, -p). Its interval has
-as ends the p at which E[F(W + e; N, 1 - p)], F the binomial distribution function and e normal, is
-2.5 % and 97.5 %: Clopper and Pearson 1934 averaged over the noise, with half of the probability of
-the observed count, so that it covers as often as it says and not more. N is the noisy number.
+**Accuracy.** For an accuracy p of N records, W of them wrong, only W + e is observed, with e the
+noise of the wrong answers relative to the right ones, of variance s^2 = a' C a for a = (1 - p, -p).
+The ends of its interval are the p at which E[F(W + e; N, 1 - p)], with F the binomial distribution
+function and e normal, is 2.5 % and 97.5 %. This is the interval of Clopper and Pearson 1934
+averaged over the noise, with half the probability of the observed count, so that its coverage is
+close to nominal. N is the noisy number.
 
-**A threshold** for an accuracy is the lowest edge of a bin that passes a test with the whole
-probability of the observed count, at `CONFIDENCE`. Edges are tried from the strictest down in a
-fixed sequence up to the first that fails (Angelopoulos et al. 2021, "Learn then test", section
-2.3), beginning where a model with half of the errors that the accuracy allows would pass.
+**A threshold** for an accuracy is the lowest edge of a bin that passes a test with the full
+probability of the observed count, at `CONFIDENCE`. Edges are tested from the strictest to the most
+lenient in a fixed sequence up to the first failure (Angelopoulos et al. 2021, "Learn then test",
+section 2.3), starting at the first edge at which a model with half of the allowed errors would
+pass.
 
 **A limit of sets** for a coverage is the highest edge of the right code's probability that passes
-the same test of the records above it, from the laxest edge on: sets of the codes that reach it hold
-the right code as often as the coverage, with `CONFIDENCE` over records and noise. Split conformal
-prediction promises an average over calibrations instead, and noise of its counts breaks it without
-such a margin (Angelopoulos et al. 2021, arXiv 2102.06202, has one for pure epsilon).
+the same test for the records above it, starting from the most lenient edge. Sets of the codes above
+the limit contain the right code with at least the coverage, with `CONFIDENCE` over records and
+noise. Split conformal prediction instead guarantees an average over calibrations, and noise in its
+counts breaks that guarantee without a similar margin (Angelopoulos et al. 2021, arXiv 2102.06202,
+has one for pure epsilon).
 
 Simulations check all three (`tests/mechanisms/privacy/test_stated_accuracy.py`,
 `benchmarks/stated.py`).
@@ -51,18 +55,20 @@ Reals = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 FEWEST = 100
-"""Records below which nothing is said."""
+"""Minimum number of records for any accuracy to be reported."""
 WIDEST = 0.2
-"""Interval of the accuracy above which nothing is said."""
+"""Largest width of the accuracy interval for any accuracy to be reported."""
 ABOVE_NOISE = 6
-"""Standard deviations of its noise that a group's number has to have."""
+"""Minimum size of a group, in standard deviations of its noise."""
 WIDEST_OF_GROUP = 0.3
-"""Interval of a group's accuracy above which it is told together with others."""
+"""Largest width of a group's accuracy interval. Groups with wider intervals are combined."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS /= _WEIGHTS.sum()
 _STEPS = 26
 _BEGIN = 0.5
-"""Share of the errors that a target allows, with which the first edge that is tried would pass."""
+"""Fraction of the errors allowed by a target. The sequence starts at the first edge at which a
+model with this fraction would pass.
+"""
 
 
 class IntervalEntry(TypedDict):
@@ -74,18 +80,18 @@ class IntervalEntry(TypedDict):
 
 
 class StatedBin(TypedDict):
-    """Answers by score."""
+    """A range of scores with its share of answers and their accuracy."""
 
     score: float
-    """The lowest."""
+    """The lowest score in the bin."""
     share: float
-    """Of the answers."""
+    """Share of all answers."""
     right: IntervalEntry
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A share with the ends of its 95 % interval."""
+    """A share with its 95 % interval."""
 
     estimate: float
     low: float
@@ -101,7 +107,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Solution:
-    """The least-squares solution of a layout: counts are `matrix @ rows`, with `covariance` per
+    """The least-squares solution for a layout: counts are `matrix @ rows`, with `covariance` per
     unit of the noise's variance.
     """
 
@@ -111,7 +117,7 @@ class Solution:
 
 @lru_cache(maxsize=8)
 def solution_of(groups: int) -> Solution:
-    """Solves min |S x - y|^2 under the agreements, for noise of one variance."""
+    """Solves min |S x - y|^2 under the consistency constraints, for equal noise variances."""
     layout = Layout(groups)
     rows = layout.matrix.astype(np.float64)
     bins, size = len(SCORES), rows.shape[1]
@@ -119,9 +125,9 @@ def solution_of(groups: int) -> Solution:
     right[:bins], right[2 * bins : 2 * bins + groups] = 1, -1
     wrong = np.zeros(size)
     wrong[bins : 2 * bins], wrong[2 * bins + groups : 2 * bins + 3 * groups] = 1, -1
-    every = np.zeros(size)
-    every[: 2 * bins], every[2 * bins + 3 * groups :] = 1, -1
-    agreements = np.stack([right, wrong, every])
+    all_counts = np.zeros(size)
+    all_counts[: 2 * bins], all_counts[2 * bins + 3 * groups :] = 1, -1
+    agreements = np.stack([right, wrong, all_counts])
     normal = rows.T @ rows
     saddle = np.block([[normal, agreements.T], [agreements, np.zeros((3, 3))]])
     covariance = np.linalg.inv(saddle)[:size, :size]
@@ -136,13 +142,13 @@ def counts_of(noisy: Reals, groups: int) -> Reals:
 def tail(
     wrong: ArrayLike, records: ArrayLike, accuracy: ArrayLike, std: ArrayLike, *, half: bool
 ) -> Reals:
-    """Returns E[F(wrong + e; records, 1 - accuracy)], e normal: how likely so few wrong answers
-    are.
+    """E[F(wrong + e; records, 1 - accuracy)] with e normal: the probability of at most this many
+    wrong answers.
 
-    The arrays have one shape, or broadcast to it.
+    All arrays must be broadcastable to one shape.
 
     Args:
-        half: counts half of the probability of the observed count itself.
+        half: count only half of the probability of the observed count itself.
     """
     from scipy.special import betainc
 
@@ -154,10 +160,11 @@ def tail(
 
 
 def interval(right: ArrayLike, wrong: ArrayLike, covariance: Reals) -> tuple[Reals, Reals]:
-    """Returns the ends of the 95 % intervals of accuracies, each of the shape of the counts.
+    """The ends of the 95 % intervals of accuracies, each with the shape of the counts.
 
     Args:
-        right, wrong: noisy counts.
+        right: noisy counts of right answers.
+        wrong: noisy counts of wrong answers.
         covariance: of both, float64 [2, 2].
     """
     right, wrong = np.asarray(right, np.float64), np.asarray(wrong, np.float64)
@@ -187,10 +194,11 @@ def _std(accuracy: ArrayLike, covariance: Reals) -> Reals:
 
 
 def passing(right: Reals, wrong: Reals, covariances: Reals, target: float) -> NDArray[np.int64]:
-    """Returns the last edge of a fixed sequence that passes, int64 [...]; -1 where none does.
+    """The last edge in a fixed sequence that passes, int64 [...]; -1 if none does.
 
     Args:
-        right, wrong: noisy cumulative counts [..., edges], the strictest edge first.
+        right: noisy cumulative counts of right answers [..., edges], strictest edge first.
+        wrong: noisy cumulative counts of wrong answers [..., edges].
         covariances: of both at each edge, [edges, 2, 2].
     """
     records = right + wrong
@@ -207,7 +215,7 @@ def passing(right: Reals, wrong: Reals, covariances: Reals, target: float) -> ND
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts of one table and the covariance of each."""
+    """The counts of one table, with their covariance."""
 
     counts: Reals
     covariance: Reals
