@@ -1,10 +1,10 @@
-"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is
-weighted.
+"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior with a weighted likelihood for each
+record.
 
-Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures
-risks or Delta. A round goes on from the fit of the round before (`SwagPpm.continues`), which a
-training run has as a stage of its own; without it `fit` runs all rounds. With a target epsilon, c
-is searched over the same base round.
+Each round (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures risks or Delta. A
+round continues from the fit of the preceding round (`SwagPpm.continues`), which is a separate stage
+of a training run; otherwise `fit` runs all rounds. With a target epsilon, the fit searches for c on
+one base round.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
     "weighted": ("k",),
     "reweighted": (),
 }
-"""Settings of the pseudo posterior that a round does not depend on."""
+"""Settings of the pseudo posterior on which a round does not depend."""
 _WHOLE = 1000
-"""Into how many parts the progress of a fit is cut."""
+"""Resolution of the progress of a fit."""
 _PRODUCTS_A_STEP = 7e6
-"""Products of a linear head that take about as long as one step of its training."""
+"""Number of products of a linear head that take about as long as one step of its training."""
 
 
 @registered
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
-    """One round of the chain. What is None is the retrain's own setting.
+    """One round of SWAG-PPM. Settings that are None come from the training run.
 
     Examples:
         >>> import numpy as np
@@ -122,7 +122,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     @property
     def phases(self) -> tuple[OptimiserPhase, OptimiserPhase]:
-        """Fine-tuning and collection; the paper's where nothing is set."""
+        """Fine-tuning and collection; the paper's phases if unset."""
         tune = self.fine_tune or OptimiserPhase(
             optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8
         )
@@ -137,7 +137,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     @property
     def workload(self) -> Workload:
-        """A round. A search is two fits of each round after the base round, as a rule."""
+        """Cost of one round. A search is counted as two fits of each round after the base round,
+        the typical number.
+        """
         moments, config = self.moments or SwagConfig(), self.pseudo_posterior
         draws = TABLE[self.round].draws(config or PseudoPosteriorConfig())
         fits = 2 * (len(ROUNDS[self.round]) - 1) if self.searches else 1
@@ -145,8 +147,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return Workload(fits * epochs, fits * draws, fits * (moments.rank + 3))
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
-        """Side by side one chain of reruns holds all rounds; draws take longer than
-        fits, so fewer.
+        """Batched reruns compute all rounds in one sequence. Draws take longer than fits, so there
+        are fewer.
         """
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
@@ -156,7 +158,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.model_copy(update=chain), self.round
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
-        """Also reset what the round does not depend on, so that equal rounds are one fit."""
+        """Also resets settings on which the round does not depend, so that equal rounds share one
+        fit.
+        """
         filled = super().with_defaults(defaults)
         tune, collect = filled.phases
         update: dict[str, Any] = {
@@ -170,7 +174,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return filled.model_copy(update=update)
 
     def _read(self, name: RoundName) -> PseudoPosteriorConfig:
-        """The settings that a round depends on; the others at their defaults."""
+        """The settings on which a round depends, with defaults for the others."""
         config, usual = self.pseudo_posterior or PseudoPosteriorConfig(), PseudoPosteriorConfig()
         unread = _UNREAD[name]
         if self.searches:
@@ -180,7 +184,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     @property
     def continues(self) -> SwagPpm | None:
-        """The round before; a search of c, the base round, which depends on no c."""
+        """The preceding round. For a search of c this is the base round, which does not depend on
+        c.
+        """
         before = TABLE[self.round].after
         if before is None:
             return None
@@ -194,7 +200,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.model_copy(update=update | {"pseudo_posterior": self._read(before)})
 
     def plan(self, task: Task) -> Plan:
-        """Nothing is solved; Delta is known after the fit."""
+        """Nothing is solved, because Delta is known only after the fit."""
         tune, collect = self.phases
         settled = {
             "fine_tune": tune,
@@ -215,11 +221,11 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.target_epsilon is not None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """The rounds that `run.earlier` does not have, in a folder each, with a checkpoint an
-        epoch.
+        """Fits the rounds that `run.earlier` does not contain, each in its own folder with a
+        checkpoint per epoch.
 
-        With a target epsilon, c is searched: every c is a fit of the rounds after the base round,
-        and a finished round is not fitted again.
+        With a target epsilon, the fit searches for c. Every c is a fit of the rounds after the base
+        round, and a finished round is not fitted again.
         """
         folder = run.folder or Path(tempfile.mkdtemp(prefix="swag-"))
         temporary = run.folder is None
@@ -237,7 +243,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             fitted = self._fit_rounds(folder, records, run, earlier)
         else:
             fitted = self._search(target, plan.task, records, run, earlier)
-        if temporary:  # deviations are read from their files as long as the model lives
+        if temporary:  # deviations are read from their files as long as the model exists
             weakref.finalize(fitted.model, shutil.rmtree, folder)
         return fitted
 
@@ -260,7 +266,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             at_c = config.model_copy(update={"c": c, "g": 0.0})
             this = self.model_copy(update={"target_epsilon": None, "pseudo_posterior": at_c})
             folder, left = run.folder / f"c-{c:g}", 0.5 ** len(done)
-            # nobody knows how many fits will follow: each has half of what is left
+            # the number of further fits is unknown, so each one gets half of the remaining progress
             half = replace(run, progress=_within(run.progress, 1 - left, left / 2))
             done[c] = this, this._fit_rounds(folder, records, half, base)
             return float(done[c][1].figures["sensitivity"])
@@ -281,16 +287,16 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def _fit_rounds(
         self, folder: Path, records: Records, run: Run, earlier: Measured | None
     ) -> Fitted:
-        """Fits the rounds after the earlier one up to this mechanism's, each in a folder below."""
+        """Fits the rounds after `earlier` up to this mechanism's, each in its own subfolder."""
         from mechanisms.posterior import risks, swag
 
         moments, config = self.settings
         names = ROUNDS[self.round]
-        left = names if earlier is None else names[names.index(earlier.round) + 1 :]
+        remaining = names if earlier is None else names[names.index(earlier.round) + 1 :]
         losses: list[float] = []
 
         def fit(name: RoundName, weights: Tensor | None) -> Tensor:
-            share = left.index(name) / len(left), 1 / len(left)
+            share = remaining.index(name) / len(remaining), 1 / len(remaining)
             this = self.model_copy(update={"round": name, "pseudo_posterior": self._read(name)})
             within = replace(run, progress=_within(run.progress, *share))
             losses[:] = this._posterior(records, within, folder / name, weights)
@@ -333,14 +339,14 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def _posterior(
         self, records: Records, run: Run, folder: Path, weights: Tensor | None
     ) -> list[float]:
-        """Fine-tunes and collects SWAG; goes on from the checkpoints of the folder."""
+        """Fine-tunes and collects SWAG, resuming from checkpoints in the folder."""
         from mechanisms.model import ranks, training
         from mechanisms.posterior import swag
 
         tune, collect = self.phases
         classifier = run.classifier()
         steps = [phase.steps(len(records)) for phase in (tune, collect)]
-        whole = sum(steps) + self._steps_of_pass(records, classifier)
+        total_steps = sum(steps) + self._steps_of_pass(records, classifier)
         descend = partial(
             training.train,
             classifier,
@@ -355,10 +361,10 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             phase=tune,
             purpose="fine-tune",
             folder=folder / "fine-tune",
-            progress=_within(run.progress, 0, steps[0] / whole),
+            progress=_within(run.progress, 0, steps[0] / total_steps),
         )
         rank = self.settings[0].rank
-        state = None  # other ranks than the first write nothing
+        state = None  # only the first rank writes
         if not ranks.rank():
             state = swag.init(classifier.num_parameters, rank=rank, folder=folder)
         losses = descend(
@@ -366,14 +372,14 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             purpose="swag",
             folder=folder / "collect",
             state=state,
-            progress=_within(run.progress, steps[0] / whole, steps[1] / whole),
+            progress=_within(run.progress, steps[0] / total_steps, steps[1] / total_steps),
         )
         if state is not None:
             swag.save(state)
         return losses
 
     def _steps_of_pass(self, records: Records, classifier: Classifier) -> float:
-        """About how many training steps take as long as the pass over draws."""
+        """The approximate number of training steps that take as long as the pass over draws."""
         from mechanisms.model.inputs import FeatureInputs
 
         draws, n = TABLE[self.round].draws(self.settings[1]), len(records)
@@ -396,9 +402,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             alpha = {} if weights is None else {"alpha": weights}
             checkpoint.save(files / _WEIGHTS, alpha, {"round": self.round})
             draws = TABLE[self.round].draws(self.settings[1])
-            whole = sum(phase.steps(len(records)) for phase in self.phases)
+            training_steps = sum(phase.steps(len(records)) for phase in self.phases)
             passed = self._steps_of_pass(records, run.classifier())
-            share = passed / (whole + passed)
+            share = passed / (training_steps + passed)
             parts = run.map(
                 self,
                 draws,
@@ -414,7 +420,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def compute(
         self, units: range, folder: Path, records: Records, run: Run
     ) -> Mapping[str, Tensor]:
-        """A pass over these draws of the posterior in a folder, with the weights beside it."""
+        """A pass over these draws of the posterior in a folder, with the weights stored next to
+        it.
+        """
         from mechanisms.model import checkpoint
         from mechanisms.posterior import risks, swag
 
@@ -432,12 +440,12 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return {"risk": done.risk, "draw_maxima": done.draw_maxima}
 
     def running_sensitivity(self, folder: Path) -> list[float]:
-        """Delta after each draw: the cumulative maximum over draws of a saved fit."""
+        """Delta after each draw of a saved fit: the cumulative maximum over draws."""
         return Measured.load(folder).draw_maxima.cummax(0).values.tolist()
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> PosteriorDraw:
-        """A repeatable draw of the posterior in the folder, never the one that is released; of the
-        base round its mean, since nothing of that round is drawn.
+        """A repeatable draw from the posterior in the folder, never the released one. For the base
+        round it is the posterior mean, because nothing is drawn from that round.
         """
         return self._draw(run.classifier(), folder, seed=run.seed, purpose=purpose)
 
@@ -454,8 +462,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def fit_many(
         self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """Runs the whole chain in each trial, batched over trials; one draw of each round's
-        posterior.
+        """Runs all rounds in each trial, batched over trials, with one draw from the posterior of
+        each round.
         """
         from mechanisms.audit import trials
 
@@ -494,10 +502,12 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the pass of a round measured, beside its posterior.
+    """The measurements of a round's pass over draws, stored next to its posterior.
 
-    alpha: risk weights of the fit, float32 [n]; None where all are 1. risk float32 [n];
-    draw_maxima float32 [S], as of `risks.RiskPass`.
+    Attributes:
+        alpha: risk weights of the fit, float32 [n]; None if all are 1.
+        risk: float32 [n], as in `risks.RiskPass`.
+        draw_maxima: float32 [S], as in `risks.RiskPass`.
     """
 
     FILE: ClassVar[str] = "measured.safetensors"
@@ -524,13 +534,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class PosteriorDraw(ClassifierModel):
-    """A posterior, and the classifier at one repeatable draw of it, or at its mean."""
+    """A posterior, and the classifier at one repeatable draw from it, or at its mean."""
 
     posterior: swag.Posterior
     folder: Path
     seed: int
     purpose: str | None
-    """Of the draw; None: the mean."""
+    """Purpose of the draw; None means the mean."""
 
     def __post_init__(self) -> None:
         from mechanisms.posterior import risks
@@ -571,7 +581,9 @@ class PosteriorDraw(ClassifierModel):
 
 
 def _link(folder: Path, to: Path) -> None:
-    """Puts a posterior's files into another folder, as links where the file system has them."""
+    """Adds a posterior's files to another folder, as hard links if the file system supports
+    them.
+    """
     to.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("*.safetensors"):
         there = to / file.name
@@ -583,19 +595,19 @@ def _link(folder: Path, to: Path) -> None:
 
 
 def _within(progress: Progress | None, start: float, share: float) -> Progress | None:
-    """Reports one phase as its share of a whole, in thousandths."""
+    """Reports one phase as a part of the total progress, in thousandths."""
     if progress is None:
         return None
-    whole = progress
+    report_total = progress
 
     def report(done: int, total: int) -> None:
-        whole(int(_WHOLE * (start + share * done / max(total, 1))), _WHOLE)
+        report_total(int(_WHOLE * (start + share * done / max(total, 1))), _WHOLE)
 
     return report
 
 
 def _epsilon_of_one_nat(task: Task) -> float:
-    """Returns the epsilon of a unit at a Delta of 1, to which any other is proportional."""
+    """The epsilon of a unit at a Delta of 1. Epsilon is proportional to Delta."""
     event = event_of("weighted", snapshots=2, rank=2, sensitivity=1.0, draws=1)
     epsilon = claim_of(
         event,

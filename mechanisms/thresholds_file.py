@@ -1,4 +1,6 @@
-"""The fields of `thresholds.json`: what a score has to be for an accuracy, and limits of sets."""
+"""The fields of `thresholds.json`: thresholds of the score for target accuracies, and limits of
+sets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import NotRequired, TypedDict
 
 
 class Threshold(TypedDict):
-    """The lowest score that reaches an accuracy; without one, the other fields are null."""
+    """The lowest score at which an accuracy is met. If there is none, the other fields are null."""
 
     target_accuracy: float
     threshold: float | None
@@ -19,7 +21,7 @@ class Threshold(TypedDict):
 
 
 class Reached(TypedDict):
-    """The best accuracy that was seen above a score, without any confidence."""
+    """The best observed accuracy above any score, without a confidence statement."""
 
     accuracy: float
     threshold: float
@@ -28,13 +30,13 @@ class Reached(TypedDict):
 
 
 class SetLimit(TypedDict):
-    """Limits of the sets with one coverage."""
+    """Limits of the sets for one coverage."""
 
     coverage: float
     limit: float
     records: int
     codes: dict[str, float]
-    """Limits of codes that have one of their own."""
+    """Limits of the codes that have their own."""
     confidence: NotRequired[float]
 
 
@@ -44,7 +46,7 @@ class SetLimits(TypedDict):
 
 
 class Thresholds(TypedDict):
-    """The whole file."""
+    """Content of the whole file."""
 
     schema: int
     temperature: float

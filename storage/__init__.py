@@ -1,5 +1,5 @@
-"""What outlives a process: data sets, artifacts, bundles and the ledger, with the readers of tables
-and code lists.
+"""Persistent data: datasets, artifacts, bundles and the ledger, and the readers of tables and code
+lists.
 
-Writes are atomic, and nothing is read by unpickling.
+Writes are atomic. Nothing is read by unpickling.
 """

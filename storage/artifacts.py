@@ -1,17 +1,17 @@
-"""Stores stage outputs privately: looked up by what they were made from, checked by what they
-contain.
+"""Private store of stage outputs, which are looked up by their inputs and verified by their
+content.
 
-A stage's folder is named by a key: the digest of stage name, configuration, the digests of its
-inputs and the code version. A run that died finds the finished stages by their keys and a stage
-that died half-way by its working folder.
+The folder of a stage is named by a key: the digest of stage name, configuration, input digests and
+code version. An interrupted run finds finished stages by their keys, and an interrupted stage by
+its working folder.
 
-    private/work/<stage>/<key>/      in progress: checkpoints and partial output
-    private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
+  private/work/<stage>/<key>/      in progress: checkpoints and partial output
+  private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
 
 Two processes with the same key do not compute it twice: the second waits for the lock and finds the
-result. With a store that machines share (storage/shared_store.py) a finished stage is written to it
-too, or fetched from it; the local folder is then a copy. Two machines may compute the same stage at
-once; the first to finish counts.
+result. With a store shared by several machines (storage/shared_store.py), finished stages are also
+written to it and fetched from it, and the local folder is a copy. Two machines may compute the same
+stage at the same time. The first one to finish determines the result.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ MANIFEST = "manifest.json"
 
 
 class ArtifactRef(BaseModel, frozen=True, extra="forbid"):
-    """Refers to an artifact, in place of its data: its kind, its folder and the digest of its
-    manifest.
-    """
+    """A reference to an artifact: its kind, its folder, and the digest of its manifest."""
 
     kind: str = Field(description="stage that made it")
     uri: str = Field(description="file:// URI of the folder")
@@ -53,12 +51,12 @@ class ArtifactRef(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def path(self) -> Path:
-        """Returns the folder."""
+        """The artifact's folder."""
         return Path(self.uri.removeprefix("file://"))
 
 
 def digest(value: Any) -> str:
-    """Returns the SHA-256 of a JSON-able value in canonical form (RFC 8785)."""
+    """SHA-256 of a JSON-serialisable value in canonical form (RFC 8785)."""
     return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
 
 
@@ -68,11 +66,11 @@ def file_digest(path: Path) -> str:
 
 
 def files_digest(paths: list[Path]) -> str:
-    """Returns one digest of several files' names and contents, whatever their folder. Unchanged
-    files are read once.
+    """One digest of the names and contents of several files, in any folder. Unchanged files are
+    read once.
 
-    A file counts as unchanged while its size and the time of its last change of status are the
-    same. No one can set that time back, as the time of modification can be.
+    A file counts as unchanged if its size and status-change time are the same. Unlike the
+    modification time, the status-change time cannot be set back.
     """
     return _files_digest(
         tuple((path, path.stat().st_ctime_ns, path.stat().st_size) for path in paths)
@@ -85,11 +83,11 @@ def _files_digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 class Recipe(TypedDict):
-    """What the output of a stage depends on."""
+    """Everything on which the output of a stage depends."""
 
     config: dict[str, Any]
     inputs: dict[str, str]
-    """Digests of the artifacts that it read, by name."""
+    """Digests of the input artifacts, by name."""
     code: str
 
 
@@ -110,7 +108,7 @@ class Manifest(TypedDict):
 
 @dataclass
 class Stage:
-    """Represents a stage at work, or one already finished (`ref` is set)."""
+    """A stage in progress, or a finished one (`ref` is set)."""
 
     name: str
     key: str
@@ -122,14 +120,16 @@ class Stage:
 
     @property
     def out(self) -> Path:
-        """Returns the folder for the stage's output."""
+        """The folder for the stage's output."""
         return self.work / "out"
 
     def finish(self, figures: Figures) -> ArtifactRef:
-        """Seals the output: digests every file, writes the manifest, moves the folder into place.
+        """Seals the output: digests every file, writes the manifest, and moves the folder into
+        place.
 
-        The figures are shown and logged: nothing per record or per code. They enter the digest: no
-        times, no paths.
+        Args:
+            figures: shown and logged, so they must contain nothing per record or per code. They are
+                part of the digest, so they must contain no times and no paths.
         """
         for partial in self.out.rglob("*.partial"):
             partial.unlink()
@@ -166,8 +166,8 @@ class Stage:
 
 
 class Store:
-    """Stores stage outputs in a private folder, and in the store that machines share, if one is
-    configured.
+    """Stage outputs in a private folder and, if configured, in a store shared by several
+    machines.
     """
 
     def __init__(self, private: Path, shared: SharedStore | None = None) -> None:
@@ -175,26 +175,23 @@ class Store:
         self.shared = shared
 
     def key(self, name: str, *, config: Config, inputs: Mapping[str, str], code: str) -> str:
-        """Returns a stage's key, which changes with anything that could change its output."""
+        """A stage's key, which changes with everything that could change its output."""
         return digest(
             {"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code}
         )[:32]
 
     @property
     def has_key(self) -> bool:
-        """Checks whether the workspace has a registry key: without one nothing was read from
-        records yet.
-        """
+        """Whether the workspace has a registry key. Without one, no records have been read yet."""
         from storage.ledger.records import has_registry_key  # the ledger imports this module
 
         return has_registry_key(self.private)
 
     def keyed(self, sha256: str) -> str:
-        """Returns a digest of records under the workspace's registry key.
+        """A digest of records, keyed with the workspace's registry key.
 
-        Only this form enters stages and plans: anyone who knows all records but one could try
-        candidates for it against a digest without a key, and against every digest that follows from
-        it.
+        Only this form enters stages and plans. With an unkeyed digest, or any digest computed from
+        it, an attacker who knew all records but one could test candidates for the last one.
         """
         from storage.ledger.records import registry_key
 
@@ -202,7 +199,7 @@ class Store:
         return hmac.new(registry_key(self.private), sha256.encode(), hashlib.sha256).hexdigest()
 
     def find(self, name: str, key: str) -> ArtifactRef | None:
-        """Returns the finished stage of this key, local or shared, or None. Fetches nothing: `open`
+        """The finished stage with this key, local or shared, or None. Does not fetch it; `open`
         does.
         """
         final = self._final(name, key)
@@ -212,11 +209,12 @@ class Store:
         return None if manifest is None else _ref(name, final, manifest)
 
     def reconcile(self, name: str, key: str) -> ArtifactRef | None:
-        """Returns the finished stage of this key after making the local and the shared store agree;
-        None if in neither.
+        """The finished stage with this key, after making the local and the shared store agree; None
+        if neither has it.
 
-        Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit
-        for bit, the shared one counts and the local one is set aside (`private/superseded`).
+        Call this while holding the stage's lock. If the stores differ, which is possible only for a
+        stage that is not bit-for-bit reproducible, the shared one is kept and the local one is
+        moved to `private/superseded`.
         """
         final = self._final(name, key)
         local = _ref(name, final) if (final / MANIFEST).is_file() else None
@@ -248,8 +246,8 @@ class Store:
         shutil.rmtree(fetched.parent, ignore_errors=True)
 
     def adopt(self, ref: ArtifactRef) -> ArtifactRef:
-        """Returns the same artifact in this store; fetches from the shared store what another
-        machine made.
+        """The same artifact in this store, fetched from the shared store if another machine
+        computed it.
         """
         key = ref.path.name
         with self.lock(f"{ref.kind}-{key}"):
@@ -269,7 +267,9 @@ class Store:
         return artifact
 
     def _final(self, name: str, key: str) -> Path:
-        """Returns the folder of a finished stage. Both names may come from a flow's parameters."""
+        """The folder of a finished stage. Both names may come from a flow's parameters, so they are
+        validated.
+        """
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not re.fullmatch(r"[0-9a-f]{32}", key):
             raise StorageError(
                 "artifact: its kind or key is malformed. Pass references unchanged",
@@ -281,11 +281,11 @@ class Store:
     def stage(
         self, name: str, *, config: Config, inputs: Mapping[str, str], code: str
     ) -> Iterator[Stage]:
-        """Holds the lock of one stage; the caller computes unless `ref` is set, then calls
+        """Holds the lock of one stage. The caller computes it unless `ref` is set, and then calls
         `finish`.
 
-        The working folder is the one a killed run left, if any, `out` included: what is there may
-        be resumed or is overwritten under the same names.
+        The working folder, including `out`, is that of an interrupted run if there was one. Its
+        files may be resumed or overwritten.
         """
         recipe: Recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
         key = self.key(name, config=config, inputs=inputs, code=code)
@@ -307,12 +307,12 @@ class Store:
                 self.open(ref)
                 shutil.rmtree(
                     work, ignore_errors=True
-                )  # left by a run killed right after its last rename
+                )  # left by a run that was killed right after its last rename
             yield stage
 
     def discard(self, ref: ArtifactRef) -> None:
-        """Removes a stage that another one has taken in, here and from the store that machines
-        share.
+        """Removes a stage whose content another stage now includes, here and from the shared
+        store.
         """
         name, key = ref.kind, ref.path.name
         with self.lock(f"{name}-{key}"):
@@ -321,29 +321,29 @@ class Store:
                 self.shared.discard(name, key)
 
     def check(self) -> None:
-        """Refuses a shared store that does not answer or rejects the credentials,
-        before any work.
+        """Refuses a shared store that does not respond or rejects the credentials, before any
+        work.
         """
         if self.shared is not None:
             self.shared.manifest("check", "0" * 32)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Holds a lock by name: a second process waits for the first."""
+        """Holds a lock by name. A second process waits for the first."""
         lock = self.private / "locks" / f"{name}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock):
             yield
 
     def is_locked(self, name: str) -> bool:
-        """Checks whether a process holds this lock now."""
+        """Whether a process currently holds this lock."""
         return is_locked(self.private / "locks" / f"{name}.lock")
 
     def open(self, ref: ArtifactRef) -> Path:
-        """Returns an artifact's folder after checking every file against the manifest.
+        """An artifact's folder, after comparing every file with the manifest.
 
-        Whoever writes in the store may change a file after this. A release, which has to use what
-        was signed, opens artifacts in a `CopiedStore`.
+        Anyone with write access to the store may change a file afterwards. A release must use what
+        was signed, so it opens artifacts in a `CopiedStore`.
         """
         path = ref.path
         if self.shared is not None and not (path / MANIFEST).is_file():
@@ -359,8 +359,8 @@ class Store:
         return path
 
     def local(self, ref: ArtifactRef) -> ArtifactRef:
-        """Returns an artifact in this store, fetched from the shared one if it is not; refuses one
-        of another workspace.
+        """An artifact in this store, fetched from the shared one if necessary. Refuses artifacts of
+        another workspace.
         """
         # guard: test_a_plan_carried_into_another_workspace
         if not ref.path.resolve().is_relative_to(self.private):
@@ -375,14 +375,14 @@ class Store:
         return ref
 
     def figures(self, ref: ArtifactRef) -> dict[str, Any]:
-        """Returns the aggregate figures of a finished stage."""
+        """The aggregate figures of a finished stage."""
         return self._manifest(ref)["figures"]
 
     def recipe(self, ref: ArtifactRef) -> Recipe:
         return self._manifest(ref)["recipe"]
 
     def recipe_of_digest(self, kind: str, sha256: str | None) -> Recipe | None:
-        """Returns the recipe of the stage whose manifest has this digest; None without one."""
+        """The recipe of the stage whose manifest has this digest; None if there is none."""
         for file in (self.private / "stages" / kind).glob(f"*/{MANIFEST}"):
             content = file.read_bytes()
             if hashlib.sha256(content).hexdigest() == sha256:
@@ -390,7 +390,7 @@ class Store:
         return None
 
     def manifest(self, ref: ArtifactRef) -> bytes:
-        """Returns the bytes of an artifact's manifest, read once and compared with its digest."""
+        """The bytes of an artifact's manifest, read once and compared with its digest."""
         file, content = ref.path / MANIFEST, None
         if file.is_file():
             content = file.read_bytes()
@@ -413,14 +413,14 @@ class Store:
 
 
 class CopiedStore(Store):
-    """Copies artifacts into a folder of this process before they are used. Each file is read once:
-    the bytes that are compared with the manifest are those that are parsed later.
+    """Copies artifacts to a folder of this process before they are used. Each file is read once, so
+    the bytes that are compared with the manifest are the bytes that are parsed later.
 
     Args:
-        source: the store that others may write in.
-        folder: empty, and closed to every other user (`own_folder`).
-        named: digests of artifacts that may be found by their key; None: any may. Another stage
-            that a step finds by its key is computed again: nobody signed what lies there.
+        source: a store to which others may write.
+        folder: an empty folder that no other user can access (`own_folder`).
+        named: digests of artifacts that may be found by their key; None allows all. A step that
+            finds any other stage by its key computes it again, because nobody signed that stage.
     """
 
     def __init__(self, source: Store, folder: Path, named: Collection[str] | None = ()) -> None:
@@ -458,7 +458,7 @@ class CopiedStore(Store):
         return found
 
     def open(self, ref: ArtifactRef) -> Path:
-        """Returns the folder of this process with an artifact's files, copied at the first call."""
+        """This process's folder with an artifact's files, which are copied by the first call."""
         final = self._final(ref.kind, ref.path.name)
         if not final.is_dir():
             self._copy(ref, final)

@@ -1,4 +1,4 @@
-"""What a code list says of each code: its words, the titles of the levels above it, and groups."""
+"""Texts of a code list's entries: descriptions, titles of the levels above, and groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage.codelist import Code, titles_above
 
 
 def describe(codes: Sequence[Code]) -> list[str]:
-    """Returns each code's title and description in one text; empty where the list has neither."""
+    """Each code's title and description as one text; empty if the list has neither."""
     return [
         ". ".join(dict.fromkeys(part for part in (code.title, code.description) if part))
         for code in codes
@@ -17,10 +17,9 @@ def describe(codes: Sequence[Code]) -> list[str]:
 
 
 def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
-    """Puts each code's title into a sentence in place of {}; empty where the list has no title.
+    """Inserts each code's title into a sentence at {}; empty if the code has no title.
 
-    The title starts in lower case, as a narrative would have it, unless its first word is all
-    capitals.
+    The title starts in lower case, as in a narrative, unless its first word is all capitals.
     """
     sentences: list[str] = []
     for code in codes:
@@ -35,11 +34,11 @@ def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
 
 
 def describe_with_levels(codes: Sequence[Code]) -> list[str]:
-    """Returns what `describe` does with the titles of the levels above it, the nearest first.
+    """The texts of `describe` followed by the titles of the levels above, nearest first.
 
-    The level above is the longest other code of the list that the code begins with (111 is under
-    11, under 1). A title that two levels share appears once. Empty where the list has no words on
-    the code itself.
+    The level above is the longest other code of the list that is a prefix of the code (111 is under
+    11, under 1). A title that two levels share appears once. The text is empty if the list has no
+    words for the code itself.
     """
     in_order = zip(describe(codes), _levels(codes), strict=True)
     return [
@@ -48,8 +47,8 @@ def describe_with_levels(codes: Sequence[Code]) -> list[str]:
 
 
 def restrict(codes: Sequence[Code], names: Collection[str]) -> tuple[Code, ...]:
-    """Restricts a list to these codes, in its order; each carries the titles of the levels above
-    it.
+    """Restricts a list to these codes, in its order. Each code includes the titles of the levels
+    above it.
     """
     levels = zip(codes, _levels(codes), strict=True)
     return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in names)
@@ -71,10 +70,11 @@ MOST_GROUPS = 64
 
 
 def groups(codes: Sequence[Code]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the names of the groups that a list has, and the number of each code's group.
+    """The names of a list's groups, and the index of each code's group.
 
-    They are the coarsest level of the list with as many groups as the square root of its codes; one
-    group of all where no level has, or has more than `MOST_GROUPS`. A name is code and title.
+    The groups are the coarsest level of the list with at least as many groups as the square root of
+    the number of codes. If no level has that many, or if it has more than `MOST_GROUPS`, there is
+    one group of all codes. A name consists of code and title.
     """
     titles = {code.code: code.title for code in codes}
     chains = [[*_levels_above(code, titles), f"{code.code} {code.title}".strip()] for code in codes]
@@ -88,9 +88,7 @@ def groups(codes: Sequence[Code]) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _levels_above(code: Code, titles: Mapping[str, str]) -> list[str]:
-    """Returns the levels above a code, the coarsest first, as code and title where the list has
-    them.
-    """
+    """The levels above a code, coarsest first, each as code and title if the list contains it."""
     if code.above:
         return list(reversed(code.above))
     begins = (code.code[:end] for end in range(1, len(code.code)))

@@ -1,8 +1,7 @@
-"""Computes the version of the code behind a stage: a digest of its module and of all project
-modules it imports.
+"""The version of a stage's code: a digest of its module and of all project modules that it imports.
 
-A task's own source is not enough, since it would miss the helpers it calls; the whole tree is too
-much, since a word in the ledger would throw away a week of training.
+A task's own source is not enough, because it would miss the helpers that it calls. The whole tree
+is too much, because a changed word in the ledger would invalidate a week of training.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pathlib import Path
 PACKAGES = ("mechanisms", "storage", "tasks")
 _ROOT = Path(__file__).parents[1]
 EXCLUDED = ("tasks.running",)
-"""Packages that say how a stage runs, and nothing of what comes out."""
+"""Packages that determine how a stage runs but not its output."""
 LIBRARIES = ("torch", "transformers", "peft")
-"""Libraries whose version may change a stage's numbers."""
+"""Libraries with versions that may change a stage's numbers."""
 
 
 @cache
 def code_version(*modules: str) -> str:
-    """Returns a digest of the sources of `modules`, of every project module they import, and of
+    """A digest of the sources of `modules`, of every project module that they import, and of
     library versions.
     """
     digests: dict[str, str] = {}
@@ -38,7 +37,7 @@ def code_version(*modules: str) -> str:
         content = path.read_bytes()
         digests[name] = hashlib.sha256(content).hexdigest()
         queue.extend((imported, _source(imported)) for imported in _imports(content))
-    # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
+    # The build tag (`+cpu`) is omitted, so that workers with and without a GPU share stages.
     libraries = [f"{name}=={_version(name)}" for name in LIBRARIES]
     text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(digests.items())), *libraries])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -53,7 +52,7 @@ def _version(library: str) -> str:
 
 @cache
 def _imports(content: bytes) -> tuple[str, ...]:
-    """Returns the names that a source imports; stages have most of their modules in common."""
+    """The names that a source imports. Cached, because stages share most of their modules."""
     names: list[str] = []
     for node in _run(ast.parse(content)):
         if isinstance(node, ast.Import):
@@ -64,7 +63,7 @@ def _imports(content: bytes) -> tuple[str, ...]:
 
 
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
-    """Yields every statement but those under `if TYPE_CHECKING`, which never run."""
+    """Yields every statement except those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
         if (
             isinstance(node, ast.If)
@@ -79,11 +78,11 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
 
 @cache
 def _source(module: str) -> Path | None:
-    """Returns the file of a project module; None for libraries, excluded packages and names that
-    are not modules.
+    """The file of a project module; None for libraries, excluded packages, and names that are not
+    modules.
 
-    By its path: to find a name that is no module, `find_spec` would import the module before it,
-    and torch with it.
+    This uses paths because `find_spec` would import the parent module of a name that is not a
+    module, and torch with it.
     """
     if module.partition(".")[0] not in PACKAGES or any(
         f"{module}.".startswith(f"{room}.") for room in EXCLUDED
@@ -96,9 +95,7 @@ def _source(module: str) -> Path | None:
 
 
 def _file(module: str) -> Path | None:
-    """Returns the file of any module, a user's mechanism too; None for names that
-    are not modules.
-    """
+    """The file of any module, including a user's mechanism; None for names that are not modules."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
         return Path(loaded)

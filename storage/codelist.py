@@ -1,4 +1,4 @@
-"""Reads the published classification: codes and their titles, in the order of the list."""
+"""Reads a published classification: codes and their titles, in the order of the list."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from storage.tables.reader import read_small
 from storage.tables.source import SeveralSheets, like_header
 
 MAX_CODE = 120
-"""Characters. A longer value is a sentence: a column was mapped wrongly. The longest OIICS title
-has 112.
+"""Maximum length of a code. A longer value is a sentence from a wrongly mapped column. The longest
+OIICS title has 112 characters.
 """
 
 _CHARACTERS: dict[str, Callable[[str], bool]] = {
@@ -30,18 +30,16 @@ _CHARACTERS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """Holds a code, its title and more public words on it; all are empty where no
-    list gave them.
-    """
+    """A code, its title, and further public words about it; empty fields are unknown."""
 
     code: str
     title: str = ""
     description: str = ""
     above: Sequence[str] = ()
-    """Titles of the levels above it, the nearest first, for a code apart from its list."""
+    """Titles of the levels above, nearest first, for a code without its list."""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns its fields by name, without an empty description or empty levels."""
+        """The fields by name, without an empty description or empty levels."""
         return {
             "code": self.code,
             "title": self.title,
@@ -51,16 +49,16 @@ class Code:
 
 
 _ADDED = re.compile(r"=?\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|'([^']+)'|'(.+)")
-"""What table programs put around a code, or before it."""
+"""Decorations that spreadsheet programs put around or before a code."""
 
 
 def normalise_code(raw: str, listed: Container[str] = ()) -> str:
-    """Strips outer blanks and what a table program adds: `111.0`, `'111`, `"111"` and `="111"` are
-    `111`.
+    """Strips outer whitespace and the decorations of spreadsheet programs: `111.0`, `'111`, `"111"`
+    and `="111"` become `111`.
 
-    Invisible characters go, and full-width digits are digits. Nothing else changes: leading zeros,
-    case and inner points stay. A code that `listed` contains stays as it is, so that a
-    classification may have a code `250.0`.
+    Invisible characters are removed, and full-width digits become ASCII digits. Nothing else
+    changes: leading zeros, case and inner points are kept. A code that is in `listed` is unchanged,
+    so that a classification may contain a code such as `250.0`.
     """
     code = raw.strip()
     if code in listed:
@@ -75,8 +73,8 @@ def normalise_code(raw: str, listed: Container[str] = ()) -> str:
 
 
 def describe_shape(values: Collection[str]) -> str:
-    """Describes values for a message that must not show them: how many differ, their lengths and
-    characters.
+    """Describes values for a message that must not show them: the number of distinct values, their
+    lengths, and their kinds of characters.
     """
     lengths = sorted({len(value) for value in values})
     span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
@@ -93,29 +91,29 @@ def read_codelist(
     columns: Sequence[str] = (),
     read: ReadOptions = AS_IT_LOOKS,
 ) -> tuple[Code, ...]:
-    """Reads a table of codes and titles, in its order; several titles of a code are joined.
+    """Reads a table of codes and titles, in its order. Several titles of a code are joined.
 
     Args:
-        columns: of the code and of the title; of several columns of codes, one a level, each, and
-            the title's last. Empty: `code` and `title` in any case, or the only columns with one of
-            these words in their name. Those called `description` and `parent` (the code above)
-            count too.
+        columns: names of the code and title columns. If each level has its own code column, list
+            all of them, with the title last. Empty: `code` and `title` in any case, or the only
+            columns with one of these words in their name. Columns called `description` and `parent`
+            (the code above) are also used.
         read: how the table is read.
 
     Raises:
-        InputError: no such columns; a code that is none; fewer than two codes. The message has the
-            column names, since a published list is public.
+        InputError: no such columns, an invalid code, or fewer than two codes. The message contains
+            column names, because a published list is public.
     """
     return read_list(path, option=option, columns=columns, read=read).codes
 
 
 @dataclass(frozen=True)
 class CodeList:
-    """Holds a published list as it was read."""
+    """A published list as it was read."""
 
     codes: tuple[Code, ...]
     notes: tuple[str, ...]
-    """What was left out of it or chosen, in sentences."""
+    """Sentences about entries that were left out and choices that were made."""
 
 
 def read_list(
@@ -125,18 +123,18 @@ def read_list(
     columns: Sequence[str] = (),
     read: ReadOptions = AS_IT_LOOKS,
 ) -> CodeList:
-    """Reads what `read_codelist` does, with notes on what was left out."""
+    """Reads a list like `read_codelist`, with notes on what was left out."""
     place = f"{option}: {path}"
     refuse_published_forms(path, option)
     rows, notes = _entries(path, option, columns, read)
     words: dict[str, tuple[list[str], list[str], str]] = {}
-    headings = others = 0
+    headings = non_codes = 0
     for number, entry in enumerate(rows, start=1):
         if not entry.code:
             headings += bool(entry.title)
             continue
         if entry.is_no_code:
-            others += 1
+            non_codes += 1
             continue
         if len(entry.code) > MAX_CODE:
             raise OutOfRange(
@@ -154,7 +152,7 @@ def read_list(
                 row=number,
             )
     for word in _words_among_codes(words):
-        others += 1
+        non_codes += 1
         del words[word]
     left_out = f"; {headings:,} rows have no code" if headings else ""
     if len(words) < 2:
@@ -174,8 +172,8 @@ def read_list(
             codes[code] = replace(codes[code], above=tuple(above))
     if headings:
         notes.append(f"{headings:,} headings without a code were left out")
-    if others:
-        notes.append(f"{others:,} rows that are no codes, as sources and totals, were left out")
+    if non_codes:
+        notes.append(f"{non_codes:,} rows that are no codes, as sources and totals, were left out")
     return CodeList(tuple(codes.values()), tuple(f"{path.name}: {note}" for note in notes))
 
 
@@ -191,15 +189,17 @@ _LONGEST_SECTION = 2
 
 
 def _words_among_codes(words: Mapping[str, tuple[list[str], list[str], str]]) -> list[str]:
-    """Returns what is a word without a title where every other code has a digit, or is short."""
+    """Words without a title, if every other code has a digit or is short."""
     odd = {
         code
         for code, (titles, *_) in words.items()
         if code.isalpha() and len(code) > _LONGEST_SECTION and not any(titles)
     }
-    others = [code for code in words if code not in odd]
-    numbered = all(len(code) <= _LONGEST_SECTION or any(map(str.isdigit, code)) for code in others)
-    return [code for code in words if code in odd] if others and numbered else []
+    remaining = [code for code in words if code not in odd]
+    numbered = all(
+        len(code) <= _LONGEST_SECTION or any(map(str.isdigit, code)) for code in remaining
+    )
+    return [code for code in words if code in odd] if remaining and numbered else []
 
 
 _DASHES = re.compile(r"^(?:[-\u2013\u2014]\s+)+")
@@ -214,7 +214,7 @@ class _Entry:
 
     @property
     def is_no_code(self) -> bool:
-        """Checks for a footer, a total or signs alone in the column of codes."""
+        """Whether the row is a footer or a total, or has only punctuation as its code."""
         if not any(sign.isalnum() for sign in self.code) or self.code.casefold() in _TOTALS:
             return True
         if _FOOTER.fullmatch(self.code) and re.search(r"[\s:]", self.code):
@@ -236,7 +236,7 @@ def _entries(
             chosen = read.model_copy(update={"sheet": name})
             header, rows = read_small(path, (), option=option, read=chosen)
             found.append((name, _read_entries(header, rows, columns, f"{option}: {path}")))
-        except InputError:  # it is no list, as a sheet of contents
+        except InputError:  # not a list, for example a table of contents
             continue
     if len(found) == 1:
         name, entries = found[0]
@@ -289,7 +289,9 @@ _CODE = re.compile(r"(?=.*\d)[\w.\-/]{1,12}|[A-Z]{1,2}")
 
 
 def _levels_of(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
-    """Finds columns of codes of which each row has one, as where each level has its own."""
+    """Finds columns of codes of which each row fills exactly one, as in lists with one column per
+    level.
+    """
     title = _by_word(header, _WORDS[1])
     if len(title) != 1 or not title[0]:
         return None
@@ -299,14 +301,14 @@ def _levels_of(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | Non
 
 
 def _beside_a_title(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
-    """Takes the other of two columns, of which one is named as titles are."""
+    """Uses the other one of two columns if one has the name of a title column."""
     title = _by_word(header, _WORDS[1])
     return ([1 - title[0]], title[0], rows) if len(header) == 2 and len(title) == 1 else None
 
 
 def _pairs_of(header: Sequence[str]) -> list[tuple[int, int]]:
-    """Finds columns of codes, one a level, each with its titles behind it, as `Class` and `Class
-    Name`.
+    """Finds columns of codes, one per level, each with a column of titles, such as `Class` and
+    `Class Name`.
     """
     named = [" ".join(_letters(name).split()) for name in header]
     pairs = [
@@ -333,14 +335,14 @@ def _entries_of_pairs(
 
 
 def _without_header(header: Sequence[str], rows: list[Sequence[str]]) -> _Found | None:
-    """Takes a list of two columns whose first row is a code and a title, as the others are."""
-    every = [header, *rows]
+    """Accepts a two-column list whose first row is a code and a title like the others."""
+    all_rows = [header, *rows]
     if len(header) != 2:
         return None
     for code, title in ((0, 1), (1, 0)):
-        like_codes = sum(bool(_CODE.fullmatch(row[code].strip())) for row in every)
-        if _CODE.fullmatch(header[code].strip()) and like_codes >= _MOST * len(every):
-            return [code], title, every
+        like_codes = sum(bool(_CODE.fullmatch(row[code].strip())) for row in all_rows)
+        if _CODE.fullmatch(header[code].strip()) and like_codes >= _MOST * len(all_rows):
+            return [code], title, all_rows
     return None
 
 
@@ -351,7 +353,7 @@ def _is_staircase(rows: list[Sequence[str]]) -> bool:
 
 
 def _first_two(row: Sequence[str]) -> _Entry:
-    """Reads a row whose code and title stand the further right the deeper its level is."""
+    """Reads a row in which deeper levels put code and title further to the right."""
     cells = [cell.strip() for cell in row if cell.strip()]
     if len(cells) > 1 and _CODE.fullmatch(cells[0]) and any(map(str.isalpha, cells[1])):
         return _Entry(cells[0], cells[1])
@@ -373,12 +375,12 @@ _WORDS = (
         *("denominacion", "omschrijving", "benamning", "navn", "nimike", "heading"),
     ),
 )
-"""Words of the columns' names, the likelier first."""
+"""Words in the names of columns, most likely first."""
 _ENGLISH = frozenset(("en", "eng", "english"))
 
 
 class _NoColumns(InputError):
-    """The table has no columns of codes and titles that are known by name."""
+    """No columns of codes and titles were recognised by name."""
 
 
 def _places(
@@ -428,16 +430,16 @@ def _missing_column(header: Sequence[str], wanted: str, place: str) -> _NoColumn
 
 
 def _by_word(header: Sequence[str], words: Sequence[str]) -> list[int]:
-    """Returns the columns whose name has the first of the words that any name has."""
+    """The columns whose name contains the first of these words that occurs in any name."""
     named = [_letters(name).split() for name in header]
-    by_word = ([n for n, own in enumerate(named) if word in own] for word in words)
+    by_word = ([n for n, name_words in enumerate(named) if word in name_words] for word in words)
     places = next((places for places in by_word if places), [])
     english = [n for n in places if not _ENGLISH.isdisjoint(named[n])]
     return english if len(places) > 1 and len(english) == 1 else places
 
 
 def _letters(name: str) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # preferredLabel has two
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # preferredLabel consists of two words
     plain = unicodedata.normalize("NFKD", words).casefold()
     return " ".join(
         re.findall(r"[a-z]+", "".join(sign for sign in plain if not unicodedata.combining(sign)))
@@ -456,5 +458,5 @@ def _chain(code: str, parents: Mapping[str, str], titles: Mapping[str, str]) -> 
 
 
 def titles_above(code: str, titles: Mapping[str, str]) -> list[str]:
-    """Returns the titles of the codes that a code begins with, the nearest first."""
+    """The titles of the codes that are prefixes of a code, nearest first."""
     return [titles[code[:end]] for end in range(len(code) - 1, 0, -1) if code[:end] in titles]

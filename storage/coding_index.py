@@ -1,4 +1,4 @@
-"""Reads a published coding index: texts with the code that each stands for, such as job titles."""
+"""Reads a published coding index: texts with their codes, such as job titles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
 
 INDEX = "index.json"
-"""In the folder of a data set: the entries that its digest is of."""
+"""File in a dataset's folder with the entries that the index digest covers."""
 _OPTION = "--examples"
 _COLUMNS = ("text", "code")
 _FEWEST = 20
@@ -24,20 +24,20 @@ _FEWEST = 20
 
 @dataclass(frozen=True)
 class CodingIndex:
-    """Holds the entries of a public index in their order, as text and code."""
+    """The entries of a public index in order, as text and code."""
 
     entries: tuple[tuple[str, str], ...]
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 of texts and codes, by which a plan names the index."""
+        """SHA-256 of texts and codes, which identifies the index in a plan."""
         return digest([list(entry) for entry in self.entries])
 
     def labels(self, codes: Sequence[Code]) -> tuple[int, ...]:
-        """Returns the place of each entry's code in a list.
+        """The position of each entry's code in a list.
 
         Raises:
-            InputError: an entry has a code that the list has not.
+            InputError: an entry has a code that is not in the list.
         """
         places = {code.code: place for place, code in enumerate(codes)}
         found = [places.get(normalise_code(code, places), -1) for _, code in self.entries]
@@ -58,10 +58,10 @@ class CodingIndex:
 
 
 def read_index(path: Path, read: ReadOptions = AS_IT_LOOKS) -> CodingIndex:
-    """Reads the columns `text` and `code`. A row without one of them is left out.
+    """Reads the columns `text` and `code`. Rows without one of them are skipped.
 
     Raises:
-        InputError: there is no such file, or too few entries.
+        InputError: the file does not exist, or has too few entries.
     """
     if not path.is_file():
         raise Missing(f"{_OPTION}: file {path} does not exist. Check the path", kind="no-index")
@@ -71,7 +71,7 @@ def read_index(path: Path, read: ReadOptions = AS_IT_LOOKS) -> CodingIndex:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, read: str, changed: int, size: int) -> CodingIndex:
-    """Reads a file once a process, as long as it is the same file."""
+    """Reads a file once per process, as long as the file does not change."""
     header, rows = read_small(
         path, _COLUMNS, option=_OPTION, read=ReadOptions.model_validate_json(read)
     )
@@ -88,7 +88,7 @@ def _read(path: Path, read: str, changed: int, size: int) -> CodingIndex:
 
 
 def load_index(dataset: Path, sha256: str) -> CodingIndex:
-    """Loads the entries that ingest read; refuses others than those of this digest."""
+    """Loads the entries that ingest read. Refuses entries with another digest."""
     try:
         content = json.loads((dataset / INDEX).read_bytes())
         index = CodingIndex(tuple((text, code) for text, code in content))

@@ -1,5 +1,5 @@
-"""Prevents core dumps, which would contain narratives and posteriors and are where the system puts
-them.
+"""Prevents core dumps, which would write narratives and posteriors to a place that the system
+chooses.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from importlib.util import find_spec
 
 
 def forbid() -> None:
-    """Forbids core dumps in this process and its children, permanently.
+    """Disables core dumps in this process and its children, permanently.
 
-    The limit is one byte: no file is that small, and a program that the system pipes dumps to gets
-    none only at this limit, not at zero (Linux, core(5) and `do_coredump`).
-
-    Windows has no such limit: it keeps no dump of a process unless its owner set that up.
+    The limit is one byte, which is smaller than any dump. Systems that pipe dumps to a program skip
+    it only at a limit of one, not at zero (Linux, core(5) and `do_coredump`). Windows has no such
+    limit and writes no dump unless its user configured that.
     """
     if find_spec("resource") is None:
         return

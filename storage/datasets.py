@@ -1,5 +1,5 @@
-"""Writes and reads the output of ingest: the records of a split, as a `datasets.Dataset` that is
-mapped from the disk, and the label space.
+"""Writes and reads the output of ingest: the records of a split as a memory-mapped
+`datasets.Dataset`, and the label space.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 CODES = "codes.json"
 CELLS = "cells.parquet"
-"""Digests of the records' text cells; absent where there are none."""
+"""Digests of the records' text cells; absent if there are none."""
 
 
 _BATCH = 8192
-"""Records of a batch in the file of a split: a fixed number, so that the same records make the same
-file, in whatever blocks they were read.
+"""Number of records per batch in a split's file. It is fixed, so that the same records give the
+same file, whatever blocks they were read in.
 """
 
 
 def split_file(folder: Path, split: str) -> Path:
-    """Returns the file of a split: a stream of Arrow's record batches, which `datasets` maps."""
+    """The file of a split: a stream of Arrow record batches, which `datasets` maps."""
     return folder / f"{split}.arrow"
 
 
 class SplitWriter:
-    """Writes the records of a split as they come, and keeps no more than a batch in memory.
+    """Writes the records of a split as they arrive, with at most one batch in memory.
 
-    The file is not compressed, so that it can be mapped.
+    The file is not compressed, so that it can be memory-mapped.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -78,24 +78,24 @@ class SplitWriter:
 
 
 def load_split(folder: Path, split: str) -> Dataset:
-    """Returns the records of `train`, `test` or `holdout`, in the order of the source.
+    """The records of `train`, `test` or `holdout`, in the order of the source.
 
     Columns: record_id (int64 or string), text, label (int32, an index into the label space),
-    cohort, unit (null without a unit column). A row is read from the disk when it is asked for; no
-    cache is written.
+    cohort, unit (null without a unit column). Rows are read from disk on access, and no cache is
+    written.
     """
     from datasets import Dataset  # takes a second with pandas
 
-    # A fingerprint given here keeps the library from hashing the table a second time.
+    # Passing a fingerprint prevents the library from hashing the table again.
     return Dataset(
         load_table(folder, split), fingerprint=file_digest(split_file(folder, split))[:16]
     )
 
 
 def load_table(folder: Path, split: str) -> pa.Table:
-    """Returns the records of a split as Arrow has them, in the columns of `load_split`.
+    """The records of a split as an Arrow table, with the columns of `load_split`.
 
-    The table is mapped from its file: only what is read of it enters the memory.
+    The table is memory-mapped, so only the parts that are used enter memory.
     """
     path = split_file(folder, split)
     if not path.is_file():
@@ -106,7 +106,7 @@ def load_table(folder: Path, split: str) -> pa.Table:
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
             table = stream.read_all()
-        table.validate(full=True)  # the stream has no sums of its own
+        table.validate(full=True)  # the stream has no checksums of its own
     except (pa.ArrowException, OSError):
         table = None
     if table is None:
@@ -117,18 +117,18 @@ def load_table(folder: Path, split: str) -> pa.Table:
 
 
 def load_cells(folder: Path) -> list[bytes]:
-    """Returns the digests of all text cells, each once."""
+    """The distinct digests of all text cells."""
     path = folder / CELLS
     return pq.ParquetFile(path).read().column("cell").to_pylist() if path.is_file() else []
 
 
 def load_labels(folder: Path, split: str) -> NDArray[np.int64]:
-    """Returns the labels of a split's records, int64 [n]."""
+    """The labels of a split's records, int64 [n]."""
     return load_table(folder, split).column("label").to_numpy().astype(np.int64)
 
 
 def load_codes(folder: Path) -> list[Code]:
-    """Returns the label space: label i is code i."""
+    """The label space: label i is code i."""
     path = folder / CODES
     if not path.is_file():
         raise DamagedData(f"{path} is missing. Run ingest again", kind="no-codes")

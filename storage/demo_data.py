@@ -1,10 +1,10 @@
-"""Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, to try the
-pipeline.
+"""Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, for trying
+the pipeline.
 
-No one was hurt: job, activity, incident, object, body part and outcome are drawn from lists of
-words. What makes real records hard is drawn, too: a long tail of codes, spelling, narratives that
-leave the injury out or name another one beside it, and wrong codes. A seed gives the same file
-everywhere.
+The injuries are invented: job, activity, incident, object, body part and outcome are drawn from
+word lists. The difficulties of real records are also simulated: a long tail of codes, misspellings,
+narratives that omit the injury or mention a second one, and wrong codes. A seed gives the same file
+on every machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DemoCode = TypedDict(
     "DemoCode",
     {"code": str, "title": str, "from": list[str], "part": str, "outcome": list[str]},
 )
-"""A code, the kinds of incident that it comes from, and the outcomes that narratives tell."""
+"""A code, the kinds of incident that cause it, and the outcomes that narratives describe."""
 
 
 class DemoEvent(TypedDict):
@@ -37,7 +37,7 @@ class DemoEvent(TypedDict):
 
 
 class Vocabulary(TypedDict):
-    """The words of `demo_vocabulary.yaml`."""
+    """The words in `demo_vocabulary.yaml`."""
 
     codes: list[DemoCode]
     events: dict[str, DemoEvent]
@@ -70,12 +70,12 @@ HEADER = (
 
 FIRST_DAY, DAYS = date(2021, 1, 1), 3 * 365
 VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.02, 0.03, 0.02, 0.015
-"""Shares: narratives without the injury, with another injury beside it, with a wrong code; words
-misspelt.
+"""Rates of narratives without the injury, with a second injury, and with a wrong code, and of
+misspelt words.
 """
 _TAIL_SHIFT, _TAIL_POWER = 9.0, 3.1
-"""Size of the r-th code is as (r + shift)^-power: Gini 0.6 of the 46 codes, as in Chew et al.,
-figure 2.
+"""The size of the r-th code is proportional to (r + shift)^-power. This gives a Gini coefficient of
+0.6 for the 46 codes, as in Chew et al., figure 2.
 """
 
 _STATES = (
@@ -119,7 +119,7 @@ def write_demo_data(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> DemoData:
-    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names."""
+    """Writes `injuries.csv` and `codelist.csv` to a folder; replaces existing files."""
     words = _words()
     folder.mkdir(parents=True, exist_ok=True)
     written = DemoData(folder / "injuries.csv", folder / "codelist.csv")
@@ -138,7 +138,7 @@ def write_demo_data(
 
 
 def narratives(records: int, *, seed: int) -> list[str]:
-    """Returns the texts alone; a seed gives the same everywhere."""
+    """Only the texts. A seed gives the same texts on every machine."""
     column = HEADER.index("Final Narrative")
     return [str(record[column]) for record in _records(_words(), records, random.Random(seed))]
 

@@ -1,5 +1,5 @@
-"""Writes files that survive a power cut (under a temporary name, synced, then renamed), and reads
-files of others.
+"""Writes files that survive a power failure (under a temporary name, synced, then renamed), and
+safely reads files of other users.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from storage.errors import InputError, StorageError, Unreadable
 
 
 def _flags(*names: str) -> int:
-    """Returns flags of `os.open`; a system without one of them has not what it is against."""
+    """Combined flags of `os.open`. A system that lacks a flag does not need it."""
     return sum(getattr(os, name, 0) for name in names)
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries, to the disk."""
+    """Flushes a file, or a folder's entries, to disk."""
     flags = os.O_RDONLY
-    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and flushes what may be written
+    # Windows cannot open folders, and flushes only writable files
+    if not hasattr(os, "O_DIRECTORY"):
         if path.is_dir():
             return
         flags = os.O_RDWR
@@ -39,10 +40,10 @@ def sync(path: Path) -> None:
 
 
 def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
-    """Gives a file the rights of the one that it will replace; a new one opens to no one to whom
-    `source` is closed.
+    """Gives a file the permissions of the file that it will replace. A new file is not readable by
+    anyone who cannot read `source`.
 
-    A file system without such rights leaves them.
+    A file system without permissions is left unchanged.
     """
     with suppress(OSError):
         if path.exists():
@@ -54,25 +55,27 @@ def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
 
 
 def _close_to_other_writers(fresh: Path) -> None:
-    """Whatever the umask: a public key that anyone may replace is no key."""
+    """Removes write permission for others, whatever the umask: a public key must not be
+    replaceable.
+    """
     with suppress(OSError):
         fresh.chmod(stat.S_IMODE(fresh.stat().st_mode) & ~0o022)
 
 
 @contextmanager
 def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Path]:
-    """Yields a temporary name for a file that replaces `path` when the block ends, and is removed
-    if it fails.
+    """Yields a temporary path for a file that replaces `path` at the end of the block. If the block
+    fails, the temporary file is removed.
 
-    Processes, threads and machines may do this at once: the last to end counts.
+    Processes, threads and machines may do this concurrently. The last one to finish wins.
 
     Args:
-        source: file of the records that it is made from, see `limit_rights`.
+        source: file of records from which the new file is made, see `limit_rights`.
     """
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
         if source is not None or path.exists():
-            partial.touch()  # closed before anything is in it
+            partial.touch()  # restrict access before writing any content
             limit_rights(partial, path, source)
         fresh = not path.exists()
         yield partial
@@ -88,7 +91,7 @@ def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Pa
 
 
 def write_atomically(path: Path, content: bytes, *, source: Path | None = None) -> None:
-    """Replaces a small file, all or nothing.
+    """Atomically replaces a small file.
 
     Args:
         source: as in `replace_atomically`.
@@ -99,16 +102,16 @@ def write_atomically(path: Path, content: bytes, *, source: Path | None = None) 
 
 @contextmanager
 def open_regular(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
-    """Opens a regular file to be read. A pipe or a device is refused before it is read.
+    """Opens a regular file for reading. Pipes and devices are refused before they are read.
 
     Args:
-        follow: a link is followed; otherwise it is refused too.
+        follow: whether to follow a link; otherwise links are refused.
 
     Raises:
-        OSError: it cannot be opened.
-        InputError: it is no regular file.
+        OSError: the file cannot be opened.
+        InputError: not a regular file.
     """
-    # not blocking: opening a pipe would wait for its writer
+    # non-blocking, because opening a pipe would wait for its writer
     flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_BINARY")
     if not follow:
         flags |= _flags("O_NOFOLLOW")
@@ -120,19 +123,19 @@ def open_regular(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
 
 
 def _refuse_link(path: Path) -> None:
-    """Refuses a link where opening a file would follow it."""
+    """Refuses a link on systems that cannot open files without following links."""
     if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 @contextmanager
 def open_lock(path: Path) -> Iterator[int]:
-    """Opens a file to be locked, without changing what is in it. Yields its descriptor.
+    """Opens a file for locking without changing its content; yields its descriptor.
 
-    Whoever may write the folder may put a link or a pipe in the file's place.
+    Anyone with write access to the folder could replace the file by a link or a pipe.
 
     Raises:
-        InputError: it is no regular file.
+        InputError: not a regular file.
     """
     flags = os.O_RDWR | os.O_CREAT | _flags("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
     refused = Unreadable(
@@ -155,12 +158,15 @@ def open_lock(path: Path) -> Iterator[int]:
 
 
 def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
-    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused
-    before it is read.
+    """Reads a regular file of at most `most` bytes. Pipes, devices and larger files are refused
+    before they are read.
+
+    Raises:
+        InputError: not a regular file, too large, or not readable.
     """
-    named = f"{option} {path}".strip()
+    described = f"{option} {path}".strip()
     refused = Unreadable(
-        f"{named}: is not a regular file of at most {most:,} bytes", kind="not-a-small-file"
+        f"{described}: is not a regular file of at most {most:,} bytes", kind="not-a-small-file"
     )
     try:
         with open_regular(path) as file:
@@ -170,15 +176,15 @@ def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
     except InputError:
         raise refused from None
     except OSError as error:
-        raise Unreadable(f"{named}: {error.strerror}", kind="unreadable-file") from None
+        raise Unreadable(f"{described}: {error.strerror}", kind="unreadable-file") from None
 
 
 def copy_regular(path: Path, to: Path, size: int) -> str | None:
-    """Copies a regular file of this size; returns the SHA-256 of the copied bytes, None where there
-    is no such file. The file is opened once.
+    """Copies a regular file of this size; returns the SHA-256 of the copied bytes, or None if there
+    is no such file. The file is opened only once.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
-    digest, left = hashlib.sha256(), size
+    digest, remaining = hashlib.sha256(), size
     try:
         with (
             os.fdopen(
@@ -189,27 +195,28 @@ def copy_regular(path: Path, to: Path, size: int) -> str | None:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return None
-            while left > 0 and (part := file.read(min(left, 1 << 20))):
+            while remaining > 0 and (part := file.read(min(remaining, 1 << 20))):
                 digest.update(part)
                 copy.write(part)
-                left -= len(part)
+                remaining -= len(part)
     except OSError:
         return None
-    return digest.hexdigest() if left == 0 else None
+    return digest.hexdigest() if remaining == 0 else None
 
 
 @contextmanager
 def own_folder(purpose: str) -> Iterator[Path]:
-    """Yields an empty folder that no other user may enter, or move aside; it is removed at the end.
+    """Yields an empty folder that no other user can enter or move, and removes it at the end.
 
-    It lies where temporary files do ($TMPDIR). What a killed process left there is removed first.
+    It is in the folder for temporary files ($TMPDIR). Remainders of killed processes are removed
+    first.
 
     Raises:
         StorageError: other users could replace a folder there.
     """
     base, prefix = Path(tempfile.gettempdir()).resolve(), f"autocoder-{purpose}-"
     mode = base.stat().st_mode
-    if not hasattr(os, "geteuid"):  # Windows: a temporary folder is its user's
+    if not hasattr(os, "geteuid"):  # on Windows, a temporary folder belongs to its user
         with tempfile.TemporaryDirectory(prefix=prefix, dir=base) as made:
             yield Path(made)
         return
@@ -219,8 +226,8 @@ def own_folder(purpose: str) -> Iterator[Path]:
             "a private one. Set TMPDIR to a folder that only this user may write to",
             kind="shared-temporary-folder",
         )
-    for left in base.glob(f"{prefix}*"):
-        _remove_abandoned(left)
+    for abandoned in base.glob(f"{prefix}*"):
+        _remove_abandoned(abandoned)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
     import fcntl
 

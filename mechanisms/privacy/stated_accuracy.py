@@ -236,7 +236,7 @@ class Counted:
         return row
 
     def share(self, inside: Reals, outside: Reals) -> Interval:
-        """The share of what a query counts among what both count."""
+        """The share of the records counted by `inside` among those counted by either query."""
         (right, wrong), covariance = self.sums(np.stack([inside, outside]))
         low, high = interval(right, wrong, covariance)
         estimate = min(1.0, max(0.0, right / max(right + wrong, 1e-9)))
@@ -245,35 +245,35 @@ class Counted:
 
 @dataclass(frozen=True)
 class GroupAccuracy:
-    """Of the records whose right code is in a group, or in several that are too small to be told
-    apart.
+    """Accuracy on the records with a right code in one group, or in several groups that are too
+    small to be reported separately.
     """
 
     groups: tuple[int, ...]
     share: float
-    """Of the records."""
+    """Share of all records."""
     right: Interval
     among_best: Interval
 
 
 @dataclass(frozen=True)
 class StatedAccuracy:
-    """What a partner is told."""
+    """The accuracy that is reported to partners."""
 
     temperature: float
     records: float
-    """Of the test half, with noise."""
+    """Number of records in the test half, with noise."""
     right: Interval
     among_best: Interval
-    """The right code is among the three best."""
+    """How often the right code is among the three best."""
     groups: tuple[GroupAccuracy, ...]
     thresholds: tuple[Threshold, ...]
     """As in `thresholds.json`, with `low` and `high` of the accuracy."""
     bins: tuple[StatedBin, ...]
     reached: Reached
     sets: tuple[SetLimit, ...]
-    """Limits of sets that hold the right code with the requested coverage and with `CONFIDENCE`, as
-    in `thresholds.json`; without those that the noise hides.
+    """Limits of sets that contain the right code with the requested coverage, at `CONFIDENCE`, as
+    in `thresholds.json`. Limits that the noise hides are omitted.
     """
 
 
@@ -284,9 +284,7 @@ def state(
     targets: Sequence[float],
     coverages: Sequence[float],
 ) -> StatedAccuracy | None:
-    """States the accuracy that a table tells; None where the test half is too small
-    for the noise.
-    """
+    """The accuracy computed from a table; None if the test half is too small for the noise."""
     groups, bins, best = table.groups, len(SCORES), 2 * len(SCORES)
     counted = Counted.of(table.accuracy.astype(np.float64), groups, events[1].std ** 2)
     right, wrong = counted.query(0, bins), counted.query(bins, 2 * bins)
@@ -315,32 +313,32 @@ def state(
 
 
 def could_state(records: int, *, groups: int, events: Sequence[GaussianReleaseEvent]) -> bool:
-    """Checks whether a table of so many records, half of them right, would tell their accuracy."""
+    """Whether a table of this many records, half of them right, would report an accuracy."""
     example = AccuracyTable.example(records, groups)
     return state(example, events, targets=(), coverages=()) is not None
 
 
 def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
-    """The groups whose accuracy is known closely enough, the largest first, and all others as
-    one.
+    """The groups with a sufficiently precise accuracy, largest first, followed by the rest as one
+    group.
     """
-    # chosen by their number alone: by its interval, noise that looks like an accuracy of 1 would
-    # win
+    # Selected by size alone. Selecting by interval would favour noise that looks like an accuracy
+    # of 1.
     large = [
         _group(counted, (number,), records)
         for number in range(counted.groups)
         if _above_noise(counted, (number,))
     ]
     clear = [one for one in large if one.right.high - one.right.low <= WIDEST_OF_GROUP]
-    told = {number for one in clear for number in one.groups}
-    rest = tuple(number for number in range(counted.groups) if number not in told)
+    reported = {number for one in clear for number in one.groups}
+    rest = tuple(number for number in range(counted.groups) if number not in reported)
     clear.sort(key=lambda one: -one.share)
     several = bool(rest) and _above_noise(counted, rest)
     return [*clear, *([_group(counted, rest, records)] if several else [])]
 
 
 def _members(counted: Counted, members: tuple[int, ...]) -> Reals:
-    """Queries of the records of groups: right, right among the best, wrong, [3, counts]."""
+    """Queries for the records of groups: right, right among the best, and wrong, [3, counts]."""
     queries = np.zeros((3, len(counted.counts)))
     for outcome, query in enumerate(queries):
         first = 2 * len(SCORES) + outcome * counted.groups
@@ -392,14 +390,14 @@ def _share(count: float, records: float) -> float:
 def _bins(counted: Counted, records: float) -> list[StatedBin]:
     """Answers by score, in tenths."""
     bins = len(SCORES)
-    stated: list[StatedBin] = []
+    entries: list[StatedBin] = []
     starts = [n for n, edge in enumerate(SCORES) if math.isclose(edge * 10 % 1, 0, abs_tol=1e-9)]
     begin = 0
     for edge in starts:
         right = counted.query(begin, edge + 1)
         wrong = counted.query(bins + begin, bins + edge + 1)
         count = float((right + wrong) @ counted.counts)
-        stated.append(
+        entries.append(
             {
                 "score": SCORES[edge],
                 "share": _share(count, records),
@@ -407,11 +405,11 @@ def _bins(counted: Counted, records: float) -> list[StatedBin]:
             }
         )
         begin = edge + 1
-    return stated
+    return entries
 
 
 def _set(counted: Counted, coverage: float, records: float) -> SetLimit:
-    """The strictest limit that passes, from the laxest one on."""
+    """The strictest limit that passes, starting from the most lenient."""
     first, size = 2 * len(SCORES) + 3 * counted.groups, len(LIMITS)
     queries = [
         np.stack(
@@ -436,18 +434,18 @@ def _set(counted: Counted, coverage: float, records: float) -> SetLimit:
 
 
 def _best_edge(counted: Counted, records: float) -> Reached:
-    """The edge above which most answers are right, without any confidence, of those with enough
-    records.
+    """The edge with the highest accuracy above it, without a confidence statement, among edges with
+    enough records.
     """
     bins = len(SCORES)
     right = np.cumsum(counted.counts[:bins])
-    every = right + np.cumsum(counted.counts[bins : 2 * bins])
-    enough = np.flatnonzero(every >= min(max(FEWEST / 2, records / 20), every[-1]))
-    shares = (right / np.maximum(every, 1)).clip(0, 1)
+    all_records = right + np.cumsum(counted.counts[bins : 2 * bins])
+    enough = np.flatnonzero(all_records >= min(max(FEWEST / 2, records / 20), all_records[-1]))
+    shares = (right / np.maximum(all_records, 1)).clip(0, 1)
     best = int(enough[shares[enough].argmax()])
     return {
         "accuracy": round(float(shares[best]), 4),
         "threshold": SCORES[best],
-        "coverage": _share(float(every[best]), records),
+        "coverage": _share(float(all_records[best]), records),
         "accuracy_of_all": round(float(shares[-1]), 4),
     }

@@ -1,3 +1,3 @@
 """Builds, seals, signs, packs, verifies, registers and revokes bundles, the folders that partners
-get.
+receive.
 """

@@ -1,8 +1,7 @@
-"""Remembers a bundle that a partner took over, the key by which it is trusted, and how the
-partner's tables are read.
+"""Stores a bundle that a partner adopted, the trusted key, and how the partner's tables are read.
 
-The folder holds the bundle, the public key, thresholds of the partner's own and `adoption.json`.
-Each use checks the bundle again, against the roots that the agency sent last.
+The folder contains the bundle, the public key, the partner's own thresholds, and `adoption.json`.
+Each use verifies the bundle again, against the most recent roots from the agency.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ FILE, KEY, REPORT = "adoption.json", "signing-key.pub.pem", "report.html"
 
 
 class Adoption(BaseModel):
-    """Holds what later commands take from an adopted bundle where their options do not say
-    otherwise.
-    """
+    """Defaults that later commands take from an adopted bundle."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,26 +33,25 @@ class Adoption(BaseModel):
     columns: tuple[str, ...] = ()
     template: str | None = None
     roots: str | None = None
-    """File that the partner replaces by each newer one of the agency. None: no revocation is known.
+    """File that the partner replaces with newer ones from the agency. None means that no revocation
+    is known.
     """
     has_thresholds: bool = False
-    """The folder has thresholds of the partner's own."""
+    """Whether the folder contains the partner's own thresholds."""
     accuracy: float | None = Field(default=None, gt=0, lt=1)
-    """Accuracy whose score marks rows for review."""
+    """Accuracy whose threshold determines which rows are marked for review."""
 
 
 @dataclass(frozen=True)
 class AdoptedBundle:
-    """Reads the folder of an adopted bundle."""
+    """The folder of an adopted bundle."""
 
     folder: Path
     adoption: Adoption
 
     @classmethod
     def read(cls, folder: Path | None) -> AdoptedBundle | None:
-        """Returns the adopted bundle of a folder; None for anything else, such as a
-        bundle itself.
-        """
+        """The adopted bundle in a folder; None for any other path, such as a bundle itself."""
         folder = None if folder is None else folder.expanduser()
         if folder is None or not (folder / FILE).is_file():
             return None
@@ -90,7 +86,7 @@ class AdoptedBundle:
         return self.folder / THRESHOLDS if self.adoption.has_thresholds else None
 
     def check(self) -> VerifiedBundle:
-        """Checks the bundle as on the day of its adoption, against the newest roots."""
+        """Verifies the bundle as at its adoption, but against the newest roots."""
         from storage.bundle.check import (
             check,
         )  # it takes the ledger's libraries, which `code` need not wait for

@@ -1,10 +1,10 @@
-"""Packs a bundle into one file: a tar of its files in order, without times or owners, compressed
-with Zstandard.
+"""Packs a bundle into one file: a tar of its sorted files, without times or owners, compressed with
+Zstandard.
 
-The same bundle gives the same bytes with the same version of the compressor. Of an archive only
-regular files with allowed names are written, each once, to a path that we build, in a folder that
-is named after the release. The total size, headers included, is limited: noise does not compress, a
-bomb does. What else an archive may carry is not looked at; nothing of it reaches the folder.
+The same bundle gives the same bytes with the same version of the compressor. Unpacking writes only
+regular files with allowed names, each once, to paths that this module builds, in a folder named
+after the release. The total size, including headers, is limited: noise does not compress, but a
+decompression bomb does. Any other content of an archive is ignored and never reaches the folder.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SUFFIX = ".tar.zst"
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _RATIO, _ALWAYS = 32, 16 << 20
-"""Limits of an archive's decompressed size: a multiple of its size, and bytes that are always
-allowed. Text shrinks tenfold, weights less than twofold.
+"""Limits of an archive's decompressed size: a multiple of its compressed size, plus a constant
+number of bytes. Text compresses tenfold, weights less than twofold.
 """
 _RELEASE = re.compile("[0-9a-f]{16}")
 
 
 def pack(folder: Path, out: Path) -> Path:
-    """Write a bundle to `out` (…`.tar.zst`), whole or not at all; return it."""
+    """Atomically writes a bundle to `out` (…`.tar.zst`); returns `out`."""
     import pyarrow as pa
 
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
@@ -60,7 +60,7 @@ def pack(folder: Path, out: Path) -> Path:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Write the files of an archive into an empty folder; return the bundle's folder in it."""
+    """Extracts an archive to an empty folder; returns the bundle's folder in it."""
     import pyarrow as pa
 
     tops: set[str] = set()
@@ -75,7 +75,7 @@ def unpack(archive: Path, into: Path) -> Path:
                 if allowed < 0:
                     _skip(
                         unpacked, entry.size + allowed
-                    )  # what was cut off states sizes that it does not have
+                    )  # a truncated archive states sizes that it does not have
                     raise UnsoundBundle(
                         archive.name,
                         "decompresses to more than a bundle of its size can contain",
@@ -86,11 +86,11 @@ def unpack(archive: Path, into: Path) -> Path:
                 _extract(unpacked, entry, into.joinpath(*place.parts))
             unpacked.read(
                 2 * tarfile.RECORDSIZE
-            )  # to the end of the frame, so that a cut one is refused
+            )  # to the end of the frame, so that a truncated one is refused
     except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
         if (
             isinstance(error, OSError) and error.errno is not None
-        ):  # not of the decompressor, which states none
+        ):  # errors of the decompressor have no errno
             if error.filename is None or Path(error.filename) != archive:
                 raise
             raise Unreadable(f"{archive}: {error.strerror}", kind="unreadable-archive") from None
@@ -106,7 +106,7 @@ def unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary
+    """Yields the folder of a bundle or of an adopted one. An archive is extracted to a temporary
     folder.
     """
     if path.is_dir():
@@ -134,8 +134,8 @@ def open_folder(path: Path) -> Iterator[Path]:
 def _entries(unpacked: pa.NativeFile) -> Iterator[tarfile.TarInfo]:
     """Yields each header, up to the empty one. The caller reads the content.
 
-    Headers are taken literally: `tarfile` would follow those that describe the next entry (long
-    names, PAX, sparse files) into memory, whatever size they claim.
+    Headers are taken literally. `tarfile` would follow headers that describe the next entry (long
+    names, PAX, sparse files) and load them into memory, whatever size they claim.
     """
     while any(block := unpacked.read(_BLOCK)):
         yield tarfile.TarInfo.frombuf(block, "utf-8", "strict")

@@ -1,5 +1,5 @@
-"""Verifies a bundle without loading its model: signature, digests, codes, ledger
-proof, revocation.
+"""Verifies a bundle without loading its model: signature, digests, codes, ledger proof, and
+revocation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifiedBundle:
-    """Holds what a check of a bundle established."""
+    """The result of verifying a bundle."""
 
     release_id: str
     files: int
@@ -33,18 +33,20 @@ class VerifiedBundle:
     signed_by: str | None
     """Key id (SHA-256 of the public key). None for a bundle without a signature."""
     root: Root | None
-    """The agency's root by which the bundle was checked. None for a bundle without a signature."""
+    """The agency's root against which the bundle was verified. None for a bundle without a
+    signature.
+    """
     key: EllipticCurvePublicKey | None
-    """The key that signed."""
+    """The key that signed the bundle."""
     contents: dict[str, Any]
-    """Every file, parsed. Tensors are given as shapes."""
+    """Every file, parsed. Tensors are represented by their shapes."""
 
 
 def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> VerifiedBundle:
-    """Checks a bundle from its signature to its last field. Imports no torch and opens no
+    """Verifies a bundle from its signature to its last field, without importing torch or opening a
     connection.
 
-    Without someone to trust, a bundle is accepted only where it may be unsigned.
+    Without a trusted key, a bundle is accepted only if `unsigned` is set.
     """
     root = None if trust is None else trust.load()
     if root is None and not unsigned:
@@ -85,11 +87,11 @@ def _signing_key(folder: Path, root: Root) -> tuple[EllipticCurvePublicKey, dict
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed", kind="unsigned")
     keys, claimed = root.sealing_keys(claimed_release(folder) or ""), sealed_by(folder)
-    first, *others = sorted(keys, key=lambda key: key_id(key) != claimed)
+    first, *other_keys = sorted(keys, key=lambda key: key_id(key) != claimed)
     try:
         return first, verify_signature(folder, first)
     except UnsoundBundle:
-        for key in others:
+        for key in other_keys:
             with suppress(UnsoundBundle):
                 return key, verify_signature(folder, key)
         raise

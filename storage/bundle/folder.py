@@ -1,9 +1,9 @@
-"""Builds a bundle's folder aside from an allow-list, digests it, and moves it into place in one
-rename.
+"""Builds a bundle's folder in a staging area from an allow-list, digests it, and moves it into
+place in one rename.
 
-The ledger's committed row holds the digest of the *content*. The row comes after the content. So
-the two files of the seal, the ledger's proof and the signature over everything, do not enter that
-digest.
+The ledger's committed row contains the digest of the *content*, and is written after the content.
+Therefore the two files of the seal, the ledger's proof and the signature over everything, are not
+part of that digest.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ PROOF = "ledger_proof.json"
 SIGNATURE = "model.sig"
 
 SEAL = frozenset({PROOF, SIGNATURE})
-"""Files added after the ledger's row was committed. They do not enter the content's digest."""
+"""Files that are added after the ledger's row was committed. They are not part of the content's
+digest.
+"""
 OWN_FILES = frozenset(
     {
         *(STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, ACCURACY, GOLDEN, MATERIALS, LICENCE),
         *(RECORD, ANSWERS, RELIABILITY),
     }
 )
-"""Files of a bundle's content next to those of the model."""
+"""Files of a bundle's content in addition to those of the model."""
 
 
 class UnsoundBundle(StorageError):
-    """Reports a bundle that may not leave or was changed since; names the file and the fault."""
+    """A bundle that must not be released or that was changed since. The error contains the file and
+    the fault.
+    """
 
     def __init__(self, file: str, problem: str, *, kind: str = "") -> None:
         super().__init__(f"bundle: {file}: {problem}", kind=kind)
@@ -54,13 +58,13 @@ class UnsoundBundle(StorageError):
 
 
 def content_files(folder: Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file except the seal, by name relative to the bundle."""
+    """SHA-256 of every file except the seal, by name relative to the bundle."""
     names = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
     return {name: file_digest(path) for name, path in names.items() if name not in SEAL}
 
 
 def bundle_digest(folder: Path) -> str:
-    """Returns one digest over the names and contents of all files except the seal."""
+    """One digest over the names and contents of all files except the seal."""
     return digest(content_files(folder))
 
 
@@ -80,8 +84,8 @@ def publish(
 
     Args:
         allowed: the only file names, relative to the bundle, that it may contain.
-        build: fills the folder, and raises if something in it may not leave.
-        expected: the recorded digest, if any. A bundle with another digest is not put into place.
+        build: fills the folder, and raises if some content must not be released.
+        expected: the recorded digest, if any. A bundle with another digest is not published.
     """
     final = bundles / release_id
     if final.is_dir():
@@ -101,7 +105,8 @@ def publish(
             )
         folders = [*(p for p in staging.rglob("*") if p.is_dir()), staging]
         for path in [*_files(staging), *folders]:
-            path.chmod(0o755 if path.is_dir() else 0o644)  # the partner may read every file
+            # partners must be able to read every file
+            path.chmod(0o755 if path.is_dir() else 0o644)
             _sync(path)
         staging.rename(final)
         _sync(bundles)
@@ -112,7 +117,7 @@ def publish(
 
 
 def require_same_files(stated: Mapping[str, str], actual: Mapping[str, str], *, since: str) -> None:
-    """Refuses files that were added, removed or changed since their digests were stated."""
+    """Refuses files that were added, removed or changed since their digests were recorded."""
     for name in sorted(stated.keys() | actual.keys()):
         if stated.get(name) != actual.get(name):
             if name not in stated:
@@ -126,7 +131,9 @@ _OF_SYSTEMS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
 
 def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
-    """Refuses a bundle with anything but regular files of allowed names and their folders."""
+    """Refuses a bundle with anything other than regular files with allowed names and their
+    folders.
+    """
     within = {parent.as_posix() for name in allowed for parent in Path(name).parents}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -150,7 +157,7 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """Returns JSON with sorted keys, so that the same release gives the same bytes."""
+    """JSON with sorted keys, so that the same release gives the same bytes."""
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,14 +1,14 @@
-"""Makes and checks the ledger's proof in a bundle: the committed row's public fields, its hash, the
-signed head.
+"""Creates and verifies the ledger's proof in a bundle: the public fields of the committed row, its
+hash, and the signed head.
 
-The whole row stays with the agency. It holds digests of the records, the posterior and the risk
-weights, which follow only from the records: anyone who knew all records but one could try
-candidates for the last one until the digests agree, against any epsilon. It also names requester
-and approvers, and the time to a microsecond. The partner gets the row's public fields and its hash.
-The hash hides its inputs: it includes the microsecond times of this row and, by the previous hash
-(which stays too), of every row before. The agency settles a later dispute: the row with this
-sequence and hash has this bundle's digest, or the ledger was rewritten, and the partner holds the
-signed head.
+The complete row remains with the agency. It contains digests of the records, the posterior and the
+risk weights. These depend only on the records, so an attacker who knew all records but one could
+test candidates for the last one until the digests agree, whatever the epsilon. The row also
+contains requester, approvers, and the time to a microsecond. The partner receives the row's public
+fields and its hash. The hash hides its inputs because it includes the microsecond times of this row
+and, through the previous hash (which is also withheld), of all earlier rows. A later dispute can be
+settled by the agency: either the row with this sequence and hash has this bundle's digest, or the
+ledger was rewritten, and the partner has the signed head.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _PUBLIC = {
 def proof_of(
     row: ReleaseRow, files: dict[str, str], *, key: EllipticCurvePrivateKey | None
 ) -> dict[str, Any]:
-    """Returns the content of `ledger_proof.json` for a committed row and the digests of the
-    bundle's content.
+    """The content of `ledger_proof.json` for a committed row and the digests of the bundle's
+    content.
     """
     from storage.ledger.checkpoints import state_checkpoint
 
@@ -67,12 +67,13 @@ def proof_of(
             f"release {row.release_id}: ledger row {row.sequence} does not match this bundle",
             kind="bundle-of-another-row",
         )
-    whole, day = row.as_json(), row.recorded_at[:10]
+    complete_row, day = row.as_json(), row.recorded_at[:10]
     head = state_checkpoint(row.sequence, row.hash, key=key, stated_at=day)
     return {
         "schema": 1,
-        "row": {name: whole[name] for name in whole if name in _PUBLIC} | {"committed_on": day},
-        "withheld": sorted(set(whole) - _PUBLIC - {"recorded_at"}),
+        "row": {name: complete_row[name] for name in complete_row if name in _PUBLIC}
+        | {"committed_on": day},
+        "withheld": sorted(set(complete_row) - _PUBLIC - {"recorded_at"}),
         "head": head.model_dump(mode="json"),
         "files": files,
     }
@@ -85,8 +86,8 @@ def check_proof(
     *,
     key: EllipticCurvePublicKey | None,
 ) -> None:
-    """Checks that a proof matches a bundle's files, by their digests, and its statement, and who
-    signed its head.
+    """Verifies that a proof matches a bundle's files (by their digests) and its statement, and that
+    its head was signed by the key.
     """
     from storage.ledger.checkpoints import Checkpoint, check_signature
 

@@ -1,5 +1,5 @@
-"""Records handovers and revocations as rows of the ledger, chained and append-only
-like all others.
+"""Records handovers and revocations as rows of the ledger, which are chained and append-only like
+all rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LONGEST_NAME = 200
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> ReleaseRow:
-    """Returns a committed release whose bundle is unchanged and not revoked; refuses any
-    other.
+    """A committed release with an unchanged bundle that was not revoked. Refuses any other
+    release.
     """
     row = ledger.release(release_id)
     if row.state != "committed":
@@ -54,13 +54,14 @@ def hand_over(
     requester: str,
     check: Callable[[Path], object],
 ) -> tuple[Path, Row[HandedOver]]:
-    """Packs a bundle into folder `out` and records the partner. The same file to one partner is one
-    row.
+    """Packs a bundle into folder `out` and records the partner. Repeating this with the same file
+    and partner adds no row.
 
-    The row comes before the archive is put in place, so that the ledger knows every archive.
+    The row is written before the archive is put into place, so that the ledger contains every
+    archive.
 
     Args:
-        check: what the partner will do with the archive; raises if it would be refused.
+        check: the verification that the partner will run on the archive. Raises if it fails.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
     archive = out / f"{release.release_id}{SUFFIX}"
@@ -88,8 +89,8 @@ def hand_over(
 def record_revocation(
     ledger: Ledger, release_id: str, *, reason: str, requester: str
 ) -> Row[Revoked]:
-    """Records that a committed release must no longer be used. A second revocation
-    changes nothing.
+    """Records that a committed release must no longer be used. Revoking it again changes
+    nothing.
     """
     if not reason.strip() or len(reason) > 1000:
         raise OutOfRange(
@@ -111,7 +112,7 @@ def record_revocation(
 
 
 def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
-    """Refuses a bundle that this ledger revoked, by its release or by its content; gives date and
+    """Refuses a bundle that this ledger revoked, by release or content. The error contains date and
     reason.
     """
     for row in _revocations(ledger):
@@ -125,7 +126,7 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
 
 
 def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
-    """Returns all revocations of the ledger, for the next root."""
+    """All revocations in the ledger, for the next root."""
     return [
         RevokedRelease(
             release_id=row.entry.release_id,
@@ -147,11 +148,11 @@ def _revocations(ledger: Ledger) -> list[Row[Revoked]]:
 
 
 def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:
-    """Returns the committed releases that replaced keys (PEM) sealed, for a root without these
+    """The committed releases that were sealed by replaced keys (PEM), for a root without these
     keys.
     """
     by_id = {key_id(parse_public_key(pem.encode(), name="a root's key")): pem for pem in keys}
-    named: list[EarlierBundle] = []
+    sealed_bundles: list[EarlierBundle] = []
     for row in ledger.releases() if by_id else ():
         folder = bundles / row.release_id
         sealed = sealed_by(folder)
@@ -162,12 +163,12 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
                 f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.",
                 kind="bundle-differs-from-row",
             )
-        named.append(
+        sealed_bundles.append(
             EarlierBundle(
                 release_id=folder.name, bundle_digest=str(row.bundle_digest), key=by_id[str(sealed)]
             )
         )
-    return named
+    return sealed_bundles
 
 
 def _name(option: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Seals a committed bundle: adds proof and signature, each put into place whole."""
+"""Seals a committed bundle by adding proof and signature, each atomically."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PUBLIC = "signing-key.pub.pem"
 def seal(folder: Path, row: ReleaseRow, key: EllipticCurvePrivateKey | None) -> None:
     """Adds the ledger's proof and, with a key, the signature over everything.
 
-    A valid seal by this key is left unchanged. A bundle that a crash left half sealed, or that
-    another key signed, is sealed again. Without a key a signed bundle stays signed, and another one
-    unsigned.
+    A valid seal by this key is left unchanged. A bundle that a crash left partially sealed, or that
+    another key signed, is sealed again. Without a key, signed bundles remain signed and others
+    remain unsigned.
     """
-    # Temporary files lie next to the bundle: the private workspace may be on another disk.
+    # Temporary files are next to the bundle because the private workspace may be on another disk.
     aside = folder.with_name(f".sealing-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     if key is None and (folder / SIGNATURE).is_file():
@@ -58,7 +58,7 @@ def seal(folder: Path, row: ReleaseRow, key: EllipticCurvePrivateKey | None) -> 
 
 
 def signing_key(named: Path | None, private: Path) -> Path:
-    """Returns the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the
+    """The path of the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the
     workspace's.
     """
     machine = os.environ.get(VARIABLE)
@@ -66,8 +66,8 @@ def signing_key(named: Path | None, private: Path) -> Path:
 
 
 def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurvePrivateKey:
-    """Returns the key that signs rows of releases: `named`, this machine's, or the workspace's,
-    made when needed.
+    """The key that signs rows of releases: `named`, this machine's, or the workspace's, which is
+    created if necessary.
     """
     if named is None and VARIABLE not in os.environ:
         return workspace_key(workspace.private, workspace.home)
@@ -79,14 +79,12 @@ def signing_public_key(private: Path) -> EllipticCurvePublicKey:
 
 
 def sealed_by(folder: Path) -> str | None:
-    """Returns the id of the key that a bundle claims to be sealed by, if it names one; nothing of
-    it is verified.
-    """
+    """The id of the key that a bundle claims to be sealed by, if any. The claim is not verified."""
     return _claim(folder, "head", "key_id")
 
 
 def claimed_release(folder: Path) -> str | None:
-    """Returns the release id that a bundle claims, if it names one; nothing of it is verified."""
+    """The release id that a bundle claims, if any. The claim is not verified."""
     return _claim(folder, "row", "release_id")
 
 
@@ -115,13 +113,13 @@ def _unsigned(proof: dict[str, object]) -> dict[str, object]:
 
 
 def workspace_key(private: Path, home: Path) -> EllipticCurvePrivateKey:
-    """Returns the workspace's key, made at the first call. Puts its public half next to the
+    """The workspace's key, which the first call creates. Also writes its public key next to the
     bundles' folder.
     """
     folder = private / "keys"
     secret, public = folder / keys.PRIVATE_NAME, folder / keys.PUBLIC_NAME
     if not secret.exists():
-        if public.exists():  # a new pair would replace it silently
+        if public.exists():  # a new key pair would silently replace it
             raise DamagedData(
                 f"{secret} is missing. Restore it, or remove {public} and send partners the new "
                 "key.",

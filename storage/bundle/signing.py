@@ -1,8 +1,8 @@
-"""Signs and verifies a whole bundle: OpenSSF model signing with an EC key, offline.
+"""Signs and verifies a whole bundle offline: OpenSSF model signing with an EC key.
 
 `model.sig` is a Sigstore bundle: an in-toto statement with the SHA-256 of every other file, in a
-DSSE envelope. The tests have it verified by the published library `model_signing`, whose seventy
-packages a partner need not install.
+DSSE envelope. The tests verify it with the published library `model_signing`, so that partners need
+not install its seventy packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAYLOAD = "application/vnd.in-toto+json"
 
 
 def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
-    """Signs every file of a bundle except the signature into `out`, synced."""
+    """Signs every file of a bundle except the signature; writes and syncs `out`."""
     payload = json.dumps(
         _statement(folder.name, _digests(folder)), indent=1, sort_keys=True
     ).encode()
@@ -49,16 +49,19 @@ def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
 
 
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str]:
-    """Checks a bundle's signature by a key, and with it the digest of every file; returns these.
+    """Verifies a bundle's signature by a key, and the digest of every file; returns the digests.
 
-    Stricter than the library: the signature has a bare key's hint, one signature and the fields
-    that `sign` writes.
+    This is stricter than the library: the file must have a bare key's hint, one signature, and only
+    the fields that `sign` writes.
     """
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed", kind="unsigned")
     try:
-        whole = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
-        material, envelope = whole["verificationMaterial"], whole["dsseEnvelope"]
+        sigstore_bundle = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
+        material, envelope = (
+            sigstore_bundle["verificationMaterial"],
+            sigstore_bundle["dsseEnvelope"],
+        )
         if set(material) != {"publicKey", "tlogEntries"} or set(material["publicKey"]) != {"hint"}:
             raise UnsoundBundle(
                 SIGNATURE,
@@ -69,17 +72,17 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
         payload = base64.b64decode(envelope["payload"], validate=True)
         if material["publicKey"]["hint"] != _hint(key):
             raise UnsoundBundle(SIGNATURE, "was made by another key", kind="another-key")
-        if (whole["mediaType"], envelope["payloadType"]) != (
+        if (sigstore_bundle["mediaType"], envelope["payloadType"]) != (
             _BUNDLE,
             _PAYLOAD,
         ) or not keys.verify_bytes(_envelope(payload), signature["sig"], key):
             raise UnsoundBundle(
                 SIGNATURE, "invalid signature, or its key is not trusted", kind="invalid-signature"
             )
-        stated = strict_json(SIGNATURE, payload)
-        name, resources = stated["subject"][0]["name"], stated["predicate"]["resources"]
+        statement = strict_json(SIGNATURE, payload)
+        name, resources = statement["subject"][0]["name"], statement["predicate"]["resources"]
         signed = {str(entry["name"]): str(entry["digest"]) for entry in resources}
-        if stated != _statement(name, signed):
+        if statement != _statement(name, signed):
             raise UnsoundBundle(
                 SIGNATURE,
                 "signs something other than the digests of a bundle's files",
@@ -102,10 +105,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
-    every = hashlib.sha256(bytes.fromhex("".join(digests.values()))).hexdigest()
+    combined = hashlib.sha256(bytes.fromhex("".join(digests.values()))).hexdigest()
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": name, "digest": {"sha256": every}}],
+        "subject": [{"name": name, "digest": {"sha256": combined}}],
         "predicateType": "https://model_signing/signature/v1.0",
         "predicate": {
             "serialization": {

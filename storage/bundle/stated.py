@@ -1,4 +1,4 @@
-"""Reads what an agency states about a bundle's accuracy, from its files as they were checked."""
+"""Reads an agency's reported accuracy from the verified files of a bundle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.egress.allow_list import FILES
 
 
 class Share(TypedDict):
-    """A share with the ends of its 95 % interval."""
+    """A share with its 95 % interval."""
 
     estimate: float
     low: float
@@ -19,21 +19,21 @@ class Share(TypedDict):
 
 
 class GroupShares(TypedDict):
-    """How often the model is right on one group of codes."""
+    """Accuracy of the model on one group of codes."""
 
     names: list[str]
     share: float
-    """Of the records."""
+    """Share of all records."""
     right: Share
     among_3_best: Share
 
 
 class ScoreShare(TypedDict):
-    """How often answers from a score on are right, up to the next higher one."""
+    """Accuracy of answers with at least this score, up to the next higher one."""
 
     score: float
     share: float
-    """Of the answers."""
+    """Share of all answers."""
     right: Share
 
 
@@ -43,12 +43,12 @@ class ClearScore(ScoreShare):
 
 class HeldOutRecords(TypedDict):
     dated_from: str | None
-    """Day from which the records are, where the halves are split by date."""
+    """Day of the first record, if the halves are split by date."""
     unit: str
 
 
 class AccuracyFile(TypedDict):
-    """Fields of `accuracy.json` that it always has; where `stated`, it is `AccuracyFigures`."""
+    """Fields that `accuracy.json` always has. If `stated` is true, it is an `AccuracyFigures`."""
 
     schema: int
     stated: bool
@@ -56,7 +56,7 @@ class AccuracyFile(TypedDict):
 
 
 class AccuracyFigures(AccuracyFile):
-    """The content of `accuracy.json` where the noise does not hide the accuracy."""
+    """The content of `accuracy.json` if the noise does not hide the accuracy."""
 
     confidence: float
     records: int
@@ -71,20 +71,20 @@ NOT_STATED = "the agency states no accuracy"
 
 
 def stated_accuracy(contents: Mapping[str, Any]) -> AccuracyFigures | None:
-    """Returns the content of `accuracy.json`; None where the bundle has none or its noise hides it.
+    """The content of `accuracy.json`; None if the bundle has none or the noise hides the accuracy.
 
     Args:
-        contents: the bundle's files, parsed.
+        contents: the bundle's parsed files.
     """
     told = contents.get(ACCURACY)
     return told if told is not None and told["stated"] else None
 
 
 def read_stated(folder: Path) -> AccuracyFigures | None:
-    """Reads `accuracy.json` of a bundle's folder, by its schema.
+    """Reads `accuracy.json` in a bundle's folder and validates it.
 
     Raises:
-        UnsoundBundle: it has other fields.
+        UnsoundBundle: it has unexpected fields.
     """
     file = folder / ACCURACY
     return stated_accuracy(
@@ -93,9 +93,7 @@ def read_stated(folder: Path) -> AccuracyFigures | None:
 
 
 def clear_scores(told: AccuracyFigures) -> list[ClearScore]:
-    """Returns the steps of scores that enough records have, with the end of each (`up_to`), the
-    highest first.
-    """
+    """The score ranges with enough records, highest first, each with its upper end (`up_to`)."""
     ends = [1.0, *(one["score"] for one in told["scores"])]
     return [
         {**one, "up_to": end}
@@ -105,7 +103,7 @@ def clear_scores(told: AccuracyFigures) -> list[ClearScore]:
 
 
 _LEAST, _WIDEST = 0.01, 0.5
-"""Share of the records of a step, and the width of its interval."""
+"""Minimum share of the records in a score range, and maximum width of its accuracy interval."""
 
 
 NO_GROUPS = (
@@ -114,16 +112,16 @@ NO_GROUPS = (
 
 
 def lacks_groups(told: AccuracyFigures) -> bool:
-    """Checks whether the noise hides every group of a code list, so that all are told as one.
+    """Whether the noise hides every group of a code list, so that all are reported as one.
 
-    A list that has one group only lacks none.
+    A list with a single group lacks none.
     """
     groups = told["groups"]
     return not groups or (len(groups) == 1 and len(groups[0]["names"]) > 1)
 
 
 def accuracy_lines(told: AccuracyFigures | None) -> list[str]:
-    """Returns what is stated in sentences, the groups that the model is worst at last."""
+    """The reported accuracy as sentences, followed by the groups with the lowest accuracy."""
     if told is None:
         return [NOT_STATED]
     day = told["test_half"]["dated_from"]
@@ -156,30 +154,30 @@ def _share(figure: Share) -> str:
 def difference(
     told: AccuracyFigures | None, right: float, records: int, *, set_aside: int = 0
 ) -> str:
-    """Returns how a partner's own accuracy compares with what is stated; empty where it is not.
+    """Compares a partner's own accuracy with the reported one; empty if none is reported.
 
     Args:
-        right: share of the partner's own records with the right best code.
-        records: how many these are.
-        set_aside: how many more the partner has, by which the temperature of the scores was fitted.
+        right: share of the partner's own records for which the best code is right.
+        records: number of these records.
+        set_aside: number of further records, which fitted the temperature of the scores.
     """
     if told is None or not records:
         return ""
     stated = told["right"]
-    own = (right * (1 - right) / records) ** 0.5
+    own_error = (right * (1 - right) / records) ** 0.5
     theirs = (stated["high"] - stated["low"]) / (2 * 1.96)
-    deviations = abs(right - stated["estimate"]) / max((own**2 + theirs**2) ** 0.5, 1e-9)
+    deviations = abs(right - stated["estimate"]) / max((own_error**2 + theirs**2) ** 0.5, 1e-9)
     whose = f"{records:,} of your {records + set_aside:,}" if set_aside else f"your {records:,}"
     own_figure = f"the best code is right for {right:.1%} of {whose} records"
-    others = f". The other {set_aside:,} set the temperature of the scores" if set_aside else ""
+    remainder = f". The other {set_aside:,} set the temperature of the scores" if set_aside else ""
     if deviations <= _LIKELY:
-        return f"{own_figure}, which agrees with the stated {stated['estimate']:.1%}{others}"
+        return f"{own_figure}, which agrees with the stated {stated['estimate']:.1%}{remainder}"
     kind = "less" if right < stated["estimate"] else "more"
     return (
         f"{own_figure}, significantly {kind} than the stated {stated['estimate']:.1%}. Your "
-        f"records may differ from the agency's, so use your own thresholds{others}"
+        f"records may differ from the agency's, so use your own thresholds{remainder}"
     )
 
 
 _LIKELY = 1.96
-"""Standard deviations that a difference has by chance, in 95 of 100 cases."""
+"""Standard deviations that a difference exceeds by chance in 5 % of cases."""

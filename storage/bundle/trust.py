@@ -1,14 +1,15 @@
-"""Holds what a partner trusts: a chain of roots, whose first version is the agency's public key.
+"""A partner's trust anchors: a chain of roots that starts with the agency's public key as version
+1.
 
-A root names the keys that sign the next root, the keys that seal bundles, and the releases that
-were revoked. A partner gets the first key over a safe channel, once, and afterwards one file from
-anywhere: all roots up to the newest. Each root holds the digest of the root before and is signed by
-enough keys of that root and of itself. So keys are replaced and releases revoked in one way, and no
-file can be combined with another one's.
+A root lists the keys that sign the next root, the keys that seal bundles, and the revoked releases.
+A partner receives the first key once through a secure channel, and afterwards one file from
+anywhere: all roots up to the newest. Each root contains the digest of the preceding root and is
+signed by enough keys of both roots. Replacing keys and revoking releases therefore use one
+mechanism, and parts of different files cannot be combined.
 
-A bundle that a replaced key sealed stays sound if a root names it: a stolen key that was replaced
-seals nothing new. The partner stores the newest accepted version, so that an older chain is
-refused; an expired root proves nothing.
+A bundle that was sealed by a replaced key remains valid if a root lists it, so a stolen key cannot
+seal new bundles once it is replaced. The partner stores the newest accepted version, so that an
+older chain is refused. An expired root is refused.
 """
 
 from __future__ import annotations
@@ -54,21 +55,21 @@ class _Entry(BaseModel):
 
 
 class RevokedRelease(_Entry):
-    """Names one release that must not be used."""
+    """One release that must not be used."""
 
     revoked_on: str = Field(pattern=_DAY)
     reason: str = Field(min_length=1, max_length=1000)
 
 
 class EarlierBundle(_Entry):
-    """Names one bundle that a replaced key sealed while it was in force."""
+    """One bundle that a replaced key sealed while the key was valid."""
 
     key: Pem
 
 
 class Root(BaseModel):
-    """Names keys and revocations. Signatures are ECDSA on P-256 over the canonical JSON without
-    them.
+    """Keys and revocations. Signatures are ECDSA on P-256 over the canonical JSON without
+    signatures.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +77,7 @@ class Root(BaseModel):
     statement: Literal["autocoder root"] = "autocoder root"
     version: int = Field(ge=1, le=1_000_000)
     previous: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    """Digest of the root before."""
+    """Digest of the preceding root."""
     keys: tuple[Pem, ...] = Field(min_length=1, max_length=32)
     """Public keys (PEM) that sign the next root."""
     threshold: int = Field(ge=1)
@@ -86,19 +87,19 @@ class Root(BaseModel):
     revoked: tuple[RevokedRelease, ...] = ()
     stated_on: str | None = Field(default=None, pattern=_DAY)
     expires_on: str | None = Field(default=None, pattern=_DAY)
-    """Last day on which the root counts; None for the first version."""
+    """Last day on which the root is valid; None for the first version."""
     signatures: dict[str, str] = {}
-    """Base64 by key id."""
+    """Base64 signatures by key id."""
 
     @staticmethod
     def first(key: EllipticCurvePublicKey) -> Root:
-        """Returns version 1, in which one key signs roots and seals bundles."""
+        """Version 1, in which one key signs roots and seals bundles."""
         pem = public_pem(key).decode()
         return Root(version=1, keys=(pem,), threshold=1, release_keys=(pem,))
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 of everything but the signatures."""
+        """SHA-256 of everything except the signatures."""
         return digest(self.model_dump(mode="json", exclude={"signatures"}))
 
     def signed_by(self, key: EllipticCurvePrivateKey) -> Root:
@@ -106,8 +107,8 @@ class Root(BaseModel):
         return self.model_copy(update={"signatures": signatures})
 
     def missing(self, before: Root) -> int:
-        """Returns how many valid signatures the root lacks, of its keys or of those of the root
-        before.
+        """The number of valid signatures that the root still requires, of its own keys or of the
+        preceding root's.
         """
         signers = self._signers({*self.keys, *before.keys})
         return max(0, *(root.threshold - len(signers & set(root.keys)) for root in (self, before)))
@@ -131,9 +132,9 @@ class Root(BaseModel):
         self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None
     ) -> None:
         """Refuses a bundle that was revoked, or that a replaced key sealed and this root does not
-        name.
+        list.
 
-        Without the key that sealed it, the revocations alone are checked.
+        Without the key that sealed it, only revocations are checked.
         """
         for entry in self.revoked:
             # guard: test_a_revoked_bundle (what was revoked is believed by no one)
@@ -156,20 +157,23 @@ class Root(BaseModel):
 
 @dataclass(frozen=True)
 class Trust:
-    """Holds a partner's files: what came over the safe channel, and what came from anywhere."""
+    """A partner's files: the pinned key from the secure channel, and roots from anywhere."""
 
     pinned: Path | EllipticCurvePublicKey
-    """The agency's public key, or its file, or a file of roots, of which the last one is believed.
-    """
+    """The agency's public key, or its file, or a file of roots, whose last root is trusted."""
     roots: Path | None = None
-    """All roots up to the newest. None: the pinned root counts, and no revocation is known."""
+    """All roots up to the newest. None uses the pinned root, and no revocation is known."""
     state: Path | None = None
-    """Folder of the newest accepted version. None: under XDG_STATE_HOME or ~/.local/state."""
+    """Folder that stores the newest accepted version. None: under XDG_STATE_HOME or
+    ~/.local/state.
+    """
 
     def load(self) -> Root:
         """Follows the roots from the pinned one and returns the newest.
 
-        A chain that is forged, another one, expired or older than the last accepted one is refused.
+        Raises:
+            UnsoundBundle: the chain is forged, belongs to another agency, is expired, or is older
+                than the last accepted one.
         """
         pinned = self._pinned()
         newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))
@@ -254,7 +258,7 @@ _ROOTS = TypeAdapter(tuple[Root, ...])
 
 
 def read_roots(path: Path) -> tuple[Root, ...]:
-    """Reads a file of roots and checks their order, not their signatures."""
+    """Reads a file of roots and verifies their order, but not their signatures."""
     try:
         roots = _ROOTS.validate_json(read_regular(path, _MAX_BYTES, option="--roots"))
         linked = bool(roots) and all(
@@ -277,12 +281,14 @@ def read_roots(path: Path) -> tuple[Root, ...]:
 
 
 def write_roots(path: Path, roots: Sequence[Root]) -> None:
-    """Writes a file of roots, whole or not at all."""
+    """Atomically writes a file of roots."""
     write_atomically(path, _ROOTS.dump_json(tuple(roots), indent=2) + b"\n")
 
 
 def incomplete(roots: Sequence[Root]) -> int:
-    """Returns how many signatures the first root lacks that has too few; version 1 needs none."""
+    """The number of signatures that the first incomplete root still requires; 0 if all are
+    complete. Version 1 requires none.
+    """
     return next((lacks for before, root in pairwise(roots) if (lacks := root.missing(before))), 0)
 
 
@@ -296,13 +302,13 @@ def with_next_root(
     revoked: Sequence[RevokedRelease] = (),
     days: int,
 ) -> tuple[Root, ...]:
-    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that
-    lacks signatures.
+    """The roots with an unsigned next one, which takes unspecified fields from the newest. It
+    replaces an incompletely signed root.
     """
     newest = roots[-1]
     signed = tuple(roots[:-1] if incomplete(roots) else roots)
-    named = {(key.release_id, key.key): key for key in (*newest.earlier, *earlier)}
-    gone = {revocation.release_id: revocation for revocation in (*newest.revoked, *revoked)}
+    earlier_bundles = {(key.release_id, key.key): key for key in (*newest.earlier, *earlier)}
+    revocations = {revocation.release_id: revocation for revocation in (*newest.revoked, *revoked)}
     pems = _pems(keys) or newest.keys
     needed = threshold or min(newest.threshold, len(pems))
     if needed > len(pems):
@@ -316,8 +322,8 @@ def with_next_root(
         keys=pems,
         threshold=needed,
         release_keys=_pems(release_keys) or newest.release_keys,
-        earlier=tuple(named.values()),
-        revoked=tuple(gone.values()),
+        earlier=tuple(earlier_bundles.values()),
+        revoked=tuple(revocations.values()),
         stated_on=_today(),
         expires_on=(datetime.now(UTC) + timedelta(days=days)).date().isoformat(),
     )
@@ -325,8 +331,8 @@ def with_next_root(
 
 
 def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Root, ...]:
-    """Returns the roots with a signature on the newest, by a key of its own or of
-    the root before.
+    """The roots with a signature on the newest, by one of its own keys or of the preceding
+    root's.
     """
     pem = public_pem(key.public_key()).decode()
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
@@ -339,10 +345,11 @@ def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Ro
 
 @contextmanager
 def lock_roots(workspace: Workspace) -> Iterator[None]:
-    """Locks a workspace's roots. Two commands at one moment would each make a next root, and fork
-    the chain.
+    """Locks a workspace's roots. Two concurrent commands would otherwise both create a next root
+    and fork the chain.
 
-    A partner who took one of two roots of a version believes no root that follows the other.
+    A partner who accepted one of two roots with the same version would refuse every root that
+    continues the other.
     """
     if not workspace.private.is_dir():
         yield
@@ -354,15 +361,16 @@ def lock_roots(workspace: Workspace) -> Iterator[None]:
 
 
 def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
-    """Puts complete roots into a workspace, unless it has newer ones.
+    """Replaces a workspace's roots, unless it has newer ones.
 
     Raises:
-        InputError: it has; with older ones its workers would forget a revocation.
+        InputError: the workspace has newer roots. With older ones, its workers would not know all
+            revocations.
     """
     file = workspace.roots
     with lock_roots(workspace):
-        known = read_roots(file) if file.exists() else ()
-        complete = known[:-1] if known and incomplete(known) else known
+        existing = read_roots(file) if file.exists() else ()
+        complete = existing[:-1] if existing and incomplete(existing) else existing
         if [root.digest for root in roots[: len(complete)]] != [root.digest for root in complete]:
             raise Contradiction(
                 f"{file}: it has newer roots, or others. Sign those.", kind="newer-roots"
@@ -371,7 +379,7 @@ def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
 
 
 def workspace_roots(path: Path, key: EllipticCurvePublicKey | None) -> tuple[Root, ...]:
-    """Returns a workspace's roots; version 1 of this key where it has no file yet."""
+    """A workspace's roots; version 1 with this key if it has no file yet."""
     return read_roots(path) if key is None or path.exists() else (Root.first(key),)
 
 

@@ -1,3 +1,3 @@
 """Checks what may be released: names, kinds and fields of a bundle's files, and forbidden contents.
-Fails closed.
+Anything unknown is refused.
 """

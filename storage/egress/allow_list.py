@@ -1,4 +1,4 @@
-"""Lists the files that may be released and checks each of them from its first byte to its last."""
+"""Lists the files that may be released and validates each of them completely."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ _MB = 1 << 20
 ENCODER = "0_Transformer/"
 """Folder of a mean-pooled model's encoder."""
 LABELS = "labels.json"
-"""Codes in the order of the scores, next to an encoder that names none."""
+"""File with the codes in the order of the scores, for an encoder whose configuration does not
+contain them.
+"""
 LEXICON = "lexicon.json"
-"""Vocabulary that a model reads next to its encoder, where it reads one."""
+"""File with the vocabulary that a model reads in addition to its encoder, if any."""
 GRAPH, INT8 = "model.onnx", "model.int8.onnx"
 MOST_ANSWERS = 256
-"""Test vectors of a bundle, which every partner computes again; a release writes 48."""
+"""Maximum number of test vectors in a bundle, because every partner recomputes them. A release
+writes 48.
+"""
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Describes how a file is read and its maximum size."""
+    """How a file is read, and its maximum size."""
 
     read: Callable[[str, Path], Any]
     max_bytes: int
@@ -121,7 +125,7 @@ FILES: dict[str, Kind] = {
     bundle.PROOF: _json("ledger_proof"),
     bundle.SIGNATURE: Kind(_strict, _MB),
 }
-"""Every file that a bundle may hold."""
+"""Every file that a bundle may contain."""
 
 CONTENT = frozenset(FILES) - bundle.SEAL
 """Files of a bundle before the ledger's row is committed."""
@@ -144,37 +148,39 @@ _DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
 _LAYERS = frozenset(
     {"modules.json", "1_Pooling/config.json", f"{ENCODER}sentence_bert_config.json"}
 )
-"""Of a model that sentence-transformers opens. It would leave out the words of a lexicon."""
+"""Files of a model that sentence-transformers can open. It would ignore the words of a lexicon."""
 _BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _DENSE
 
 
 def encoder_place(names: Iterable[str]) -> str:
-    """Returns the folder of the encoder's configuration, weights and tokenizer; "" for the top."""
+    """Folder of the encoder's configuration, weights and tokenizer; "" for the top level."""
     return ENCODER if any(name == LABELS or name.startswith(ENCODER) for name in names) else ""
 
 
 def model_files(names: Iterable[str]) -> frozenset[str]:
-    """Returns the files that a model of this layout needs.
+    """The files that a model with this layout requires.
 
-    Files of two layouts together are refused: a library may read the other one.
+    Files of two layouts together are refused, because a library might read the other layout.
     """
     present = frozenset(names)
     if not encoder_place(present):
-        needed, other = _AT_THE_TOP, _LAYERS | _DENSE | {LEXICON}
+        required, conflicting = _AT_THE_TOP, _LAYERS | _DENSE | {LEXICON}
     else:
-        needed, other = (_BELOW, _LAYERS) if LEXICON in present else (_BELOW | _LAYERS, frozenset())
-        other |= _AT_THE_TOP
-    for name in sorted(present & other):
+        required, conflicting = (
+            (_BELOW, _LAYERS) if LEXICON in present else (_BELOW | _LAYERS, frozenset())
+        )
+        conflicting |= _AT_THE_TOP
+    for name in sorted(present & conflicting):
         raise UnsoundBundle(
             name,
             "conflicts with the other files of the model, which have another layout",
             kind="conflicting-layout",
         )
-    return needed
+    return required
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
-    """Lists the files of a bundle by name, only by their status: nothing is opened."""
+    """Lists the files of a bundle by name, using only their status; no file is opened."""
     bundle.check_allowed(folder, allowed)
     present = {
         path.relative_to(folder).as_posix(): path
@@ -194,7 +200,7 @@ def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
 
 
 def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
-    """Reads every file of a bundle as its kind; returns the contents by name."""
+    """Reads every file of a bundle according to its kind; returns the contents by name."""
     present = list_files(folder, allowed=allowed)
     for name in sorted((_ALWAYS | model_files(present)) - set(present)):
         raise UnsoundBundle(name, "is missing", kind="no-file")
@@ -208,8 +214,8 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
 
 
 def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the codes in the order of the scores. Model, code list and test vectors have to name
-    the same ones.
+    """The codes in the order of the scores. Model, code list and test vectors must contain the same
+    codes.
     """
     labels = contents.get(LABELS)
     codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
@@ -242,8 +248,8 @@ def _configured(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_layers(contents: dict[str, Any]) -> None:
-    """Checks that the layers above the encoder match their tensors' shapes and the
-    number of codes.
+    """Verifies that the layers above the encoder match the shapes of their tensors and the number
+    of codes.
     """
     if LABELS not in contents:
         return

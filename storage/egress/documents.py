@@ -1,5 +1,5 @@
-"""Reads JSON, drawings and headers of safetensors strictly; checks JSON against the allow-list of
-fields.
+"""Strictly reads JSON, drawings and safetensors headers, and validates JSON against the allow-list
+of fields.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from storage.errors import Fault
 
 _MAX_HEADER = 16 << 20
 _BYTES = {"F32": 4, "BF16": 2}
-"""Types that may be released: position ids and other buffers are not saved by the libraries."""
+"""Types that may be released. The libraries do not save position ids and other buffers."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def strict_json(name: str, content: bytes) -> Any:
-    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN."""
+    """Parses JSON in UTF-8. Refuses repeated keys, which most readers accept, and NaN."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -50,8 +50,8 @@ def strict_json(name: str, content: bytes) -> Any:
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Checks a parsed document against its part of `storage/schemas/bundle.schema.json`; an error
-    quotes no value.
+    """Validates a parsed document against its part of `storage/schemas/bundle.schema.json`. Errors
+    quote no value.
     """
     for place, problem in faults({"$ref": f"#/$defs/{schema}"}, value):
         raise UnsoundBundle(
@@ -64,8 +64,8 @@ def check_schema(name: str, value: Any, schema: str) -> None:
 def faults(
     schema: Any, value: Any, place: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields where a parsed document departs from a JSON schema, and how; knows the rules that ours
-    uses.
+    """Yields the place and the description of each violation of a JSON schema. Supports only the
+    rules that the bundle schema uses.
     """
     if schema is False:
         shown = place[-1] if len(place[-1]) <= 60 else "(a long name)"
@@ -156,7 +156,7 @@ _RULES: dict[str, tuple[str | None, Callable[[Any, Any], Any]]] = {
     "exclusiveMinimum": ("number", operator.gt),
     "exclusiveMaximum": ("number", operator.lt),
 }
-"""Rules of JSON Schema: the type of value that each is about, and whether it holds."""
+"""Rules of JSON Schema: the type of value to which each applies, and the test."""
 
 
 @cache
@@ -170,8 +170,8 @@ def _definition(reference: str) -> Any:
 
 
 def read_shapes(name: str, path: Path) -> Shapes:
-    """Returns the shape of each tensor by name; refuses other metadata, types or bytes than
-    inference weights need.
+    """The shape of each tensor by name. Refuses metadata, types or bytes that inference weights do
+    not need.
     """
     size, end = path.stat().st_size, 0
     header: Any = None
@@ -215,11 +215,13 @@ _DRAWN = {
     "circle": {"cx", "cy", "r", "fill"},
     "text": {"x", "y", "fill", "text-anchor", "font-size", "font-family"},
 }
-"""Elements of a drawing and their attributes: none of them runs or loads anything."""
+"""The allowed elements of a drawing with their attributes. None of them can run or load
+anything.
+"""
 
 
 def read_drawing(name: str, path: Path) -> str:
-    """Reads an SVG of lines, dots and words alone."""
+    """Reads an SVG that consists only of lines, dots and words."""
     content = path.read_bytes()
     # guard: test_a_drawing_that_acts (markup)
     if b"<!" in content or b"<?" in content:

@@ -1,11 +1,11 @@
-"""Compares a finished bundle with what its plan and row render to, before it joins the released
-ones.
+"""Compares a finished bundle with the expected content from its plan and row, before it is
+published.
 
-Nothing is recognised in a text. Every file but the trained tensors is compared byte by byte: the
-model's settings, tokenizer and lexicon, and a frozen encoder's weights, with those of the same
-model before training, and the bundle's own documents with what was rendered. The latter only
-detects a file that changed since: what the documents say is checked by their texts, which the
-signed plan has to list unless a published list has them.
+The gate does not try to recognise sensitive text. Every file except the trained tensors is compared
+byte by byte: the model's settings, tokenizer and lexicon and a frozen encoder's weights with those
+of the same model before training, and the bundle's own documents with their rendered text. The
+latter only detects files that changed since. The content of documents is checked through their
+texts, which must be listed in the signed plan unless a published list contains them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from storage.egress.documents import Shapes
 
 @dataclass(frozen=True)
 class Expected:
-    """Holds what the bundle must equal."""
+    """The content that the bundle must equal."""
 
     files: Mapping[str, str]
-    """SHA-256 by the name of every file but those with trained tensors."""
+    """SHA-256 by name, of every file except those with trained tensors."""
     trained: Mapping[str, Shapes]
     """Names and shapes of the trained tensors, by file."""
     unsigned_texts: tuple[str, ...] = ()
-    """Texts of the bundle on no published list, that the plan does not list."""
+    """Texts in the bundle that are neither on a published list nor in the plan."""
 
 
 def inspect(folder: Path, expected: Expected) -> None:
-    """Reads a bundle as its partner will, and compares every file with what made it. Quotes no text
-    of it.
+    """Reads a bundle as its partner will, and compares every file with its expected content. Quotes
+    none of its text.
     """
     # guard: test_the_gate_refuses_it_and_quotes_nothing (texts)
     if expected.unsigned_texts:
@@ -71,6 +71,6 @@ def inspect(folder: Path, expected: Expected) -> None:
 
 
 def tokenizer_digest(tokenizer: dict[str, Any]) -> str:
-    """Returns a digest of all that turns text into tokens, without truncation and padding."""
+    """A digest of everything that turns text into tokens, except truncation and padding."""
     rest = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

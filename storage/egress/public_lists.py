@@ -1,10 +1,10 @@
-"""Recognises public code lists and encoders, whose words owe nothing to any record.
+"""Recognises public code lists and encoders, which contain no words from any record.
 
-A title is public because its list was published, not because someone calls it so: a narrative can
-be put into a column of titles. A list is recognised by the digests of its entries, in `lists/`,
-where `scripts/published_list.py` adds lists and a change is reviewed; an encoder by the digest of
-its files, in `encoders.txt`. The entries of any other list are texts that the plan lists and
-someone signs.
+A title is public because its list was published, not because someone claims so: a narrative could
+be put into a column of titles. A list is recognised by the digests of its entries in `lists/`, to
+which `scripts/published_list.py` adds lists; changes to them are reviewed. An encoder is recognised
+by the digest of its files in `encoders.txt`. The entries of any other list must be listed in the
+plan and signed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from storage.artifacts import digest
 from storage.codelist import Code
 
 LISTS = Path(__file__).with_name("lists")
-"""One file per list, named after it: the digest of each code and title, one per line, in the list's
-order.
+"""One file per list, with the list's name: the digest of each code and title, one per line, in the
+order of the list.
 """
 
 
 DEMONSTRATION = "demo-data"
-"""The list that comes with this program and that its demonstration's records are coded by."""
+"""The list that is part of this program and classifies its demonstration records."""
 
 
 def entry_digest(entry: Code) -> str:
-    """Returns the first 128 bits of SHA-256 of a code and its title, in hexadecimal."""
+    """The first 128 bits of the SHA-256 of a code and its title, in hexadecimal."""
     return digest([entry.code, entry.title])[:32]
 
 
 def published_name(codes: Sequence[Code]) -> str | None:
-    """Returns the name of the published list with all these entries in this order; None without
-    such a list.
+    """The name of the published list that contains all these entries in this order; None if there
+    is no such list.
 
-    They may be a part of it: `label_space: observed` uses the codes that records have. The
-    statement then lists the choice among what is not protected. No list is known with descriptions,
-    whose words leave in a lexicon too.
+    The entries may be a subset of the list, because `label_space: observed` uses only the codes of
+    the records. The statement then lists this choice as unprotected. Lists with descriptions are
+    never recognised, because the words of descriptions are also released in a lexicon.
     """
     if any(code.description for code in codes):
         return None
@@ -53,13 +53,13 @@ def published_name(codes: Sequence[Code]) -> str | None:
 
 
 def is_published(entry: Code) -> bool:
-    """Checks that some published list has this code with this title."""
+    """Whether any published list contains this code with this title."""
     digest = entry_digest(entry)
     return any(digest in places for places in _places().values())
 
 
 def reviewed_encoder(sha256: str) -> str | None:
-    """Returns the name of the reviewed encoder whose files have this digest; None without one."""
+    """The name of the reviewed encoder with this digest of its files; None if there is none."""
     lines = Path(__file__).with_name("encoders.txt").read_text(encoding="ascii").splitlines()
     return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#")).get(
         sha256
