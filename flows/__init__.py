@@ -1,5 +1,6 @@
-"""The `autocoder` command (`cli`, `commands`) and the flows of Prefect that it and a server run.
+"""The `autocoder` command (`cli`, `commands`), and the Prefect flows that the command and a server
+run.
 
-A flow orders the stages of `tasks`; `server` has what concerns a Prefect server: deployments,
-schedules, waiting runs.
+A flow orders the stages of `tasks`. `server` is for Prefect servers: deployments, schedules,
+waiting runs.
 """

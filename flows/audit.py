@@ -1,7 +1,7 @@
-"""Audits the claim of a plan by reruns of the mechanism and gradient canaries.
+"""Audits a plan's claim with reruns of the mechanism and gradient canaries.
 
-Nothing is released and nothing is charged. Each audit is a row of the ledger, which the gate of a
-release reads.
+Nothing is released or charged. Each audit is a row of the ledger, which the gate of a release
+reads.
 """
 
 from functools import partial
@@ -41,6 +41,6 @@ def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditR
             candidate=planned.candidate.fitted,
             run_step=partial(submit, context),
         )
-        text = [*result.lines, f"All that decides on the plan: `autocoder plan {plan}`"]
+        text = [*result.lines, f"Everything for the decision on the plan: `autocoder plan {plan}`"]
         prefect_page.publish_audit(context.run, text)
     return result

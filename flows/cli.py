@@ -28,8 +28,8 @@ _TRAINING = {
     "engine",
     "purge",
 }
-"""Commands that are refused in the light installation before they import anything; others once an
-import fails.
+"""Commands that the light installation refuses before any import. Other commands
+are refused when an import fails.
 """
 
 _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
@@ -39,7 +39,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "demo_data:demo_data",
             "Write synthetic records and their code list, to try everything",
         ),
-        "status": ("status:status", "Show what waits, and the command to type next"),
+        "status": ("status:status", "Show what is waiting, and the next command to type"),
     },
     "Decide": {
         "plan": ("plan:plan", "Read a plan: guarantee, cost, accuracy, leakage"),
@@ -81,7 +81,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "compare": ("compare:compare", "Compare methods on the same records"),
     },
 }
-"""Section -> command -> module and name of what runs, and what the overview says of it."""
+"""By section and command: module and name of the function, and its line in the overview."""
 _START = {
     "train",
     "demo-data",
@@ -95,7 +95,7 @@ _START = {
     "code",
     "serve",
 }
-"""Commands of the first page; `autocoder --help-all` has all."""
+"""Commands on the first page; `autocoder --help-all` lists all."""
 
 
 _RECORDS = "checking the settings, the records and the code list"
@@ -109,11 +109,11 @@ _BEGINNINGS = {
     "handover": "checking the bundle",
     "verify": "checking the bundle",
 }
-"""What a command that works for more than a few seconds begins with."""
+"""First message of commands that work for more than a few seconds."""
 
 
 class _Overview(Commands):
-    ending = "All commands: autocoder --help-all. Options of one: autocoder COMMAND --help"
+    ending = "All commands: autocoder --help-all. Options: autocoder COMMAND --help"
     sections: ClassVar = {
         title: {name: text for name, (_, text) in commands.items() if name in _START}
         for title, commands in _COMMANDS.items()
@@ -195,13 +195,13 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Run the command; expected errors end in one line, not in a traceback."""
-    # Before torch starts its threads: waiting ones sleep instead of spinning, which halves the time
-    # on a busy machine.
+    """Run the command. Expected errors end in one line, not in a traceback."""
+    # Set before torch starts its threads. Waiting threads then sleep instead of spinning, which
+    # halves the time on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # The libraries make a million objects that live as long as the process. Looking for garbage
-    # among them as often as Python does by default costs a second or two of every command, most of
-    # it after the work is done.
+    # The libraries create a million objects that live as long as the process. Collecting garbage as
+    # often as Python does by default would cost every command a second or two, mostly after its
+    # work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
     interruption.answer()
@@ -211,21 +211,21 @@ def main() -> None:
     try:
         with private_errors(
             "autocoder"
-        ):  # most commands have one of their own, which names the stage
+        ):  # most commands have a message of their own, which names the stage
             _app(chosen)()
     except StageError as error:
         _end(str(error), code=1)
     except SAFE as error:
         _end(str(error), code=2)
     except SystemExit as end:
-        if end.code == interruption.EXIT_CODE:  # typer has turned Ctrl-C into this
+        if end.code == interruption.EXIT_CODE:  # typer turns Ctrl-C into this
             interruption.leave()
         raise
 
 
 def _end(text: str, *, code: int) -> None:
     # guard: test_a_name_that_holds_a_verdict
-    indented = text.replace("\n", "\n  ")  # so that a text from elsewhere cannot start a line
+    indented = text.replace("\n", "\n  ")  # so that text from elsewhere cannot start a line
     say(f"error: {indented}", err=True)
     sys.stderr.flush()
     sys.exit(code)

@@ -43,16 +43,18 @@ def code_batch(
     ] = None,
     home: Workspace = None,
 ) -> CodingReport:
-    """Write a file with the input's columns and the codes. After a crash a rerun resumes.
+    """Code a file of narratives with a released bundle. After a crash, a rerun resumes.
+
+    The output has the input's columns and the codes.
 
     Args:
         data: narratives: CSV, Parquet or JSON Lines.
-        out: file to write, of one of these kinds; a finished one is not replaced.
-        column: its text column.
+        out: output file of one of these formats; a finished file is not replaced.
+        column: the text column.
         bundle: bundle folder; empty: the newest release in the workspace.
         top_k: codes per narrative, 1 to 50.
-        threshold: score, 0 to 1, below which a person must look; empty: nothing is marked.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        threshold: score from 0 to 1 below which a person must review; empty: no rows are marked.
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     engine = of_environment()
     with private_errors("code-batch"):

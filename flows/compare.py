@@ -1,7 +1,7 @@
-"""Compares branches on the same records: one ingest, then branches times seeds, each stage as a
-task run.
+"""Compares branches on the same records: one ingest, then every branch at every seed, each stage as
+a task run.
 
-SWAG-PPM comes from the stages of the training flow: a comparison and a training run reuse each
+SWAG-PPM uses the stages of the training flow, so a comparison and a training run reuse each
 other's.
 """
 
@@ -26,13 +26,11 @@ from tasks.running.worker_metrics import MetricsListener
 
 class CompareResult(BaseModel, frozen=True):
     folder: str
-    """With `results.json`, `results.md` and `results.svg`."""
+    """Folder with `results.json`, `results.md` and `results.svg`."""
     branches: tuple[BranchSummary, ...]
-    """Each branch, then those with a target at each further one."""
+    """Each branch, then the branches with a target at each further target."""
     plans: dict[str, str]
-    """Release plan of each branch that has a claim, at the first seed: what `autocoder release`
-    takes.
-    """
+    """Release plan of each branch with a claim, at the first seed, for `autocoder release`."""
 
 
 def compare_form(
@@ -50,7 +48,7 @@ def compare(
     """Runs every branch at every seed, writes the results, and records each claim as internal.
 
     Args:
-        branches: names by comma, or `all`.
+        branches: names separated by commas, or `all`.
     """
     with private_errors("compare"):
         context.workspace.create()

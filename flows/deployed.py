@@ -1,5 +1,7 @@
-"""Flows that the server's page offers, each around the function that a command calls; see
+"""Flows that the server's page offers. Each wraps the function behind a command; see
 deployments/prefect.yaml.
+
+A flow can also be called from Python, such as `formal({"data": "/data/injuries.csv", …})`.
 """
 
 from pathlib import Path
@@ -42,37 +44,35 @@ PartnerName = Annotated[str, Field(min_length=1, max_length=200), with_title("Pa
 Reason = Annotated[str, Field(min_length=1), with_title("Reason")]
 Outbox = Annotated[str, Field(pattern="^[/~]"), with_title("Folder")]
 OUTBOX = "/outbox"
-"""Of the releasing worker's container, for what partners get."""
+"""Folder in the releasing worker's container for files to partners."""
 
 
 @as_flow(
     name="retrain",
-    description="Train on your own records with a formal guarantee, and plan the release. The "
-    "plan is audited, then "
-    "approved and released.",
+    description="Train on your own records with a formal guarantee, and plan the release. The plan "
+    "is audited, then approved and released.",
     flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
 )
 def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
-    """Run the formal method; finished stages are reused.
+    """Run the formal method. Finished stages are reused.
 
     Args:
-        parameters: records, code list, columns, population and epsilon; the rest as YAML.
+        parameters: records, code list, columns, population and epsilon; everything else as YAML.
     """
     return retrain_form(parameters, PrefectRun())
 
 
 @as_flow(
     name="retrain",
-    description="SWAG-PPM: one private sample, whose epsilon is an estimate and is measured. The "
-    "plan is audited, then "
-    "approved and released.",
+    description="SWAG-PPM: one private sample. Its epsilon is an estimate, and is measured. The "
+    "plan is audited, then approved and released.",
     flow_run_name="{parameters.population}, SWAG-PPM",
 )
 def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
-    """Run the published method; finished stages are reused.
+    """Run the published method. Finished stages are reused.
 
     Args:
-        parameters: records, code list, columns and population; the rest as YAML.
+        parameters: records, code list, columns and population; everything else as YAML.
     """
     return retrain_form(parameters, PrefectRun())
 
@@ -80,8 +80,8 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
 @as_flow(
     name="compare",
     description=(
-        "SWAG-PPM and other methods on the same records, on equal terms. Internal: "
-        "nothing is released."
+        "SWAG-PPM and other methods on the same records, for a fair comparison. Internal: nothing "
+        "is released."
     ),
     flow_run_name="{parameters.population}",
 )
@@ -93,10 +93,10 @@ def compare(
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is
-            the first.
+        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. The first
+            seed is its seed.
         settings: target, delta, seeds, the other methods' common settings, and further branches.
-        branches: names by comma, or `all`.
+        branches: names separated by commas, or `all`.
     """
     chosen = CompareParameters.model_validate(settings.model_dump())
     return comparing.compare_form(parameters, chosen, branches, PrefectRun())
@@ -116,12 +116,12 @@ def audit(
     home: Workspace = None,
     device: DeviceChoice = "auto",
 ) -> AuditResult:
-    """Audit what a plan releases, with its settings and records.
+    """Audit the release of a plan, with its settings and records.
 
     Args:
         plan: absolute path of the plan that `retrain` or `compare` wrote.
-        settings: how much is spent on measuring.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        settings: the amount of work.
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
     """
     effort = AuditParameters.model_validate(settings.model_dump())
@@ -144,14 +144,14 @@ def release(
         int, Field(ge=1, le=365), with_title("Days to wait for approvals")
     ] = releasing.WAIT_DAYS,
 ) -> Released:
-    """Release a plan; return the release of one that was released before, and resume one that died.
+    """Release a plan. If it was released before, return that release; if a run died, resume it.
 
     Args:
         plan: absolute path of the plan that `retrain` or `compare` wrote.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         ledger: which ledger, under which policy.
-        wait_days: how long a run waits for approvals before it fails.
+        wait_days: days that a run waits for approvals before it fails.
     """
     return releasing.release_plan(
         plan, _context(home, device), settings=ledger or BundleParameters(), wait_days=wait_days
@@ -161,8 +161,8 @@ def release(
 @as_flow(
     name="handover",
     description=(
-        "Hand a release over: check the bundle as the partner will, pack it, and record "
-        "that in the ledger."
+        "Hand a release over: check the bundle as the partner will, pack it, and record the "
+        "handover in the ledger."
     ),
     flow_run_name="{release} to {partner}",
 )
@@ -173,9 +173,9 @@ def handover(
 
     Args:
         release: id of a release in this workspace.
-        partner: who gets it, as the ledger is to name it.
-        folder: absolute path of the folder for the archive, as the worker has it.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        partner: name of the recipient, as recorded in the ledger.
+        folder: absolute path of the folder for the archive, as the worker sees it.
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     with private_errors("handover"):
         return handing.hand_over(
@@ -194,13 +194,13 @@ def handover(
 def revoke(
     release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None
 ) -> Revoked:
-    """Revoke a release, and write the roots that name all revocations.
+    """Revoke a release, and write the roots, which list all revocations.
 
     Args:
         release: id of a release in this workspace.
-        reason: why; partners read it.
-        folder: absolute path of the folder for roots.json, as the worker has it.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        reason: reason for the revocation, which partners can read.
+        folder: absolute path of the folder for roots.json, as the worker sees it.
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     with private_errors("revoke"):
         roots = Path(folder).expanduser() / "roots.json"

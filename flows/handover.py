@@ -1,5 +1,5 @@
-"""Hands a release over to a partner, or revokes it: what the commands and the deployments of these
-names call.
+"""Hands a release over to a partner, or revokes it. The commands and the deployments of these names
+call these functions.
 """
 
 import os
@@ -12,7 +12,7 @@ from storage.errors import InputError
 
 
 class HandedOver(BaseModel, frozen=True):
-    """Says what a partner gets, and the ledger's rows."""
+    """The partner's archive, and the ledger's rows."""
 
     archive: str
     release_id: str
@@ -23,7 +23,7 @@ class HandedOver(BaseModel, frozen=True):
 
 
 class Revoked(BaseModel, frozen=True):
-    """Says what partners get: a root, the signatures that it lacks, and who holds the release."""
+    """The new root, the signatures that it still needs, and the partners that have the release."""
 
     release_id: str
     roots: str
@@ -35,8 +35,8 @@ class Revoked(BaseModel, frozen=True):
 
 
 def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) -> HandedOver:
-    """Packs a release for a partner into a folder, and records that; the archive is checked as the
-    partner will.
+    """Packs a release for a partner into a folder and records the handover. The archive is checked
+    as the partner will check it.
     """
     from storage.bundle import registry
     from storage.bundle.archive import open_folder
@@ -88,7 +88,7 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
 
 
 def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:
-    """Revokes a release in the ledger, and writes the agency's next root, which names all
+    """Revokes a release in the ledger, and writes the agency's next root, which lists all
     revocations, to a file.
     """
     from storage.bundle.registry import record_revocation, revoked_releases
@@ -116,7 +116,7 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
             note = str(error)
         for option, written in (("", file), ("--out ", out)):
             if not option and not written.parent.is_dir():
-                continue  # the first is for workers that may not read the ledger
+                continue  # the first root is for workers that may not read the ledger
             try:
                 write_roots(written, roots)
             except OSError as error:

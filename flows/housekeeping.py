@@ -1,9 +1,9 @@
 """Resumes runs that died, and reports low budgets.
 
-A run whose process died is `Crashed`: the worker says so, or, if the worker died too, the watch
-(flows/server/watch.py) when its heartbeats stop. This flow does the same where no watch runs, more
-slowly. Stages resume from their files and a release from the ledger, so resuming a run is always
-safe; it is done a few times, not for ever.
+If the process of a run dies, the run becomes `Crashed`. The worker reports that, or, if the worker
+died too, the watch (flows/server/watch.py) does when the heartbeats stop. If no watch runs, this
+flow does the same, more slowly. Stages resume from their files and a release from the ledger, so
+resuming a run is always safe. A run is resumed only a few times.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,15 +25,13 @@ from tasks.running.stage import Context
 
 
 class HousekeepingReport(BaseModel, frozen=True):
-    dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
+    dead: tuple[str, ...] = Field(description="running runs that had stopped sending heartbeats")
     resumed: tuple[str, ...] = Field(description="runs that were resumed")
     given_up: tuple[str, ...] = Field(description="runs that died too often")
     put_back: tuple[str, ...] = Field(
-        description="runs that had finished before they were called crashed"
+        description="runs that had finished before they were marked as crashed"
     )
-    missed: tuple[str, ...] = Field(
-        description="runs of schedules that were missed, and are left out"
-    )
+    missed: tuple[str, ...] = Field(description="missed runs of schedules, which are skipped")
     low_budgets: tuple[str, ...] = Field(description="accounts with little left")
 
 
@@ -55,13 +53,13 @@ def housekeeping(
     """Do one round.
 
     Args:
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
         ledger: which ledger.
-        attempts: how often a run is started before a person must act.
-        days: runs that died longer ago are left alone.
-        pending_minutes: a run that was handed to a worker so long ago and has not begun lost that
-            worker.
-        silent_minutes: a run at work of which no heartbeat came for so long lost its process.
+        attempts: number of starts of a run before a person must act.
+        days: runs that died longer ago are ignored.
+        pending_minutes: a run that was assigned to a worker and has not started for this long has
+            lost its worker.
+        silent_minutes: a running run without a heartbeat for this long has lost its process.
         low_share: an account with less than this share of its cap left is low.
     """
     context = Context(home=str(home_of(home)))

@@ -1,4 +1,4 @@
-"""Verifies the ledger every night: every row, against the head that the previous check saved."""
+"""Verifies every row of the ledger each night, against the head that the previous check saved."""
 
 import json
 from typing import Annotated
@@ -33,13 +33,13 @@ class VerificationResult(BaseModel, frozen=True):
 def ledger_verify(
     home: Workspace = None, ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None
 ) -> VerificationResult:
-    """Verify the ledger; fail and name the bad rows if it was changed.
+    """Verify the ledger. If it was changed, fail and name the bad rows.
 
-    The saved head is next to the ledger: it shows a cut or rewritten chain as long as no one
-    changes both. Give a signed head to others as well (`autocoder ledger export head`).
+    The saved head is next to the ledger. It reveals a truncated or rewritten chain unless somebody
+    changed both. Give a signed head to others as well (`autocoder ledger export head`).
 
     Args:
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
         ledger: which ledger.
     """
     context = Context(home=str(home_of(home)))

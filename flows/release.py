@@ -1,9 +1,9 @@
-"""Releases a plan of a training run or a comparison once it is approved: one draw, bundled and
+"""Releases the plan of a training run or a comparison once it is approved: one draw, bundled and
 recorded.
 
-A run of the deployment suspends until it has the approvals that the policy requires: it holds no
-worker meanwhile, and starts from the top at each answer, which Prefect stores. A run without a
-deployment is refused instead.
+A run of the deployment is suspended until it has the approvals that the policy requires. Meanwhile
+it occupies no worker, and it starts from the top after each answer, which Prefect stores. A run
+without a deployment is refused instead.
 """
 
 from pathlib import Path
@@ -32,12 +32,12 @@ def release_plan(
     settings: BundleParameters,
     wait_days: int = WAIT_DAYS,
 ) -> Released:
-    """Releases the plan in a file, as `release` does.
+    """Releases the plan in a file, like `release`.
 
     Args:
         plan: path of the plan that `retrain` or `compare` wrote.
         settings: which ledger, under which policy, and how the bundle is signed.
-        wait_days: how long the run of a deployment waits for approvals before it fails.
+        wait_days: days that the run of a deployment waits for approvals before it fails.
     """
     with private_errors("release"):
         require_same_workspace(Path(plan), Path(context.home))
@@ -52,8 +52,8 @@ def release(
     settings: BundleParameters,
     wait_days: int = WAIT_DAYS,
 ) -> Released:
-    """Releases a plan; returns the release of one that was released before, and resumes one that
-    died.
+    """Releases a plan. If it was released before, returns that release; if a run
+    died, resumes it.
     """
     metrics = MetricsListener(context.workspace.private, "release")
     with private_errors("release"), listening(*context.run.listeners(), metrics):
@@ -77,9 +77,7 @@ def request(
     settings: BundleParameters,
     name: str,
 ) -> str:
-    """Start the release deployment on a plan and return its run's id; the caller does not wait for
-    it.
-    """
+    """Starts the release deployment on a plan and returns its run's id, without waiting for it."""
     if not context.run.shows:
         raise Missing(
             "release.deployment: a deployment needs a server. Set "
@@ -92,7 +90,7 @@ def request(
     try:
         run: Any = run_deployment(
             name,
-            # no device: that of the retrain need not be one that the release's worker has
+            # no device: the releasing worker may not have the training run's device
             parameters={
                 "plan": str(plan_file),
                 "home": context.home,
@@ -102,7 +100,7 @@ def request(
             },
             timeout=0,
             as_subflow=False,
-            # a retrain that died after asking does not ask twice
+            # a training run that died after the request does not request again
             idempotency_key=f"{planned.digest}-{context.run.id}",
         )
     except ObjectNotFound:

@@ -1,10 +1,10 @@
-"""Runs the main job: from a file of records to the plan of one release, or to the release itself on
-request.
+"""Runs the main job: from a file of records to the plan of one release, or on request to the
+release itself.
 
 ingest -> features or tokens -> plan the noise -> fit -> predictions -> scores -> plan [-> release]
 
 Every mechanism takes this path (`tasks.branches.experiment`). SWAG-PPM fits three rounds in order,
-each going on from the one before.
+each continuing the previous one.
 """
 
 from functools import partial
@@ -49,7 +49,7 @@ def retrain_form(form: RecordsForm, run: Run) -> RetrainResult:
 
 
 def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
-    """Runs the whole method; finished stages of the same inputs and code are reused."""
+    """Runs the whole method. Finished stages with the same inputs and code are reused."""
     private = context.workspace.private
     with private_errors("retrain"):
         context.workspace.create()
@@ -77,7 +77,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     if settings.enabled and settings.deployment:
         release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
-        # before too: it is needed most after a refusal
+        # published before the release too, because it is needed most after a refusal
         prefect_page.publish_budget(context.run, ledger)
         released = context.run.call("release", "release", publish.release, context, case, settings)
     if context.run.shows:

@@ -1,1 +1,1 @@
-"""Defines the commands of `autocoder`, one group per file."""
+"""The commands of `autocoder`, one group per file."""

@@ -1,4 +1,4 @@
-"""Defines `autocoder adopt`: takes a received bundle over, once for all later commands."""
+"""Defines `autocoder adopt`: installs a received bundle once for all later commands."""
 
 import json
 from pathlib import Path
@@ -50,8 +50,8 @@ def adopt(
     r"""Verify and install a bundle you received, fit your thresholds, and write one report.
 
     Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's
-    key from it, check the bundle again, and refuse it once the file of --roots says that it was
-    revoked.
+    key from it, check the bundle again, and refuse it if the file passed as --roots reports that it
+    was revoked.
 
     It prints how often the model is right according to the agency, and with --data whether your own
     records agree with that. Without --data, the thresholds are the bundle's, if it has any. They
@@ -71,7 +71,8 @@ def adopt(
     """
     if data is None and (label or accuracy or sets):
         raise Missing(
-            "--label, --accuracy and --sets: require --data, records that were coded manually",
+            "--label, --accuracy and --sets require --data, a file of records that were coded "
+            "manually",
             kind="options-need-data",
         )
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
@@ -122,7 +123,7 @@ def adopt(
     for line in report.threshold_lines if report.thresholds else ():
         say(f"  {line}")
     if accuracy is not None and report.adopted.adoption.accuracy is None:
-        say(f"  rows are not marked for review: no score reaches {accuracy:g}")
+        say(f"  rows are not marked for review: no score achieves {accuracy:g}")
     for line in report.notes:
         say(f"warning: {line}", err=True)
     for line in report.unchecked:

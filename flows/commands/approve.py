@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecisionTarget:
-    """Says where a decision goes: printed, to a waiting run, or next to the plan and into the
-    ledger.
+    """Destination of a decision: standard output, a waiting run, or the plan's
+    folder and the ledger.
     """
 
     only_print: Annotated[
@@ -227,7 +227,7 @@ def _decide(
 
     planned, private = PlannedRelease.load(plan), load_private_key(key)
     if answer == "approve":
-        planned.require_consistent()  # before anything of it is shown
+        planned.require_consistent()  # before any of it is shown
     case = _case(planned, plan, context, settings)
     if case is not None:
         _require_asked(case.policy, private.public_key())
@@ -254,7 +254,7 @@ def _decide(
 
 
 def _require_asked(policy: Policy, key: EllipticCurvePublicKey) -> None:
-    """Refuses a key whose signature would not count, before anyone reads and confirms."""
+    """Refuses a key with a signature that would not count, before anyone reads and confirms."""
     from storage.ledger.decisions import approver_of
     from storage.ledger.keys import key_id
 
@@ -267,7 +267,7 @@ def _require_asked(policy: Policy, key: EllipticCurvePublicKey) -> None:
 
 
 def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
-    """Refuses to save a signature where the worker that releases will not look for it."""
+    """Refuses to save a signature where the releasing worker will not look for it."""
     if not planned.file(context).is_file():
         raise InputError(
             f"approve: this plan is not of the workspace {context.home}, so no release would find "
@@ -280,7 +280,7 @@ def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
 def _case(
     planned: PlannedRelease, plan: Path, context: Context, settings: LedgerParameters
 ) -> ReleaseCase | None:
-    """Returns what the ledger knows of the plan; None where no ledger is at hand."""
+    """Returns the ledger's facts about the plan, or None if no ledger is available."""
     from tasks.releasing import ledger_access
     from tasks.releasing.case import ReleaseCase
 
@@ -373,7 +373,9 @@ _QUOTED = ("leakage", "cost", "outdated", "related")
 
 
 def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> str:
-    """Saves a decision next to its plan; refuses one with a key that the policy does not name."""
+    """Saves a decision next to its plan. Refuses a decision with a key that the
+    policy does not list.
+    """
     from tasks.releasing import approval
 
     if case is None:
@@ -401,8 +403,8 @@ def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
         )
     from flows.server.waiting_runs import answer, waiting_releases
 
-    # By the name, which is the plan's key: the approver's copy may be at another path than the
-    # worker's.
+    # By the file name, which is the plan's key, because the approver's copy may be at another path
+    # than the worker's.
     names = {plan.name, f"{planned.plan.idempotency_key[:16]}.json"}
     runs = [run for run in waiting_releases() if Path(run.plan).name in names]
     if not runs:

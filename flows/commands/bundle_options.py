@@ -1,6 +1,4 @@
-"""Defines the options of commands that use a bundle: which one, whom its partner trusts, how it
-computes.
-"""
+"""Options of commands that use a bundle: the bundle, the partner's trust, and the computation."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ AllowUnsigned = Annotated[
         "--allow-unsigned", help="Skip the signature check. Everything else is still checked."
     ),
 ]
-_WHICH = "Bundle: folder, .tar.zst, or a folder of `autocoder adopt`."
+_WHICH = "Bundle: a folder, a .tar.zst file, or a folder written by `autocoder adopt`."
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
@@ -48,9 +46,7 @@ class BundleOptions:
     home: options.Home = None
 
     def adopted(self) -> AdoptedBundle | None:
-        """Returns what a partner decided on the bundle; None where --bundle names
-        no adopted one.
-        """
+        """The partner's decisions on the bundle, or None if --bundle is not an adopted bundle."""
         from storage.bundle.adoption import AdoptedBundle
 
         return AdoptedBundle.read(self.bundle)
@@ -58,7 +54,7 @@ class BundleOptions:
     def columns(
         self, columns: list[str] | None, template: str | None
     ) -> tuple[Sequence[str], str | None]:
-        """Returns the text columns and their template: the options, or those of an
+        """Returns the text columns and their template from the options, or from an
         adopted bundle.
         """
         adopted = None if columns else self.adopted()
@@ -69,7 +65,7 @@ class BundleOptions:
         ), template or adopted.adoption.template
 
     def opened(self) -> AbstractContextManager[Path]:
-        """Opens the folder of the bundle; an archive is unpacked for the length of the block."""
+        """Opens the folder of the bundle. An archive is unpacked for the duration of the block."""
         from storage.bundle.archive import open_folder
         from tasks.coding.coder import newest_bundle
 
@@ -82,24 +78,25 @@ class BundleOptions:
 
 @dataclass(frozen=True)
 class SeveralBundleOptions:
-    """Selects the bundles that code, each by a name that its columns begin with where there are
-    several.
+    """Selects the bundles that code. If there are several, each has a name, which
+    is the prefix of its columns.
     """
 
     bundle: Annotated[
         list[str] | None,
         options.data(
             metavar="[NAME=]BUNDLE",
-            help=f"{_WHICH} Several, each with a NAME: their columns start with NAME_, and texts "
-            "are encoded once for "
-            "those that share an encoder.",
+            help=f"{_WHICH} For several, repeat it with a NAME each: their columns start with "
+            "NAME_, and texts are encoded once for bundles that share an encoder.",
             show_default="the newest release in the workspace",
         ),
     ] = None
     home: options.Home = None
 
     def each(self) -> dict[str, BundleOptions]:
-        """Returns the options of each bundle by what its columns begin with; "" without a name."""
+        """Returns the options of each bundle by the prefix of its columns; "" for a
+        single bundle without a name.
+        """
         chosen: dict[str, BundleOptions] = {}
         for given in self.bundle or ():
             name, sign, path = given.partition("=")
@@ -122,12 +119,12 @@ class SeveralBundleOptions:
 
 
 def trust(key: Path | None, roots: Path | None) -> Trust | None:
-    """Returns whom a partner trusts; None without a key, which roots require."""
+    """Returns the partner's trust, or None without a key. Roots require a key."""
     from storage.bundle.trust import Trust
 
     if key is None and roots is not None:
         raise Missing(
-            "--roots: requires --key, the agency's first key from a safe source",
+            "--roots requires --key, the agency's first public key, obtained out of band",
             kind="roots-without-key",
         )
     return None if key is None else Trust(key.expanduser(), roots and roots.expanduser())

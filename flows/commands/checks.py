@@ -26,7 +26,7 @@ class Finding:
 
 
 def show_checks(workspace: Path, *, as_json: bool) -> bool:
-    """Prints what is missing and the remedy; returns whether everything is there.
+    """Prints missing parts and their remedies, and returns whether everything is present.
 
     The light installation has fewer checks.
     """
@@ -92,7 +92,7 @@ def _ledger(home: Path) -> Finding:
 
     url = os.environ.get("AUTOCODER_LEDGER_URL")
     if url is None and not (home / "ledger.db").exists():
-        return Finding("ledger", True, f"none yet; `train` makes {home / 'ledger.db'}")
+        return Finding("ledger", True, f"none yet; `train` creates {home / 'ledger.db'}")
     try:
         rows = len(list(Ledger.open(url or Workspace(home).ledger_url).rows()))
     except StorageError as error:
@@ -104,7 +104,7 @@ def _ledger(home: Path) -> Finding:
 def _prefect(_: Path) -> Finding:
     url = os.environ.get("PREFECT_API_URL")
     if url is None:
-        return Finding("prefect", True, "no server named: commands run without one")
+        return Finding("prefect", True, "no server is set: commands run without one")
     import httpx
 
     try:
@@ -123,7 +123,7 @@ def _storage(_: Path) -> Finding:
         return Finding(
             "shared storage",
             True,
-            f"none ({VARIABLE}): workers need one workspace that they all see",
+            f"none ({VARIABLE}): workers need a workspace that they all share",
         )
     try:
         shared = SharedStore(url)

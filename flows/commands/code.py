@@ -1,6 +1,4 @@
-"""Defines `autocoder code`: codes for new narratives from a released bundle, or
-from a code list.
-"""
+"""Defines `autocoder code`: codes new narratives with a released bundle, or from a code list."""
 
 from __future__ import annotations
 
@@ -109,11 +107,12 @@ class ReviewOptions:
     read_codelist: options.ReadCodelist = None
 
     def levels(self, *, of_list: bool) -> Levels:
-        """Returns the rule of the groups, or the parents of a list, which is read as its option
-        says.
+        """Returns the rule of the groups, or the code above each code from a list, read with the
+        list's options.
 
         Args:
-            of_list: the codes are of a list too, and the option may be for that one.
+            of_list: whether the codes come from a list too, so that the reading options may be for
+                that one.
         """
         if self.groups in ("auto", "digits", "none"):
             if self.read_codelist and not of_list:
@@ -134,8 +133,8 @@ class ReviewOptions:
         return read_parents(Path(self.groups), option="--groups", read=reading)
 
     def threshold_of(self, coder: Coder, adopted: AdoptedBundle | None) -> float | None:
-        """Returns the score below which a person must check: the option's, or that
-        of an accuracy.
+        """Returns the score below which a person must review: the option's, or the
+        one for an accuracy.
         """
         own_score = self.threshold is not None or self.accuracy is not None
         partner = None if adopted is None or own_score else adopted.adoption.accuracy
@@ -269,7 +268,7 @@ def code(
             coded = run(bundles, job, distribute=by_workers)
             try:
                 page = str(write_summary(files.out, columns=columns, notes=notes))
-            except OSError as error:  # the coded file is whole all the same
+            except OSError as error:  # the coded file is complete nevertheless
                 page = None
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
     if as_json:
@@ -315,14 +314,14 @@ def _released(
     *,
     exact: bool,
 ) -> _Models:
-    """Opens the bundles, and says what they are.
+    """Opens the bundles and describes them.
 
     Args:
-        exact: a trial of eight bits on the test vectors would take longer than the narratives.
+        exact: use float32 only, because testing eight bits would take longer than the narratives.
     """
     from tasks.coding.coder import open_bundle, require_not_revoked
 
-    # the limits of sets were found in float32, and bundles that share an encoder share its float32
+    # the limits of sets were found in float32, and bundles with a shared encoder share its float32
     # pass
     exact = exact or review.coverage is not None or len(each) > 1
     models = _Models({})
@@ -411,7 +410,9 @@ def _kept(data: Path, out: Path, engine: str) -> Iterator[Path]:
 
 
 def _notes_on(look: NarrativeLook, coders: Mapping[str, Coder]) -> list[str]:
-    """Says what of the narratives the models do not read; what is the same of all, once."""
+    """Returns sentences on narratives that the models cannot read in full. A sentence that applies
+    to all is given once.
+    """
     return list(
         dict.fromkeys(note for coder in coders.values() for note in coder.reads.notes(look))
     )
@@ -469,5 +470,5 @@ def _notes(coded: CodingReport) -> str:
     if coded.review is not None:
         notes.append(f"{coded.review:,} need review")
     if coded.resumed:
-        notes.append(f"{coded.resumed:,} were coded by an earlier run")
+        notes.append(f"{coded.resumed:,} were coded in an earlier run")
     return f" ({'; '.join(notes)})" if notes else ""

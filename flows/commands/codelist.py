@@ -1,4 +1,4 @@
-"""Defines `autocoder codelist`: makes code lists of published classifications."""
+"""Defines `autocoder codelist`: converts published classifications to code lists."""
 
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +42,8 @@ def codelist(
     r"""Write the code list of a classification in SKOS, XKOS, ClaML, SDMX or FHIR as CSV, in one
     language.
 
-    Titles lose the code in front of them, notes become descriptions, and deprecated concepts are
+    Codes are removed from the front of titles, notes become descriptions, and deprecated concepts
+    are
     left out.
 
     Example

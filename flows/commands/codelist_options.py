@@ -1,4 +1,4 @@
-"""Defines the options of commands that code by a published list alone, before any record exists."""
+"""Options of commands that code with a published list only, before any record exists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CodelistOptions:
     ] = ""
 
     def require_alone(self, *, bundle: bool) -> None:
-        """Refuses a bundle besides, or a sentence without a list."""
+        """Refuses a bundle together with a list, or a sentence without a list."""
         if self.codelist is None and self.sentence:
             raise Missing("--sentence: requires --codelist", kind="sentence-without-list")
         if self.codelist is not None and bundle:
@@ -51,7 +51,7 @@ class CodelistOptions:
             file_checks.require_readable("--codelist", self.codelist.expanduser())
 
     def coder(self, home: Path, *, read: ReadOptions, levels: Levels = "auto") -> UntrainedCoder:
-        """Makes the untrained coder, and says what it is."""
+        """Builds the untrained coder and describes it."""
         from tasks.coding.untrained import open_codelist
 
         assert self.codelist is not None
@@ -67,7 +67,7 @@ class CodelistOptions:
 
 
 def starting_model(sentence: str = "") -> ModelConfig:
-    """Returns the model of the profile `formal`, whose start an untrained coder is."""
+    """Returns the model of the profile `formal`. The untrained coder is its starting point."""
     from flows.commands.profiles import load_profile, validate
     from mechanisms.model.config import ModelConfig
 

@@ -13,7 +13,7 @@ from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
 _BASELINES = "baselines."
-"""What `--set` of the other methods starts with, such as baselines.epochs=10."""
+"""Prefix of `--set` for settings of the baselines, such as baselines.epochs=10."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SharedOptions:
         str,
         options.privacy(help="Further target ε to compare at, separated by commas, such as 1,2,5."),
     ] = ""
-    seeds: Annotated[int, options.more(help="Runs per branch, from `seed` on.")] = 5
+    seeds: Annotated[int, options.more(help="Number of runs per branch, starting at `seed`.")] = 5
 
 
 def compare(

@@ -1,5 +1,5 @@
-"""Shows progress on a terminal: a bar for the stage at work, a line per finished stage; elsewhere,
-lines in between.
+"""Shows progress on a terminal: a bar for the running stage, and a line per finished stage.
+Elsewhere, it prints lines at intervals.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def duration(seconds: float) -> str:
-    """Formats a time for people: `40 s`, `12 min`, `3.5 h`."""
+    """Formats a duration for readers: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class StageHeartbeat:
-    """Writes lines on long stages where no bar can move: after 15 seconds, then each minute."""
+    """Prints lines on long stages if no bar can be drawn: after 15 seconds, then every minute."""
 
     FIRST, EVERY = 15.0, 60.0
 
@@ -47,8 +47,8 @@ class StageHeartbeat:
         self._clock, self._lock = clock, Lock()
         self._began: dict[str, float] = {}
         self._base: dict[str, tuple[int, float]] = {}
-        """Work done, and when, at the first report and then at the last line: the start of a stage
-        is slower.
+        """Work done and time, at the first report and at the last line, because a
+        stage starts slowly.
         """
         self._due: dict[str, float] = {}
 
@@ -59,8 +59,8 @@ class StageHeartbeat:
             self._base.pop(label, None)
 
     def line(self, label: str, done: int, total: int | None) -> str | None:
-        """Returns the line to print now, or None; time left follows from the work since the last
-        one.
+        """Returns the line to print now, or None. The remaining time is estimated from the work
+        since the last line.
         """
         now = self._clock()
         with self._lock:
@@ -82,19 +82,19 @@ class StageHeartbeat:
 
 
 class StepsColumn(MofNCompleteColumn):
-    """Shows the steps of a stage, and nothing where no one knows how many there will be."""
+    """Shows the steps of a stage, and nothing if their number is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text("") if task.total is None else super().render(task)
 
 
 class ConsoleListener(Listener):
-    """Draws the progress of its block's stages on stderr; stdout is for results.
+    """Draws the progress of its block's stages on stderr. Results go to stdout.
 
     Args:
-        bars: a bar for the stage at work; not for parallel stages, whose bars would overwrite each
-            other.
-        verbose: show stages by their names and all their figures, in place of words.
+        bars: show a bar for the running stage; not for parallel stages, whose bars would overwrite
+            each other.
+        verbose: show stages by name with all their figures, instead of sentences.
     """
 
     def __init__(self, *, bars: bool = True, verbose: bool = False) -> None:
@@ -131,9 +131,9 @@ class ConsoleListener(Listener):
 
     def expect(self, what: str, seconds: float, *, measured: bool) -> None:
         by = (
-            "by what stages took in this workspace"
+            "from the time that stages took in this workspace"
             if measured
-            else "a rough guess: nothing like it has run in this workspace yet"
+            else "a rough guess: no such stage has run in this workspace yet"
         )
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
 
@@ -152,7 +152,9 @@ class ConsoleListener(Listener):
         self._show(label, done, total)
 
     def bar(self, label: str) -> Callable[[int, int], None]:
-        """Returns a callback for work outside stages; call it with steps done and in all."""
+        """Returns a callback for work outside stages, to be called with steps done
+        and the total.
+        """
         self.started(label)
         return lambda done, total: self.report(label, done, total)
 
@@ -173,7 +175,7 @@ class ConsoleListener(Listener):
         with self._lock:
             if (
                 self._bar is None or self._shown != label
-            ):  # a stage that another one interrupted has its bar again
+            ):  # a stage that was interrupted by another one gets its bar back
                 self._clear()
                 self._bar, self._shown = (
                     self._progress.add_task(escape_text(label), total=total, completed=done),

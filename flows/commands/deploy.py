@@ -16,7 +16,7 @@ from storage.errors import Missing, StorageError
 from tasks.catalogue import CATALOGUE
 
 POOLS = ("cpu", "gpu")
-"""Work pools; a GPU worker takes one run at a time (`--limit 1`)."""
+"""Work pools. A GPU worker takes one run at a time (`--limit 1`)."""
 
 
 def deploy() -> None:
@@ -46,7 +46,7 @@ def deploy() -> None:
     with tempfile.TemporaryDirectory() as folder:
         applied_file = Path(folder) / "prefect.yaml"
         applied_file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        # `prefect deploy` has no counterpart in Python that reads the file.
+        # `prefect deploy` has no Python equivalent that reads the file.
         done = subprocess.run(
             [
                 sys.executable,
@@ -72,9 +72,9 @@ def deploy() -> None:
 
 
 def _train_in(content: dict[str, Any], pool: str) -> None:
-    """Moves trainings from the pool `cpu` to another one, such as one of type kubernetes.
+    """Moves training flows from the pool `cpu` to another pool, such as one of type kubernetes.
 
-    Releases, coding and upkeep stay, each in a queue of its own with a worker of its own.
+    Releases, coding and housekeeping are not moved. Each has a queue and a worker of its own.
     """
     for deployment in content["deployments"]:
         place = deployment["work_pool"]
@@ -83,8 +83,8 @@ def _train_in(content: dict[str, Any], pool: str) -> None:
 
 
 def _without_unset(content: Any, environment: Mapping[str, str]) -> Any:
-    """Returns deployments without the paths that the environment does not name: their forms ask for
-    them.
+    """Returns the deployments without paths that the environment does not set.
+    Their forms ask for them.
     """
     unset = [
         f"{{{{ ${name} }}}}"

@@ -1,4 +1,4 @@
-"""Shows what `autocoder train --dry-run` found: stages, records, model and the expected charge."""
+"""Prints the result of `autocoder train --dry-run`: stages, records, model and expected charge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_dry_run(
     seconds = preview.estimate.of_labels(missing) if missing or search else 0.0
     if output.as_json:
         content = _dry_run_json(preview, parameters, stages, search=search, seconds=seconds)
-        say(json.dumps(content, indent=2, default=str))  # of amounts
+        say(json.dumps(content, indent=2, default=str))  # `default` is for amounts
     else:
         _print_stages(preview, parameters, context, stages, search)
         for name, line in _facts(preview, parameters):
@@ -115,9 +115,9 @@ def _time_line(preview: Preview, seconds: float, computes: bool, search: str | N
     if not computes:
         return "nothing: every stage is finished"
     by = (
-        "by what stages took in this workspace"
+        "from the time that stages took in this workspace"
         if preview.estimate.measured
-        else "a rough guess: nothing like it has run in this workspace yet"
+        else "a rough guess: no such stage has run in this workspace yet"
     )
     fits = "; with a search that needs two fits" if search else ""
     return f"about {duration(seconds)} ({by}{fits})"
@@ -214,7 +214,7 @@ def _facts_of_model(
         yield "warning", language
     untold = untold_by_settings(parameters)
     if untold is not None:
-        yield "accuracy", f"the bundle states none: {REASONS[untold]}"
+        yield "accuracy", f"the bundle reports none: {REASONS[untold]}"
 
 
 def _facts_of_charge(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
@@ -222,7 +222,7 @@ def _facts_of_charge(preview: Preview, parameters: RetrainParameters) -> Iterato
 
     charge = preview.charge
     if preview.row is not None:
-        yield "charge", "nothing more; it is in the ledger"
+        yield "charge", "no further charge; it is already in the ledger"
     else:
         yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
     if charge.warning:
@@ -232,7 +232,7 @@ def _facts_of_charge(preview: Preview, parameters: RetrainParameters) -> Iterato
     if charge.by_name_alone:
         yield (
             "",
-            "by name only: releases of these records under another name show only after ingest",
+            "by name only: releases of these records under other names appear only after ingest",
         )
     if charge.others:
         yield "other names", population_name_warning(charge.others, parameters.data.population)
@@ -241,7 +241,7 @@ def _facts_of_charge(preview: Preview, parameters: RetrainParameters) -> Iterato
 
 
 def _changes_stems(stems: str, look: NarrativeLook) -> bool:
-    """Checks that there are other stems for the language of the texts."""
+    """Whether stems exist for the language of the texts that differ from the configured ones."""
     import snowballstemmer
 
     return look.language != stems and look.language in snowballstemmer.algorithms()
@@ -249,10 +249,11 @@ def _changes_stems(stems: str, look: NarrativeLook) -> bool:
 
 def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
     if parameters.data.ingest.codes_are_names:
-        yield "the names of the codes serve as their titles: go on only if every name is public"
+        yield "the names of the codes serve as their titles: continue only if every name is public"
         return
     yield (
-        "use --codelist, a CSV of code and title: titles are public, and code better at the same ε"
+        "use --codelist, a CSV of code and title: titles are public, and improve the codes at the "
+        "same ε"
     )
     yield (
         "are the codes public names? Then --set data.ingest.codes_are_names=true makes each "
@@ -261,8 +262,7 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
     if parameters.model.lexical == "hashed":
         yield (
             "are these injuries? Then --set model.lexical=titles --set "
-            "model.lexical_titles=injuries reads words of "
-            "OIICS's titles in place of hashed words"
+            "model.lexical_titles=injuries reads words of OIICS's titles instead of hashed words"
         )
 
 
@@ -301,7 +301,7 @@ def _release(parameters: RetrainParameters, row: ReleaseRow | None) -> str:
     if row is None:
         return f"at once, unaudited, label `{parameters.release.label}`"
     if row.state == "committed":
-        return f"committed before: {row.release_id}; nothing more is released or spent"
+        return f"committed before: {row.release_id}; nothing more is released or charged"
     if row.state == "burned":
-        return f"burned: {row.release_id}; another release.label spends again"
-    return f"{row.state}: {row.release_id}; resumes without spending again"
+        return f"burned: {row.release_id}; another release.label is charged again"
+    return f"{row.state}: {row.release_id}; resumes without another charge"

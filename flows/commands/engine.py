@@ -78,7 +78,7 @@ def engine(
     else:
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
         for name, value in worker_variables(processes).items():
-            os.environ.setdefault(name, value)  # Dask takes them in place of its own
+            os.environ.setdefault(name, value)  # Dask prefers these to its own
         workers = ("--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0")
         _become("dask_worker", join, *workers, *_tls(join))
 

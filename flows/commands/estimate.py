@@ -1,5 +1,5 @@
-"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample
-coded manually.
+"""Defines `autocoder estimate`: agreement and counts by code, from a coded table
+and a manually coded sample.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ def estimate(
 
 def _show_agreement(agreed: Agreement) -> None:
     low, high = agreed.share_interval
-    say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    say(f"same code: {agreed.share:.1%} of the table, 95% interval {low:.1%} to {high:.1%}")
     if agreed.kappa is None or agreed.kappa_interval is None:
-        say("Cohen's kappa: not defined, both gave one code throughout")
+        say("Cohen's kappa: undefined, because both gave one code throughout")
     else:
         low, high = agreed.kappa_interval
-        say(f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+        say(f"Cohen's kappa: {agreed.kappa:.3f}, 95% interval {low:.3f} to {high:.3f}")
 
 
 def _show(counted: Estimates) -> None:
     largest = sorted(counted.totals, key=lambda total: -total.machine)
     title = (
         f"{counted.sampled:,} rows coded manually of {largest[0].rows if largest else 0:,}; "
-        "95 % intervals"
+        "95% intervals"
     )
     table = Table(title=title)
     for name in ("code", "model's count", "estimate"):
@@ -118,7 +118,7 @@ def _show(counted: Estimates) -> None:
         table.add_row(total.code, f"{total.machine:,}", _interval(total.estimate))
     Console().print(table)
     if len(largest) > _SHOWN:
-        say(f"{len(largest) - _SHOWN} more codes: --out FILE has them")
+        say(f"{len(largest) - _SHOWN} more codes: use --out FILE to see them")
 
 
 def _interval(interval: Interval | None) -> str:

@@ -1,4 +1,4 @@
-"""Checks before work starts that the files of options can be read and written."""
+"""Checks before work starts that the files in options can be read and written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from storage.errors import Contradiction, InputError, Missing, OutOfRange
 
 
 def require_readable(option: str, file: Path) -> None:
-    """Refuse a file that does not exist, before anything large is imported."""
+    """Refuse a file that does not exist, before any slow import."""
     if str(file) == "-":
         raise Contradiction(
-            f"{option}: - is standard input, and records are read again when a run resumes, is "
-            "audited or released. Save it to a file first: … > records.csv",
+            f"{option}: - is standard input, but records are read again when a run is resumed, "
+            "audited or released. Save them to a file first: … > records.csv",
             kind="standard-input",
             option=option,
         )
@@ -24,7 +24,7 @@ def require_readable(option: str, file: Path) -> None:
 
 
 def require_figure(file: Path) -> None:
-    """Refuse before work starts a figure of --plot that could not be written."""
+    """Refuse a --plot file that cannot be written, before work starts."""
     if file.suffix not in {".png", ".svg", ".pdf"}:
         raise OutOfRange(
             f"--plot: {file.name} must end in .png, .svg or .pdf", kind="figure-ending"
@@ -33,7 +33,7 @@ def require_figure(file: Path) -> None:
 
 
 def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None:
-    """Check before work starts that the file of an option can be written."""
+    """Check that the file in an option can be written, before work starts."""
     if not file.parent.is_dir():
         raise Missing(
             f"{option}: the folder {file.parent} does not exist", kind="no-folder", option=option
@@ -56,9 +56,9 @@ def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None
         )
     try:
         str(file).encode()
-    except UnicodeEncodeError:  # the libraries that write tables take no such path
+    except UnicodeEncodeError:  # the libraries that write tables do not accept such a path
         raise OutOfRange(
-            f"{option}: {file} is not UTF-8. Choose another file.",
+            f"{option}: the path {file} is not UTF-8. Choose another file.",
             kind="name-not-utf-8",
             option=option,
         ) from None

@@ -1,4 +1,4 @@
-"""Commands whose help fits a terminal, and which refuse an option that is given twice."""
+"""Commands with help that fits a terminal, and that refuse an option that is used twice."""
 
 import inspect
 import re
@@ -11,13 +11,11 @@ from flows.commands.terminal import Group, say
 from storage.errors import Contradiction
 
 MORE = "More"
-"""Panel only of the options that `--help-all` shows."""
+"""Panel of options that only `--help-all` shows."""
 
 
 class Command(TyperCommand):
-    """Shows the options that are asked for most; a value that is given twice is an error, not an
-    override.
-    """
+    """Shows the most important options. A value that is set twice is an error, not an override."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -63,7 +61,8 @@ class Command(TyperCommand):
 
 class Commands(Group):
     sections: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """Title -> command -> what it does. Empty: all commands, with the first sentence of their help.
+    """By title and command: its description. If empty, all commands with the first
+    sentence of their help.
     """
     ending: ClassVar[str] = ""
 
@@ -86,6 +85,6 @@ class Commands(Group):
 
 
 def unwrap(text: str) -> str:
-    """Marks indented examples, so that the help leaves their lines as they are."""
+    """Marks indented examples, so that the help keeps their line breaks."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in paragraphs)

@@ -1,6 +1,4 @@
-"""Answers Ctrl-C within a second, even where a long computation or a library's
-threads would not.
-"""
+"""Answers Ctrl-C within a second, even if a long computation or a library's threads would not."""
 
 import os
 import select
@@ -10,16 +8,16 @@ from threading import Thread
 
 EXIT_CODE = 130
 _PATIENCE = 0.5
-"""Seconds for the command to end by itself. Whatever it leaves then is what a killed run leaves: it
-is resumed.
+"""Seconds for the command to end by itself. After that it is ended like a killed
+run, which can be resumed.
 """
 
 
 def answer() -> None:
-    """Takes SIGINT over, unless someone has: a shell's background job ignores it."""
+    """Handles SIGINT, unless it is already handled: a shell's background job ignores it."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    if sys.platform == "win32":  # its pipes wake nothing; Ctrl-C ends the command when it can
+    if sys.platform == "win32":  # its pipes wake no thread; Ctrl-C ends the command when it can
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -29,7 +27,9 @@ def answer() -> None:
 
 
 def leave() -> None:
-    """Ends the process at once: threads of torch abort where the interpreter ends under them."""
+    """Ends the process at once, because torch's threads abort if the interpreter
+    ends under them.
+    """
     restored = (
         "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
     )  # a line with a bar, and the cursor that it hides
@@ -42,11 +42,11 @@ def _interrupt(*_: object) -> None:
 
 
 def _watch(reading: int) -> None:
-    """Reads the numbers of signals, which Python writes as they come, whatever the main thread is
-    at.
+    """Reads the signal numbers, which Python writes as they arrive, whatever the
+    main thread is doing.
     """
     while number := os.read(reading, 1):
-        # a server has a handler of its own, which lets running requests end
+        # a server has a handler of its own, which lets running requests finish
         if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _interrupt:
             select.select([reading], [], [], _PATIENCE)
             leave()

@@ -1,4 +1,4 @@
-"""Defines `autocoder join`: adds the columns of a second file to records, by an id."""
+"""Defines `autocoder join`: adds the columns of a second file to records by an id."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ def join(
 ) -> None:
     r"""Join two tables by an id: each row of the first with its row of the second.
 
-    Rows without a second one stay, with blank cells, and are counted. The output is as confidential
+    Rows without a match keep blank cells and are counted. The output is as confidential
     as the tables.
 
     Example

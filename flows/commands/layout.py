@@ -1,5 +1,5 @@
-"""Lays out prose and tables for the width of a terminal, by Rich, which commands without them need
-not wait for.
+"""Lays out text and tables for the terminal's width with Rich, which commands
+without tables need not import.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from flows.commands.terminal import escape_text, say
 
 
 class Console(rich.console.Console):
-    """Prints as Rich does, without markup, and escapes every text."""
+    """Prints like Rich, but without markup, and escapes every text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a string; every printed string, also in cells of tables, comes through here."""
+        """Render a string. Every printed string goes through here, including the
+        cells of tables.
+        """
         return super().render_str(escape_text(text), **options)
 
 
 def say_prose(text: str, *, name: str | None = None, start: str = "", err: bool = False) -> None:
-    """Print a sentence, broken at blanks where the terminal ends; behind a name, in a column of its
+    """Print a sentence, wrapped at the terminal's width, optionally after a name in a column of its
     own.
 
     Args:
-        start: what stands before the sentence; its other lines are as far to the right.
+        start: text before the sentence; further lines are indented by its width.
     """
     console = Console(stderr=err)
     start = start if name is None else f"{name:<15} "
@@ -50,44 +52,42 @@ def say_prose(text: str, *, name: str | None = None, start: str = "", err: bool 
 
 @dataclass(frozen=True)
 class Column:
-    """Holds one column of a table: its name, its cells, and how it gives way on a
-    narrow terminal.
-    """
+    """A column of a table: its name, its cells, and its behaviour on a narrow terminal."""
 
     name: str
     cells: Sequence[str]
     rank: int = 0
-    """Columns of the highest rank are left out first; those of rank 0 never."""
+    """Columns with the highest rank are left out first; columns with rank 0 never are."""
     wraps: bool = False
-    """Broken into lines where it is too long; other columns stay whole."""
+    """Whether long cells are wrapped into lines. Other columns are never wrapped."""
     right: bool = False
-    """Aligned on its end, as numbers are."""
+    """Whether the column is right-aligned, as for numbers."""
 
 
 _LEAST, _WIDE = 12, 100_000
-"""Least width of a column that wraps, and the width of a pipe."""
+"""Smallest width of a column that wraps, and the width for a pipe."""
 
 
 def print_table(columns: Sequence[Column]) -> None:
-    """Print a table that fits the terminal, and name the columns that it leaves out; a pipe gets
-    all, unbroken.
+    """Print a table that fits the terminal, and name the columns that it leaves out. A pipe gets
+    all columns, unwrapped.
     """
     for line in fitted_table(columns):
         say(line)
 
 
 def fitted_table(columns: Sequence[Column]) -> list[str]:
-    """Lays out a table for the terminal at hand, or for a pipe."""
+    """Lays out a table for the current terminal, or for a pipe."""
     console = Console()
     return table_lines(columns, console.width if console.is_terminal else None)
 
 
 def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Lays out a table without cutting a cell; a terminal that is too narrow gets one line per
-    cell.
+    """Lays out a table without truncating a cell. If the terminal is too narrow, each cell gets a
+    line.
 
     Args:
-        width: of the terminal in columns; None: without limit.
+        width: width of the terminal in columns, or None for no limit.
     """
     console, wide = (
         Console(width=n, file=io.StringIO(), color_system=None) for n in (width or _WIDE, _WIDE)

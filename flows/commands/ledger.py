@@ -1,5 +1,5 @@
-"""Defines `autocoder ledger`: releases, their records and cost, and proof that no one changed the
-ledger.
+"""Defines `autocoder ledger`: releases, their records and cost, and proof that
+nobody changed the ledger.
 """
 
 from __future__ import annotations
@@ -288,8 +288,9 @@ def export(
     if what == "head" and place.workspace.private.is_dir():
         from flows.commands.metrics import TIMES
 
-        # Its time is a metric: a head that nobody has exported for long proves little.
-        with suppress(OSError):  # a person may export without the right to write here
+        # The time of the export is a metric, because a head that was exported long ago proves
+        # little.
+        with suppress(OSError):  # a person may export without permission to write here
             (place.workspace.private / TIMES["head_exported"][0]).touch()
 
 
@@ -332,7 +333,7 @@ def migrate(
     )
     if (
         app_role or release_role or read_role
-    ):  # training, which makes plans under it, may not add the first row
+    ):  # training makes plans under it but may not add the first row
         Ledger.open(url).ensure_genesis_row(requester="owner")
     text = f"ledger schema {revision}"
     text += f", {app_role} may read and add evaluations" if app_role else ""
@@ -374,8 +375,8 @@ def recover(
     """Show the state of each release after a crash. With --apply, complete or burn it.
 
     The steps `draw`, `measure` and `build` need the model: run the same release again to resume.
-    This command exits with 1 while a release is open. A ledger that was rolled back or lost gets
-    its missing rows from this workspace or the witness, after all of them were checked.
+    This command exits with 1 while a release is open. If the ledger was rolled back or lost, its
+    missing rows are restored from this workspace or the witness, after all of them were checked.
 
     Example
 
@@ -438,7 +439,7 @@ def _is_current(place: LedgerOptions, *, apply: bool, policy: Path | None) -> bo
 
 
 def _resuming(ledger: Ledger, workspace: Workspace, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the commands that resume what is still open."""
+    """Yields the commands that resume open releases."""
     from tasks.releasing.budgets import resuming_command
 
     still = {finding.release_id for finding in findings if not finding.done}

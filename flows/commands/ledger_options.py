@@ -36,14 +36,14 @@ class LedgerOptions:
         return os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
 
     def journals(self) -> Sequence[Journal]:
-        """Returns the anchors of the workspace and of the witness."""
+        """The journals of the workspace and of the witness, with which the ledger must agree."""
         from storage.ledger.journal import journals_of
 
         has_journals = self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
         return journals_of(self.workspace) if has_journals else ()
 
     def journal_checkpoints(self) -> list[Checkpoint]:
-        """Returns their newest marks as checkpoints that the ledger must contain."""
+        """Returns their newest positions as checkpoints that the ledger must contain."""
         from storage.ledger.checkpoints import state_checkpoint
 
         checkpoints: list[Checkpoint] = []
@@ -55,14 +55,14 @@ class LedgerOptions:
         return checkpoints
 
     def open(self) -> Ledger:
-        """Open the ledger; never create one."""
+        """Opens the ledger. Never creates one."""
         from storage.ledger import Ledger
 
         return Ledger.require_existing(self.url)
 
     def open_to_sign(self) -> Ledger:
-        """Opens the ledger with the key of this machine, or of the workspace, to add rows that are
-        signed.
+        """Opens the ledger with the key of this machine, or of the workspace, to
+        add signed rows.
         """
         from storage.bundle.seal import release_key
         from storage.ledger import Ledger
@@ -72,9 +72,7 @@ class LedgerOptions:
 
 
 def select_ledger(workspace: Path) -> tuple[Context, LedgerParameters]:
-    """Returns the context of a workspace and the settings of its ledger, with
-    Prefect configured.
-    """
+    """Configures Prefect, and returns the context of a workspace and the settings of its ledger."""
     configure_prefect()
     from tasks.parameters import LedgerParameters
     from tasks.running.stage import Context
@@ -83,9 +81,9 @@ def select_ledger(workspace: Path) -> tuple[Context, LedgerParameters]:
 
 
 def home_of_plan(plan: Path, home: Path | None) -> Path:
-    """Returns the workspace of a plan: the option, or the one that contains the plan.
+    """Returns the workspace of a plan: the option, or the workspace that contains the plan.
 
-    Refuses a plan that cannot be read, before anything large is imported.
+    Refuses a plan that cannot be read, before any slow import.
     """
     try:
         json.loads(read_regular(plan.expanduser(), 64 << 20, option="plan"))

@@ -1,5 +1,5 @@
-"""Lays out the ledger for people: releases, rows, one release, budgets. Spent amounts are rounded
-up.
+"""Lays out the ledger for readers: releases, rows, one release, budgets. Spent
+amounts are rounded up.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
 
 
 def spent(epsilon: Decimal | None) -> str:
-    """Returns an epsilon that was spent or is claimed, rounded up to four decimals."""
+    """Formats an epsilon that was spent or is claimed, rounded up to four decimals."""
     return "–" if epsilon is None else epsilon_text(epsilon)
 
 
 def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
-    """Returns a delta with three digits: up where it is spent, down where it remains."""
+    """Formats a delta with three digits, rounded up if it is spent and down if it remains."""
     return "–" if value is None else delta_text(value, rounding=rounding)
 
 
 def cohorts(names: Iterable[str]) -> str:
-    """Returns names of cohorts, of years that follow one another the first and the last."""
+    """Formats names of cohorts. Consecutive years are shortened to the first and the last."""
     runs: list[list[str]] = []
     for name in names:
         year = re.fullmatch(r"\d{4}", name)
@@ -53,7 +53,7 @@ def cohorts(names: Iterable[str]) -> str:
 
 def release_columns(rows: Sequence[ReleaseRow], revoked: Collection[str]) -> list[Column]:
     """Returns the six columns of a list of releases, at every width. `ledger show RELEASE` has all
-    that is known of one.
+    details of one release.
     """
     return [
         Column("release", [row.release_id for row in rows]),
@@ -78,7 +78,7 @@ def every_row_columns(
 
 
 def _number(row: LedgerRow | Evaluated) -> str:
-    """A measurement is in no chain, and has a number among its own."""
+    """Measurements are not part of the chain and have numbers of their own."""
     from storage.ledger.entries import Evaluated
 
     return f"m{row.sequence}" if isinstance(row, Evaluated) else str(row.sequence)
@@ -106,7 +106,7 @@ def _amounts(rows: Sequence[LedgerRow | Evaluated]) -> Iterator[Column]:
 
 
 def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str]:
-    """Yields the lines of one release: a heading a section, then its labels and values."""
+    """Yields the lines of one release: a heading per section, then its labels and values."""
     for name, rows in sections.items():
         yield name
         for label, value in rows:
@@ -126,15 +126,16 @@ def relation_in_words(name: str | None, unit: str | None) -> str:
 
 
 def budget_text(lines: Sequence[Balance], policy: str, records: Mapping[str, int]) -> Iterator[str]:
-    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last
-    the unused caps.
+    """Yields paragraphs: a heading per population, four lines for cohorts with equal balances, and
+    finally the unused caps.
 
     Args:
-        records: about how many of each population its largest release was trained on.
+        records: approximate number of records that each population's largest release was trained
+            on.
     """
     from tasks.releasing.ledger_access import (
         describe_large_delta,
-    )  # opens ledgers: not in a light installation
+    )  # imports ledgers, which a light installation lacks
 
     used = [line for line in lines if line.used]
     for population, group in groupby(used, key=lambda line: line.account.population):

@@ -1,5 +1,5 @@
-"""Gives Prometheus the figures of stages, ledger and server, for `autocoder status --prometheus`
-and `--serve`.
+"""Provides the figures of stages, ledger and server to Prometheus, for `autocoder status
+--prometheus` and `--serve`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ACCOUNT = ("population", "cohort", "guarantee_kind")
 TIMES = {
     "ledger_verified": ("ledger-head.json", "when ledger-verify last passed, seconds since 1970"),
     "head_exported": ("head-exported", "when a head was last exported, seconds since 1970"),
-    "backed_up": ("backed-up", "when a backup last ended, seconds since 1970"),
+    "backed_up": ("backed-up", "when a backup last finished, seconds since 1970"),
 }
-"""Metrics that are times of files in the private workspace. `ledger export head` writes the second;
-whoever makes backups touches the third.
+"""Metrics that are modification times of files in the private workspace. `ledger export head`
+writes the second file, and the operator's backup must touch the third.
 """
 
 
@@ -40,7 +40,7 @@ def show(workspace: Path, serve: str | None) -> None:
     ADDRESS:PORT.
 
     Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server
-    (PREFECT_API_URL). A part that does not answer has `autocoder_up` 0.
+    (PREFECT_API_URL). If a part does not answer, its `autocoder_up` is 0.
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
     from prometheus_client.registry import Collector
@@ -80,8 +80,8 @@ def show(workspace: Path, serve: str | None) -> None:
 class Figures:
     """The figures of one workspace.
 
-    A scrape twice a minute must not fold the ledger and load every plan again, so that what was
-    read is kept until the ledger's head or a file of the plans changes.
+    Scrapes are frequent, and must not replay the ledger and load every plan each time. Results are
+    therefore kept until the ledger's head or a file of the plans changes.
     """
 
     def __init__(self, workspace: Path) -> None:
@@ -89,7 +89,7 @@ class Figures:
         self._known: tuple[object, list[Metric]] | None = None
 
     def families(self) -> Iterator[Metric]:
-        """Yields all families. A part that does not answer has `autocoder_up` 0."""
+        """Yields all metric families. If a part does not answer, its `autocoder_up` is 0."""
         context, settings = select_ledger(self._workspace)
         from tasks.running import worker_metrics
 
@@ -111,7 +111,7 @@ class Figures:
             except StorageError:
                 up["server"] = 0
         yield _gauge(
-            "up", "1 where it answers", ["part"], (([part], value) for part, value in up.items())
+            "up", "1 if it answers", ["part"], (([part], value) for part, value in up.items())
         )
 
     def _ledger(self, context: Context, settings: LedgerParameters) -> list[Metric]:
@@ -129,13 +129,13 @@ class Figures:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Returns the files below a folder with the times of their last change."""
+    """Returns the files below a folder with their modification times."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in files))
 
 
 def of_workspace(private: Path) -> Iterator[Metric]:
-    """Yields what the workspace's disk and files tell, and nothing before there is a workspace."""
+    """Yields metrics of the workspace's disk and files; none before there is a workspace."""
     if not private.is_dir():
         return
     disk = shutil.disk_usage(private)
@@ -165,7 +165,7 @@ def of_ledger(overview: LedgerOverview) -> Iterator[Metric]:
         [([], len(overview["open_releases"]))],
     )
     waiting = sum(bool(plan["missing"]) and not plan["refused"] for plan in overview["plans"])
-    yield _gauge("plans_waiting", "plans whose approvals are missing", (), [([], waiting)])
+    yield _gauge("plans_waiting", "plans that wait for approvals", (), [([], waiting)])
 
 
 def of_server(overview: ServerOverview) -> Iterator[Metric]:
@@ -175,9 +175,9 @@ def of_server(overview: ServerOverview) -> Iterator[Metric]:
     yield _gauge("workers_online", "workers that answer, by pool", ["pool"], online)
     waits = overview["waits"].items()
     mean = (([pool], waited["seconds"] / waited["begun"]) for pool, waited in waits)
-    yield _gauge("run_wait_seconds", "mean wait of runs of seven days, by pool", ["pool"], mean)
+    yield _gauge("run_wait_seconds", "mean wait of runs in seven days, by pool", ["pool"], mean)
     longest = (([pool], waited["longest"]) for pool, waited in waits)
-    yield _gauge("run_longest_wait_seconds", "the longest of them", ["pool"], longest)
+    yield _gauge("run_longest_wait_seconds", "longest wait, by pool", ["pool"], longest)
     polled = (([queue["pool"], queue["queue"]], queue["polled"]) for queue in overview["queues"])
     yield _gauge(
         "queue_polled_timestamp_seconds",
@@ -185,7 +185,7 @@ def of_server(overview: ServerOverview) -> Iterator[Metric]:
         ["pool", "queue"],
         polled,
     )
-    yield _gauge("runs_silent", "runs at work without a heartbeat", (), [([], overview["silent"])])
+    yield _gauge("runs_silent", "running runs without a heartbeat", (), [([], overview["silent"])])
 
 
 def _gauge(

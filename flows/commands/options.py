@@ -1,7 +1,6 @@
-"""Defines options that several commands share, and groups of them.
+"""Options that several commands share, and groups of them.
 
-A command takes a group as one parameter, a dataclass; `expand_groups` turns it into options of
-typer.
+A command takes a group as one parameter, a dataclass. `expand_groups` turns it into Typer options.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Home = Annotated[
     Path | None,
     typer.Option(help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace"),
 ]
-HomeOfPlan = Annotated[Path | None, more(help="Workspace folder.", show_default="that of the plan")]
+HomeOfPlan = Annotated[Path | None, more(help="Workspace folder.", show_default="the plan's")]
 Plan = Annotated[
     Path, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")
 ]
@@ -131,8 +130,8 @@ Label = Annotated[str | None, data("--label", help="Column of the code.")]
 
 
 def read_options(given: Sequence[str] | None, option: str = "--read") -> ReadOptions:
-    """Returns the settings of an option that says how a table is read; refuses one that the reader
-    does not know.
+    """Returns the settings of an option on how a table is read. Refuses a setting
+    that the reader does not know.
     """
     from storage.tables.options import AS_IT_LOOKS, ReadOptions
 
@@ -172,8 +171,8 @@ class RunOptions:
         str | None,
         data(
             help="Required: formal (a proven epsilon, any records; start here), osha-formal, "
-            "osha-formal-lora, "
-            "osha-head and paper (estimated epsilon), demo-formal, demo, or a YAML file.",
+            "osha-formal-lora, osha-head and paper (estimated epsilon), demo-formal, demo, or a "
+            "YAML file.",
             show_default=False,
         ),
     ] = None
@@ -246,9 +245,7 @@ class RunOptions:
 
     @property
     def profile_name(self) -> str:
-        """Returns the profile, which must be given: every one makes another claim, so none is the
-        default.
-        """
+        """Returns the profile. It is required, because each profile makes a different claim."""
         if self.profile is None:
             raise Missing(
                 "--profile: missing. Choose formal (a proven epsilon, the one to "
@@ -269,10 +266,10 @@ class RunOptions:
         _ = self.profile_name
 
     def parameters(self, values: Mapping[str, Any] = MappingProxyType({})) -> RetrainParameters:
-        """Returns the parameters from the profile, --set, these options, and values of others.
+        """Returns the parameters from the profile, --set, these options, and other values.
 
         Args:
-            values: by the dotted names of parameters; None: not given.
+            values: values by dotted parameter names; None means that a value is not set.
         """
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
@@ -296,7 +293,7 @@ class RunOptions:
         return run
 
     def _own_values(self) -> dict[str, str | list[str] | None]:
-        """Returns what these options say, by the dotted names of parameters; None: not given."""
+        """Returns the values of these options by dotted parameter names; None means not set."""
         return {
             "data.source": list(map(str, self.data or ())) or None,
             "data.codelist": str(self.codelist[0]) if self.codelist else None,
@@ -309,7 +306,7 @@ class RunOptions:
         }
 
     def _read_values(self) -> dict[str, Any]:
-        """Returns what --read and its like say, by the dotted names of parameters."""
+        """Returns the values of --read and similar options by dotted parameter names."""
         from flows.commands.profiles import READ_OPTIONS, apply_settings
         from storage.tables.options import ReadOptions
 
@@ -324,8 +321,8 @@ class RunOptions:
         return values
 
     def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
-        """Returns the options of each column of codes, with the values by which each knows of the
-        others: their texts are encoded together.
+        """Returns the options for each column of codes, with values that tell each run about the
+        other columns, so that their texts are encoded together.
         """
         columns, lists = self.label or [], self.codelist or []
         if len(columns) < 2:
@@ -360,7 +357,7 @@ class RunOptions:
 
 
 def approval_text(given: str) -> str:
-    """Returns a signed approval: the text itself, or what the file of this name contains."""
+    """Returns a signed approval: the text itself, or the content of the file with this name."""
     if len(given) >= 250 or not Path(given).is_file():
         return given
     try:
@@ -373,16 +370,15 @@ def approval_text(given: str) -> str:
 
 
 ESTIMATED = (
-    "note: this ε is an estimate for these records and no guarantee; audits have contradicted "
-    "such claims. "
-    "A guarantee: --profile formal"
+    "note: this ε is an estimate for these records and not a guarantee; audits have contradicted "
+    "such claims. For a guarantee use --profile formal"
 )
-"""One line about the kind of a claim that is not proven."""
+"""A line on a claim that is not proven."""
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Writes the answer on stdout and progress on stderr."""
+    """Prints the answer to stdout and progress to stderr."""
 
     as_json: AsJson = False
     verbose: Annotated[
@@ -390,8 +386,8 @@ class OutputOptions:
     ] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
-        """Returns a listener for the stages of its block; without `bars` it shows
-        only their ends.
+        """Returns a listener for the stages of its block. Without `bars` it only
+        shows their ends.
         """
         from flows.commands.console import ConsoleListener
 
@@ -402,7 +398,7 @@ class OutputOptions:
             say(f"warning: {sentence}", err=True)
 
     def note_estimate(self, guarantee_kind: str) -> None:
-        """Print on stderr what an estimated claim is, and how to make one that is proven."""
+        """Print on stderr that a claim is an estimate, and how to get a proven one."""
         if guarantee_kind == "asymptotic-local":
             say(ESTIMATED, err=True)
 
@@ -412,7 +408,9 @@ class OutputOptions:
 
 
 def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]:
-    """Returns the codes of a published list; none without one, which `read` must not describe."""
+    """Returns the codes of a published list, or an empty list without one. `read`
+    requires a list.
+    """
     if codelist is None:
         if read:
             raise Missing("--read-codelist requires --codelist", kind="codelist-missing")
@@ -425,8 +423,8 @@ def listed_codes(codelist: Path | None, read: Sequence[str] | None) -> list[str]
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command for typer: groups become options, and examples in its help keep their
-    lines.
+    """Returns the command for Typer, with groups expanded to options. Examples in
+    its help keep their line breaks.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

@@ -91,15 +91,15 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """What a plan would release and charge, in sentences."""
+    """Sentences on what a plan would release and charge."""
 
     lines: tuple[str, ...]
     fits: bool = True
-    """The budget bears it."""
+    """Whether the budget covers it."""
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> PlanSummary:
-    """Returns what a plan would release and charge; for the end of a retrain."""
+    """Summarises what a plan would release and charge, for the end of a training run."""
     from storage.ledger import BudgetRefused
     from storage.ledger.wording import budget_after
     from tasks.releasing import ledger_records
@@ -121,7 +121,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> PlanSummary:
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
     if case.released is not None:
         line = (
-            f"This plan is release {case.released.release_id} already ({case.released.state}); "
+            f"This plan is already release {case.released.release_id} ({case.released.state}); "
             "nothing more is charged."
         )
         return PlanSummary((line,))
@@ -175,18 +175,18 @@ def _plain(page: PlanPage) -> dict[str, object]:
 
 
 def wrap_lines(text: str, width: int) -> list[str]:
-    """Wraps a paragraph; a command stays on one line, so that it can be copied."""
+    """Wraps a paragraph. A command is never broken, so that it can be copied."""
     whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _BLANK), text)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_BLANK, " ") for line in lines]
 
 
 _BLANK = "\x1f"
-"""Replaces a blank within a command; no answer contains it."""
+"""Replaces blanks within a command; no answer contains this character."""
 
 
 def print_wide_table(console: Console, head: list[str], rows: list[list[str]]) -> None:
-    """Prints a table; where it would break words, a paragraph for each row."""
+    """Prints a table, or a paragraph for each row if the table would break words."""
     words = [
         [word for cell in column for word in cell.split()]
         for column in zip(head, *rows, strict=True)
@@ -200,7 +200,7 @@ def print_wide_table(console: Console, head: list[str], rows: list[list[str]]) -
         return
     table = Table()
     for name in head:
-        table.add_column(name, overflow="fold")  # an id must not be cut
+        table.add_column(name, overflow="fold")  # an id must not be truncated
     for row in rows:
         table.add_row(*row)
     console.print(table)

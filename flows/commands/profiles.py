@@ -1,4 +1,4 @@
-"""Builds parameters from a profile (YAML), options and `--set key=value`; errors
+"""Builds parameters from a profile (YAML), options and `--set key=value`. Errors
 name the option.
 """
 
@@ -40,7 +40,7 @@ READ_OPTIONS = {
     "--read-codelist": "data.ingest.codelist_read",
     "--read-examples": "data.examples_read",
 }
-"""Sections of parameters whose settings an option takes as `key=value`."""
+"""Sections of parameters that an option sets as `key=value`."""
 
 
 def option_of(parameter: str) -> str:
@@ -57,7 +57,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> dict[str, Any]:
-    """Loads a profile by name, or by the path of a YAML file; it must be a mapping."""
+    """Loads a profile, which must be a mapping, by its name or by the path of a YAML file."""
     path = (
         Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     )
@@ -94,10 +94,10 @@ def apply_settings(
     option: str = "--set",
     model: type[BaseModel] = RetrainParameters,
 ) -> dict[str, Any]:
-    """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a,
+    """Apply `dotted.key=value` settings. Values are read as YAML (`3`, `0.1`, `true`, `null`, `[a,
     b]`).
 
-    A text stays as it was typed (`2.010`), and one text may stand for a list of texts.
+    A text setting keeps its spelling (`2.010`), and a single text may replace a list of texts.
     """
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -110,7 +110,7 @@ def apply_settings(
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value under a dotted name; missing sections are created."""
+    """Sets the value of a dotted name and creates missing sections."""
     *path, last = key.split(".")
     for part in path:
         content = content.setdefault(part, {})
@@ -138,7 +138,7 @@ def _read(key: str, value: str, model: type[BaseModel]) -> Any:
         str,
         tuple,
         type(None),
-    }  # such a text may look like anything, a path like a mapping
+    }  # such a text may have any form, such as a path that looks like a mapping
     if (
         (read is None and type(None) in types_of)
         or isinstance(read, list)
@@ -179,12 +179,12 @@ def parameters(
     *,
     look: Callable[[DataParameters], None] | None = None,
 ) -> RetrainParameters:
-    """Returns the parameters of a run from a profile, texts `key=value`, and values.
+    """Returns the parameters of a run from a profile, `key=value` texts, and values.
 
     Args:
-        settings: as text, such as those of `--set`.
-        values: by their dotted names; a value is given once, so that none replaces another.
-        look: looks at the records, before the method is read, which takes seconds.
+        settings: texts such as those of `--set`.
+        values: values by dotted name; a value may be set only once, so that none overrides another.
+        look: checks the records before the method is read, which takes seconds.
     """
     content = load_profile(profile)
     content.pop("branches", None)
@@ -231,7 +231,7 @@ def parameters(
 
 
 class _Records(BaseModel, extra="ignore"):
-    """What of the parameters is known without the method."""
+    """The parameters that are known without the method."""
 
     data: DataParameters
 
@@ -244,16 +244,16 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 def _require_population(
     content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str
 ) -> None:
-    """Require a population and a classification with other columns than those of the profile.
+    """Require a population and a classification if the columns differ from the profile's.
 
-    What the profile says only of its own records is dropped: a release at once, the day of its
-    split, its sentences, that they are public.
+    Settings that apply only to the profile's own records are dropped: release at once, the day of
+    the split, the sentences, and that the records are public.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
     labels = _section(now, "labels") or {
         ingest.get("label_column"): None
-    }  # those planned together are alike
+    }  # columns that are planned together have equal settings
     other = (
         ["text_columns"]
         if "text_columns" in own and ingest.get("text_columns") != own["text_columns"]
@@ -297,7 +297,9 @@ def _require_population(
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model:
-    """Returns values as a model; all faults are one error, which starts with `where`."""
+    """Returns values as a model. All faults are reported in one error, which starts
+    with `where`.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -311,7 +313,7 @@ def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Mo
 
 
 def profile_branches(profile: str) -> Any:
-    """Returns the methods that a profile adds to the standard ones, as they are written."""
+    """Returns the methods that a profile adds to the standard ones, unvalidated."""
     return load_profile(profile).get("branches") or ()
 
 

@@ -28,11 +28,10 @@ def purge(
     ] = False,
     home: options.Home = None,
 ) -> None:
-    """List, or remove with --yes, the stages of the private workspace that no one wrote to for a
-    while.
+    """List, or with --yes remove, stages of the private workspace that were not used for a while.
 
     Stages contain records, features, posteriors and weights. Bundles, the ledger, keys and plans
-    stay, and so do stages that a plan of the same period or an open release needs. The ledger
+    are kept, and so are stages that a plan of the same period or an open release needs. The ledger
     records what was removed. A later training run computes removed stages again, from the records
     file.
 

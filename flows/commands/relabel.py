@@ -1,4 +1,4 @@
-"""Defines `autocoder relabel`: moves a coded table to a revised classification."""
+"""Defines `autocoder relabel`: converts a coded table to a revised classification."""
 
 import json
 from dataclasses import asdict
@@ -44,11 +44,12 @@ def relabel(
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Move codes to a revised classification: a correspondence limits, the new titles choose.
+    r"""Convert codes to a revised classification, with a correspondence table and the new titles.
 
     A code that became one code is replaced. If it became several, the untrained coder of the new
-    list chooses the code whose title fits the text best. If it is unsure, the row needs review. The
-    column new_way says how each row got its code.
+    list chooses the code with the title that fits the text best. If it is unsure, the row needs
+    review. The
+    column new_way shows how each row got its code.
 
     Example
 

@@ -87,7 +87,7 @@ def release(
     with private_errors("release"):
         case = publish.open_case(context, plan, settings)
         for decision in decisions:
-            if decision not in case.decisions:  # the same command resumes
+            if decision not in case.decisions:  # a repeated command resumes
                 approvals.accept_decision(context, case, decision)
                 case = case.reread(context)
     with output.progress() as console, ExitStack() as stack:
@@ -113,11 +113,11 @@ def release(
 
 
 _ROUGH_SECONDS = 15.0
-"""Of a release with the packaged encoder, before one was timed in this workspace."""
+"""Seconds of a release with the packaged encoder, before one was timed in this workspace."""
 
 
 def ending(result: Released, home: str, ledger: Ledger) -> str:
-    """Returns what was released and charged, where the bundle is, and what to do next."""
+    """Describes what was released and charged, where the bundle is, and the next command."""
     from storage.ledger.wording import budget_after
 
     row = ledger.release(result.release_id)

@@ -44,7 +44,7 @@ def sample(
     r"""Take a random sample of a coded table for people to code, without the model's codes.
 
     Each row has a weight, one over its chance of selection, for `autocoder estimate`. With --rows,
-    rows with low scores are selected more often, because they say most about the counts (strata by
+    rows with low scores are selected more often, because they affect the counts most (strata by
     code and score, Neyman's allocation).
 
     Examples

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 KEY = "AUTOCODER_API_KEY"
 _MOST_CONNECTIONS = 512
-"""Connections at a time, well below a process's usual 1,024 files; one more is answered 503."""
+"""Maximum number of connections, well below a process's usual limit of 1,024 files.
+Further ones get a 503.
+"""
 
 
 def serve(
@@ -104,7 +106,7 @@ def serve(
     start.require_alone(bundle=released.bundle is not None)
     if start.codelist is not None and (key or roots or allow_unsigned):
         raise Contradiction(
-            "--key, --roots and --allow-unsigned: for a bundle, not for --codelist",
+            "--key, --roots and --allow-unsigned apply to a bundle, not to --codelist",
             kind="bundle-options",
         )
     if proxy is None and not _loopback(host):
@@ -208,7 +210,7 @@ def _require_free(host: str, port: int) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
-        # some addresses of a name may not exist here, such as ::1 without IPv6
+        # some addresses of a host name may not exist on this machine, such as ::1 without IPv6
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise InputError(
                 f"--host {host}, --port {port}: {error.strerror}. Choose another.",
@@ -256,8 +258,8 @@ def _loopback(host: str) -> bool:
 class Watch:
     """Reads the file of keys and the agency's roots again.
 
-    A file that cannot be read changes nothing, and stderr reports it. A root that revokes the
-    bundle, is forged or has expired ends the coding.
+    A file that cannot be read is reported on stderr and changes nothing. Coding stops if a root
+    revokes the bundle, is forged or has expired.
     """
 
     def __init__(
@@ -281,7 +283,7 @@ class Watch:
         except (StorageError, OSError) as error:
             withdrawn = self.state.withdrawn
             if self._last_day is not None and datetime.now(UTC).date().isoformat() > self._last_day:
-                withdrawn = "nothing is coded: the agency's roots are expired"
+                withdrawn = "coding stopped: the agency's roots have expired"
             self._note(str(error))
         self.state = type(self.state)(clients, withdrawn)
         return self.state

@@ -1,5 +1,5 @@
-"""Defines `autocoder status`: runs, waiting plans, the remaining budget, and the state of the
-installation.
+"""Defines `autocoder status`: runs, waiting plans, the remaining budget, and the
+state of the installation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 10
-"""Stopped runs that are shown, the newest."""
+"""Number of stopped runs that are shown, the newest first."""
 _QUIET = 60
-"""Seconds without a report; a stage at work reports every few. On this host its process is checked
-at once.
+"""Seconds without a report. A running stage reports every few seconds, and on this host its process
+is checked directly.
 """
 
 
@@ -102,7 +102,7 @@ def _server() -> ServerOverview | None:
 
 
 def _mark_releasing(overview: Overview) -> None:
-    """Marks plans of the server's release runs, which may be at work on another machine."""
+    """Marks plans of the server's release runs, which may be running on another machine."""
     server = overview["server"]
     names = {Path(plan).name for plan in server["releasing"]} if server else set()
     for plan in overview["plans"]:
@@ -126,7 +126,7 @@ def _show(overview: Overview) -> None:
     console = Console()
     server, ledger = overview["server"], overview["ledger"]
     if server is None:
-        console.print("server    none named (PREFECT_API_URL)")
+        console.print("server    not set (PREFECT_API_URL)")
     else:
         runs = (
             ", ".join(f"{count} {name.lower()}" for name, count in sorted(server["runs"].items()))
@@ -170,7 +170,7 @@ def _show(overview: Overview) -> None:
         if not gone and ago < _QUIET:
             told = f"last report {ago:.0f} s ago"
         elif not gone:
-            told = f"no report for {duration(ago)}; its process is at work"
+            told = f"no report for {duration(ago)}; its process is running"
         else:
             told = f"no report for {duration(ago)}; its process is gone"
         console.print(f"stage     {what}; {told}", soft_wrap=True)
@@ -211,7 +211,7 @@ def _show(overview: Overview) -> None:
 
 
 def _goes_on(server: ServerOverview | None, flow: str) -> bool:
-    """Checks whether the server has a run of this flow that works or is resumed by itself."""
+    """Whether the server has a run of this flow that is running or is resumed automatically."""
     return server is not None and flow in server["unended"]
 
 

@@ -1,4 +1,4 @@
-"""Defines `autocoder successor`: compares a bundle with the one that may follow it."""
+"""Defines `autocoder successor`: compares a bundle with its possible successor."""
 
 import json
 from pathlib import Path
@@ -34,8 +34,8 @@ def successor(
 ) -> None:
     r"""Compare a bundle with its successor: where the new one is better or worse, and what changes.
 
-    Differences have 95% paired bootstrap intervals and McNemar's exact test; tests by code are
-    adjusted for their number. The page also shows the work left to people at each accuracy, and the
+    Differences have 95% paired bootstrap intervals and McNemar's exact test. Tests by code are
+    adjusted for their number. The page also shows the manual work at each accuracy, and the
     counts that change.
 
     Examples

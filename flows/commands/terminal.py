@@ -1,8 +1,8 @@
-"""Prints text on a terminal without letting it act on the terminal.
+"""Prints text on a terminal without letting the text control the terminal.
 
-Codes, titles, narratives, names of files and partners come from elsewhere. An escape sequence in
-one could clear the screen, rename the window or overwrite the verdict; a bidirectional mark could
-show a different text; `[/x]` must not count as markup.
+Codes, titles, narratives, file names and partner names come from elsewhere. An escape sequence
+could clear the screen, rename the window or overwrite the verdict. A bidirectional mark could show
+a different text. `[/x]` must not be read as markup.
 """
 
 import shlex
@@ -42,7 +42,7 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
 
 
 class FirstSign:
-    """Prints on stderr what a slow command begins with, unless it prints something sooner."""
+    """Prints the first message of a slow command on stderr, unless it prints something sooner."""
 
     AFTER = 1.0
 
@@ -51,7 +51,7 @@ class FirstSign:
 
     def expect(self, text: str) -> None:
         self._timer = Timer(self.AFTER, say, (text,), {"err": True})
-        self._timer.daemon = True  # a command that has ended does not wait for it
+        self._timer.daemon = True  # a command that has ended does not wait for the timer
         self._timer.start()
 
     def cancel(self) -> None:
@@ -61,13 +61,13 @@ class FirstSign:
 
 
 first_sign = FirstSign()
-"""Of the command of this process."""
+"""The first message of this process's command."""
 
 
 class Group(TyperGroup):
-    """Runs commands as Typer does, with escaped errors about options and arguments.
+    """Runs commands like Typer, with escaped errors on options and arguments.
 
-    Only the top group needs it: errors of groups within come through it.
+    Only the top group needs it, because errors of inner groups pass through it.
     """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
@@ -86,7 +86,7 @@ def _escaped_errors() -> Iterator[None]:
     except Exception as error:
         message = getattr(
             error, "format_message", None
-        )  # of Click's errors, which typer does not export
+        )  # the base of Click's errors, which typer does not export
         if message is not None:
             text = escape_text(message())
             error.format_message = lambda: text  # pyrefly: ignore[missing-attribute]
@@ -100,11 +100,13 @@ def _is_active(c: str) -> bool:
 
 
 def _escape(c: str) -> str:
-    return f"\\u{ord(c):04x}"  # as in JSON, so that JSON stays valid
+    return f"\\u{ord(c):04x}"  # as in JSON, so that JSON output remains valid
 
 
 def count_of(number: int, noun: str) -> str:
-    """Writes a number with its noun, which gets an s unless there is one: `1 row`, `2,000 rows`."""
+    """Formats a number with its noun, which gets an s unless the number is one: `1
+    row`, `2,000 rows`.
+    """
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
@@ -115,10 +117,11 @@ def nearby(path: str | Path) -> str:
 
 
 def command_line(*words: str | Path, home: str | Path | None = None) -> str:
-    """Quotes the words of `autocoder`; capitals such as PARTNER stand for what a person fills in.
+    """Quotes a command line of `autocoder`. Words in capitals such as PARTNER are for the user to
+    fill in.
 
     Args:
-        home: workspace that the command must find; it is named unless the command finds it without.
+        home: workspace of the command; it is included unless the command finds it by default.
     """
     named = (
         [] if home is None or Path(home).resolve() == home_of(None) else ["--home", nearby(home)]

@@ -32,8 +32,7 @@ def train(
         options.privacy(
             "--epsilon",
             help="Target ε for one record (or unit). Smaller values protect more and cost "
-            "accuracy. SWAG-PPM searches "
-            "c for it.",
+            "accuracy. SWAG-PPM searches for the c that achieves it.",
         ),
     ] = None,
     delta: Annotated[
@@ -41,7 +40,7 @@ def train(
         options.privacy(
             help="Delta of a formal claim, far below one over the number of records.",
             show_default=(
-                "the profile's, or the least of 1e-5, a tenth over their number and the "
+                "the profile's, or the smallest of 1e-5, a tenth over their number and the "
                 "policy's cap"
             ),
         ),
@@ -119,7 +118,7 @@ def train(
         _require_server(deploy)
         from flows.server import schedules
 
-        schedules.schedule_of(cron, time_zone)  # before the file is read
+        schedules.schedule_of(cron, time_zone)  # checked before the file is read
     values = {
         "method.target_epsilon": target_epsilon,
         "method.delta": delta,
@@ -130,8 +129,8 @@ def train(
     context = run.context(engine=engine, processes=processes)
     if len(planned) > 1 and not dry_run:
         for _, parameters in planned:
-            # a plan names every fit of its records, so that all are fitted before the first is
-            # stated
+            # a plan lists all fits of its records, so all are fitted before the first plan is
+            # written
             if not parameters.release.enabled:
                 _fit(parameters, context, output)
     for labelled, parameters in planned:
@@ -154,7 +153,7 @@ def _fit(
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
 
-    with private_errors("retrain"):  # the flow checks too, but only once the progress has started
+    with private_errors("retrain"):  # the flow checks too, but only after the progress has started
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.unfinished_stages(context, parameters)
         verdict = code_lists.assess_parameters(context, parameters)

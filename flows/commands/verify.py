@@ -1,5 +1,5 @@
-"""Defines `autocoder verify`: checks of a bundle without network and, except test vectors, without
-a model.
+"""Defines `autocoder verify`: checks a bundle without network access and, except for the test
+vectors, without a model.
 """
 
 import json
@@ -22,7 +22,7 @@ def verify(
         typer.Option(
             "--golden/--no-golden",
             help="Load the model and check the test vectors.",
-            show_default="where torch is",
+            show_default="--golden if torch is installed",
         ),
     ] = None,
     allow_unsigned: bundle_options.AllowUnsigned = False,

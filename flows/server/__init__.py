@@ -1,1 +1,1 @@
-"""Talks to Prefect's server: settings, background services, automations, waiting runs."""
+"""Connects to Prefect's server: settings, background services, automations, waiting runs."""

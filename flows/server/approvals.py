@@ -1,7 +1,7 @@
 """Suspends a run until its plan is approved, with a form on Prefect's page for each signed
 decision.
 
-Prefect stores questions and answers with the run, which starts from the top at each answer.
+Prefect stores questions and answers with the run, which starts from the top after each answer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class SignedDecision(RunInput):
 
 
 def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
-    """Return the case of a deployment's run once its plan may be released; until then, leave the
-    process by Prefect's signal.
+    """Returns the case of a deployment's run once its plan may be released. Until then, leaves the
+    process with Prefect's signal.
 
     Args:
-        days: how long a question is open.
+        days: days that a question remains open.
     """
     problem = ""
     number = 0
@@ -64,8 +64,8 @@ def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
 
 
 def question_about(case: ReleaseCase) -> str:
-    """Returns what stands above the field for the signature: short, so that nobody presses *Resume*
-    without having seen the field.
+    """Returns the text above the field for the signature. It is short, so that nobody presses
+    *Resume* without having seen the field.
     """
     return "\n\n".join(
         (
@@ -79,14 +79,14 @@ def question_about(case: ReleaseCase) -> str:
 
 
 def _key(number: int) -> str:
-    return f"decision-{number}"  # the same at each start from the top
+    return f"decision-{number}"  # the same after each start from the top
 
 
 def _answer(number: int) -> str | None:
-    """Returns the answer to this question; "" if it is open, None if the run has not put it yet.
+    """Returns the answer to this question; "" if it is open, None if the run has not asked it yet.
 
-    Prefect forgets the open question of a run that crashed, and then fails when it puts the same
-    question again.
+    Prefect forgets the open question of a run that crashed, and then fails when the same question
+    is asked again.
     """
     keys = keyset_from_base_key(f"suspended-{_key(number)}")
     answer = read_flow_run_input(keys["response"])
@@ -96,7 +96,7 @@ def _answer(number: int) -> str | None:
 
 
 def _ask(number: int, text: str, *, days: int) -> str:
-    """Leave the process by Prefect's signal; the run restarts with the answer."""
+    """Leaves the process with Prefect's signal; the run restarts with the answer."""
     try:
         return suspend_flow_run(
             wait_for_input=SignedDecision.with_initial_data(description=text),
@@ -104,5 +104,5 @@ def _ask(number: int, text: str, *, days: int) -> str:
             key=_key(number),
         ).decision
     except ValidationError:
-        # the run died between suspending and putting the question, which Prefect takes for put
+        # the run died between suspending and asking, but Prefect considers the question asked
         return ""

@@ -20,12 +20,12 @@ from storage.errors import OutOfRange
 
 _BLOCK = "autocoder-notifications"
 _EARLIER = ("zombies", "resume")
-"""Rules of earlier versions, whose work the watch does (`flows.server.watch`)."""
+"""Rules of earlier versions, which the watch replaces (`flows.server.watch`)."""
 
 
 def apply_pools(names: Sequence[str]) -> None:
-    """Create process work pools. One that exists, with its type and limit of runs, is the
-    organisation's.
+    """Create process work pools. An existing pool, with its type and limit, belongs to the
+    organisation and is not changed.
     """
     with server() as client:
         for name in names:
@@ -34,11 +34,11 @@ def apply_pools(names: Sequence[str]) -> None:
 
 
 def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
-    """Create or update the automations of a file; return their names.
+    """Create or update the automations of a file, and return their names.
 
     Args:
-        webhook: where notifications go, as JSON `{"text": …}`; without it, rules that only notify
-            are omitted.
+        webhook: address to which notifications are sent as JSON `{"text": …}`. Without it, rules
+            that only notify are omitted.
     """
     applied = []
     with server() as client:
@@ -56,7 +56,7 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
                     "Prefect's schema.",
                     kind="invalid-automation",
                 ) from None
-            # The new one first, so that no crash leaves a rule missing.
+            # The new rule is created first, so that a crash leaves no rule missing.
             earlier = client.read_automations_by_name(automation.name)
             client.create_automation(automation)
             for old in earlier:

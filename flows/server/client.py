@@ -13,17 +13,16 @@ from storage.errors import StorageError, Unavailable
 
 @contextmanager
 def server() -> Iterator[SyncPrefectClient]:
-    """Opens a client of the server."""
     with answering(), get_client(sync_client=True) as client:
         yield client
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raises errors of requests to the server as those of `server`."""
+    """Re-raises request errors as server errors."""
     try:
         yield
-    except httpx.HTTPStatusError as error:  # Prefect's error derives from it
+    except httpx.HTTPStatusError as error:  # the base of Prefect's error
         code = error.response.status_code
         remedy = ". Set PREFECT_API_AUTH_STRING." if code == httpx.codes.UNAUTHORIZED else ""
         raise (Unavailable if code >= 500 else StorageError)(

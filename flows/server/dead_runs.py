@@ -1,9 +1,9 @@
-"""Finds runs on the Prefect server whose process, worker or host died, so that its scheduler
+"""Finds runs on the Prefect server with a dead process, worker or host, so that its scheduler
 restarts them.
 
-Only the heartbeat shows that a run died with its worker or host. The server has both the run and
-its heartbeats; `flows.server.watch` asks for them every half minute, and housekeeping three times
-an hour.
+Only the heartbeat shows that a run died together with its worker or host. The server has both the
+run and its heartbeats. `flows.server.watch` checks them every half minute, and housekeeping three
+times an hour.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RESUMED = (
     "revoke",
     "ledger-verify",
 )
-"""Flows whose runs are resumed: all but housekeeping."""
+"""Flows with runs that are resumed: all except housekeeping."""
 ATTEMPTS = 4
-"""Starts of a run, after which a person must act."""
+"""Starts of a run after which a person must act."""
 PENDING = timedelta(minutes=15)
-"""A run that was handed to a worker so long ago and has not begun lost that worker."""
+"""A run that was assigned to a worker and has not started for this long has lost its worker."""
 HEARTBEAT_STOPPED = "its heartbeat stopped"
-"""Message of a run that is declared dead."""
+"""Message of a run that is marked as dead."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +54,42 @@ class Resumed:
     given_up: tuple[str, ...] = ()
     """Runs that died too often."""
     put_back: tuple[str, ...] = ()
-    """Runs that had finished, and that something declared crashed afterwards."""
+    """Finished runs that were marked as crashed afterwards."""
 
 
 def declare_dead(flows: Sequence[str], *, before: datetime, age: timedelta) -> tuple[str, ...]:
-    """Mark runs of deployments that are at work and fell silent as crashed; return their names.
+    """Marks silent running deployments as crashed, and returns their names.
 
-    Tasks of these runs, and of cancelled ones, that look at work are ended with them.
+    Tasks of these runs, and of cancelled runs, that still look active are ended with them.
 
-    A run that lives all the same loses nothing: the second start waits for its locks, and finds its
-    stages.
+    If such a run is alive after all, nothing is lost: the second start waits for its locks and
+    finds its stages.
 
     Args:
-        before: a run is dead if it began to work, and sent its last heartbeat, before this moment.
-        age: runs that died longer ago are left alone.
+        before: a run is dead if it started, and sent its last heartbeat, before this time.
+        age: runs that died longer ago are ignored.
     """
     dead = []
     with server() as client:
         for run in _runs(client, StateType.RUNNING, flows):
             if run.deployment_id is None or not before - age < last_sign(client, run) < before:
                 continue
-            # Not forced: a run that has ended after all stays as it is.
+            # Not forced: a run that has ended in the meantime keeps its state.
             answer = client.set_flow_run_state(run.id, Crashed(message=HEARTBEAT_STOPPED))
             if answer.status is SetStateStatus.ACCEPT:
                 _end_tasks(client, run, Crashed(message=HEARTBEAT_STOPPED))
                 dead.append(run.name)
         for run in _runs(client, StateType.CANCELLED, flows):
             if _since(run, datetime.now(UTC)) < age:
-                # One that did not end by itself was killed, and reported nothing.
+                # A task that did not end by itself was killed, and reported nothing.
                 _end_tasks(client, run, Cancelled(message="its run was cancelled"))
     return tuple(dead)
 
 
 def _end_tasks(client: SyncPrefectClient, run: FlowRun, state: State) -> None:
-    """Ends what a killed run leaves on its page: tasks that look at work, and their bars."""
+    """Ends what a killed run leaves on its page: tasks that look active, and their
+    progress bars.
+    """
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
     at_work = {"state": {"type": {"any_": [StateType.RUNNING]}}}
     for task in client.read_task_runs(
@@ -108,15 +110,15 @@ def resume(
     attempts: int = ATTEMPTS,
     pending: timedelta = PENDING,
 ) -> Resumed:
-    """Resume dead runs of these flows.
+    """Resumes dead runs of these flows.
 
-    A run that had finished before something declared it crashed (Prefect does so where its messages
-    arrive late) is put back: to start it again would repeat what is done.
+    A run that had finished before it was marked as crashed (Prefect does so if its messages arrive
+    late) is put back, because starting it again would repeat finished work.
 
     Args:
-        age: runs that died longer ago are left alone.
-        attempts: how often a run is started at most.
-        pending: how long a worker may take to start a run.
+        age: runs that died longer ago are ignored.
+        attempts: most starts of a run.
+        pending: time that a worker may take to start a run.
     """
     resumed, given_up, put_back = [], [], []
     now = datetime.now(UTC)
@@ -130,18 +132,20 @@ def resume(
         for run in dead:
             states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
             if _has_finished(states):
-                # Forced: no end of a run changes by itself.
+                # Forced: a run in a final state does not change otherwise.
                 client.set_flow_run_state(
-                    run.id, Completed(message="it had finished before it was called crashed"), True
+                    run.id,
+                    Completed(message="it had finished before it was marked as crashed"),
+                    True,
                 )
                 put_back.append(run.name)
             elif run.deployment_id is None or run.parent_task_run_id is not None:
-                continue  # anyone who started it manually, or its parent, starts it again
+                continue  # it was started manually or by a parent, which starts it again
             elif run.run_count >= attempts:
                 given_up.append(run.name)
             elif not _stopped_by_hand(states):
-                # Not forced: a run that started after all, or that another round resumed, stays as
-                # it is.
+                # Not forced: a run that started in the meantime, or that another round resumed,
+                # keeps its state.
                 client.set_flow_run_state(
                     run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts")
                 )
@@ -150,7 +154,7 @@ def resume(
 
 
 def _has_finished(states: Sequence[State]) -> bool:
-    """Checks whether the run completed after it was last begun or asked for."""
+    """Whether the run completed after it was last started or requested."""
     for state in reversed(states):
         if state.is_completed():
             return True
@@ -160,11 +164,11 @@ def _has_finished(states: Sequence[State]) -> bool:
 
 
 def drop_missed(*, before: datetime) -> tuple[str, ...]:
-    """Cancels runs of schedules that were missed, except for the newest of each deployment; returns
-    their names.
+    """Cancels missed runs of schedules, except for the newest of each deployment, and returns their
+    names.
 
     Args:
-        before: runs whose time was earlier and that no worker has taken are missed.
+        before: runs that were due earlier and that no worker has taken are missed.
     """
     missed = FlowRunFilter.model_validate(
         {
@@ -180,9 +184,9 @@ def drop_missed(*, before: datetime) -> tuple[str, ...]:
             if run.deployment_id not in newest:
                 newest.add(run.deployment_id)
                 continue
-            # Not forced: a run that a worker takes meanwhile continues.
+            # Not forced: a run that a worker takes in the meantime continues.
             client.set_flow_run_state(
-                run.id, Cancelled(message="missed; a later run of the schedule takes its place")
+                run.id, Cancelled(message="missed; a later run of the schedule replaces it")
             )
             dropped.append(run.name)
     return tuple(dropped)
@@ -200,7 +204,7 @@ def _since(run: FlowRun, now: datetime) -> timedelta:
 
 
 def _stopped_by_hand(states: Sequence[State]) -> bool:
-    """Checks for a person who cancelled the run, or suspended it, which silences it too."""
+    """Whether a person cancelled the run, or suspended it, which also stops its heartbeats."""
     if len(states) < 2:
         return False
     before, last = states[-2:]

@@ -1,7 +1,7 @@
 """Defines the forms of Prefect's page: a few fields that only the operator can fill in, and one
 YAML text for the rest.
 
-Fields have a position, without which the page shows them in any order.
+Fields have a position, because the page would otherwise show them in any order.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tasks.running.run import Run
 from tasks.running.stage import Context, Device
 
 NO_LIST = "none"
-"""What is in place of a code list where no one published one."""
+"""Value for the code list if there is no published one."""
 
 
 def with_title(title: str) -> Any:
-    """Returns the metadata that titles a parameter of a flow, in place of its name."""
+    """Returns the metadata for the title of a flow's parameter."""
     return Field(json_schema_extra={"title": title})
 
 
 Workspace = Annotated[str | None, with_title("Workspace")]
 DeviceChoice = Annotated[Device, with_title("Device")]
-PlanFile = Annotated[str, Field(pattern="^[/~]"), with_title("Plan")]  # a worker has another folder
+PlanFile = Annotated[str, Field(pattern="^[/~]"), with_title("Plan")]  # workers run elsewhere
 _Name = Annotated[str, Field(min_length=1)]
 
 
@@ -46,8 +46,8 @@ def number_fields(schema: dict[str, Any]) -> None:
 
 
 def section(model: type[BaseModel]) -> type[BaseModel]:
-    """Returns a model as a section of a form; rules across its fields are checked when it becomes
-    parameters.
+    """Returns a model as a section of a form. Rules across its fields are checked
+    when it becomes parameters.
     """
     config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=number_fields)
     config["title"] = model.model_config.get("title") or model.__name__
@@ -60,23 +60,23 @@ def section(model: type[BaseModel]) -> type[BaseModel]:
 
 
 class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
-    """Says where a run works: section `run` of the YAML text."""
+    """Where a run is executed: section `run` of the YAML text."""
 
     home: str | None = None
-    """Workspace folder; None: that of the worker (AUTOCODER_HOME)."""
+    """Workspace folder, or None for the worker's (AUTOCODER_HOME)."""
     device: Device = "auto"
     engine: str = Field(default_factory=of_environment)
-    """What computes the parts of large stages."""
+    """Engine that computes the parts of large stages."""
     processes: int = Field(default=1, ge=1, le=64)
-    """That share one fit of an encoder."""
+    """Number of processes that share one fit of an encoder."""
 
     def context(self, run: Run) -> Context:
         return Context(run=run, **self.model_dump() | {"home": str(home_of(self.home))})
 
 
 class RecordsForm(BaseModel):
-    """Holds what only the operator can know of the records; all else comes from a
-    profile and YAML.
+    """The facts on the records that only the operator can know. Everything else
+    comes from a profile and YAML.
     """
 
     model_config = ConfigDict(
@@ -84,15 +84,15 @@ class RecordsForm(BaseModel):
         extra="forbid",
         title="Retrain",
         json_schema_extra=number_fields,
-        hide_input_in_errors=True,  # the text may name a ledger with its password
+        hide_input_in_errors=True,  # the text may contain a ledger's password
     )
     PROFILE: ClassVar[str] = "osha-head"
+    """Profile that the YAML text changes, unless it names another profile."""
     FLOW: ClassVar[str] = "estimated"
-    """Of `flows.deployed`, which releases what the form describes."""
-    """What the YAML text changes, unless it names another profile."""
+    """Name in `flows.deployed` of the flow for the release that the form describes."""
 
     source: _Name = Field(
-        title="Records", description="File of the records, as the worker has it: an absolute path."
+        title="Records", description="File of the records: an absolute path on the worker."
     )
     codelist: _Name = Field(
         title="Code list",
@@ -105,8 +105,8 @@ class RecordsForm(BaseModel):
     label_column: _Name = Field(title="Code column", description="Column of the code.")
     population: Name = Field(
         title="Population",
-        description="Whose budget pays: the same name for the same records, always. Up to 64 "
-        "letters, digits, blanks, dots, hyphens and underscores.",
+        description="Name of the dataset; its budget is charged. Always use the same name for the "
+        "same records. Up to 64 letters, digits, blanks, dots, hyphens and underscores.",
     )
     advanced: str = Field(
         default="",
@@ -143,19 +143,17 @@ class RecordsForm(BaseModel):
 
     @classmethod
     def fields(cls) -> dict[str, str]:
-        """Returns the parameter that each field sets, which is called as the field is."""
+        """Returns the parameter that each field sets. Their names are equal."""
         named = {parameter.rpartition(".")[2]: parameter for parameter in profiles.OPTIONS}
         return {name: named[name] for name in cls.model_fields if name in named}
 
     def profile(self) -> str | None:
-        """Returns the name of the profile that the text changes; None: the text holds every
-        setting.
-        """
+        """Name of the profile that the text changes, or None if the text contains every setting."""
         return self._content().get("profile", self.PROFILE)
 
     def parameters(self) -> RetrainParameters:
-        """Returns the profile with the YAML text and the fields in their places; an error names the
-        field.
+        """Returns the profile's parameters with the changes of the YAML text and
+        the fields. Errors name the field.
         """
         content = self._content()
         for name in ("run", "profile"):
@@ -187,20 +185,20 @@ class RecordsForm(BaseModel):
         if own["data.population"] == data.get("population"):
             del own[
                 "data.population"
-            ]  # so that it counts as the profile's, which lends it to no other columns
+            ]  # so that it counts as the profile's, which does not apply to other columns
         values = {"release.deployment": "release/release"} | settings | own
         return profiles.parameters(profile, (), values)
 
     def run(self) -> WorkerSettings:
-        """Returns where the run works; an error names the setting."""
+        """Returns where the run is executed. Errors name the setting."""
         return profiles.validate(
             WorkerSettings, self._content().get("run") or {}, where="Advanced (YAML): run: "
         )
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form of given parameters, such as those of a command: each is in a field or
-        in the text.
+        """Returns the form for parameters, such as those of a command. Each is in a
+        field or in the text.
         """
         content = parameters.model_dump(mode="json")
         fields = {name: _take(content, key) for name, key in cls.fields().items()}
@@ -218,7 +216,7 @@ class RecordsForm(BaseModel):
 
 
 class FormalForm(RecordsForm):
-    """Holds also the epsilon of the data owner."""
+    """Adds the epsilon, which the data owner decides."""
 
     model_config = ConfigDict(title="Formal release")
     PROFILE: ClassVar[str] = "formal"
@@ -240,12 +238,12 @@ class FormalForm(RecordsForm):
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What a release may cost one unit; the data owner decides it.",
+        description="Target ε per unit; the data owner decides it.",
     )
 
 
 def form_of(parameters: RetrainParameters, worker: WorkerSettings) -> RecordsForm:
-    """Returns the form of a kind of release with given parameters."""
+    """Returns the form for these parameters, by kind of release."""
     form = FormalForm if parameters.method.guarantee_kind == "formal" else RecordsForm
     return form.of(parameters, worker)
 
@@ -267,11 +265,11 @@ def _take(content: dict[str, Any], key: str) -> Any:
 
 
 def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
-    """Returns the parameters of a run's form; its deployment lends neither population nor settings
-    to other records.
+    """Returns the parameters of a run's form. A deployment's population and settings are not
+    applied to other records.
 
-    A profile drops what it says only of its own records. A deployment that holds all its settings
-    cannot.
+    A profile drops settings that apply only to its own records. A deployment that contains all
+    settings cannot.
     """
     theirs = {} if run.deployment is None else _values_of_deployment(run.deployment)
     names = ("text_columns", "label_column", "population")
@@ -300,8 +298,8 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
 
 
 def _values_of_deployment(deployment: str) -> dict[str, Any]:
-    """Returns the form's values in a deployment; `prefect.runtime.deployment.parameters` are those
-    of the run.
+    """Returns the form's values in a deployment.
+    `prefect.runtime.deployment.parameters` has those of the run.
     """
     from flows.server.client import server
 
@@ -311,5 +309,5 @@ def _values_of_deployment(deployment: str) -> dict[str, Any]:
 
 
 def list_of(value: Any) -> list[Any]:
-    """Returns a list, also of one column."""
+    """Returns a list, also for a single column."""
     return [value] if isinstance(value, str) else list(value)

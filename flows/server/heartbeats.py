@@ -1,4 +1,4 @@
-"""Reads the heartbeats of runs, by which the server knows that a run still works."""
+"""Reads the heartbeats of runs, which tell the server that a run is alive."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter
 
 SECONDS = 30
-"""Between two heartbeats of a run. Prefect's own default is 180."""
+"""Seconds between two heartbeats of a run. Prefect's default is 180."""
 TOLD = {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(SECONDS)}}
-"""Job variables of every deployment: its runs send heartbeats so often, whoever
-started the worker.
+"""Job variables of every deployment. They set the heartbeat interval of its runs,
+whoever started the worker.
 """
 _EVENT = "prefect.flow-run.heartbeat"
 
 
 def last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
-    """Returns when the run was last known to work: its last heartbeat, or the start
-    of its state.
+    """Returns when the run was last known to be alive: its last heartbeat, or the
+    start of its state.
     """
     assert run.state is not None
     beats = _newest(client, _EVENT, f"prefect.flow-run.{run.id}", limit=1)
@@ -30,11 +30,11 @@ def last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
 
 
 class OwnHeartbeat:
-    """Heartbeats of this process, sent on the way that those of runs take.
+    """Heartbeats of this process, sent in the same way as those of runs.
 
-    They measure silence on a machine of any speed. While the server, its database or the service
-    that stores events is away or slow, these are missing and late as those of the runs are, so that
-    no run looks dead for it.
+    They make silence measurable on a machine of any speed. If the server, its database or the
+    service that stores events is slow or away, these heartbeats are as late or missing as those of
+    the runs, so that no run is considered dead because of it.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,16 @@ class OwnHeartbeat:
     def send(self, client: SyncPrefectClient) -> None:
         event: Mapping[str, Any] = {
             "id": str(uuid4()),
-            "event": _EVENT,  # under this name Prefect deletes it after a week
+            "event": _EVENT,  # Prefect deletes events of this name after a week
             "occurred": datetime.now(UTC).isoformat(),
             "resource": {"prefect.resource.id": self._resource},
         }
         client.request("POST", "/events", json=[event])
 
     def since(self, client: SyncPrefectClient, number: int) -> datetime | None:
-        """Returns when the server received the last but `number` - 1; None if there are fewer."""
+        """Returns when the server received the `number`-th newest heartbeat, or
+        None if there are fewer.
+        """
         beats = _newest(client, _EVENT, self._resource, limit=number)
         return beats[-1] if len(beats) == number else None
 

@@ -1,5 +1,5 @@
-"""Runs a function of ours in a flow run of Prefect: stages are task runs, and results show on the
-run's page.
+"""Runs a function in a Prefect flow run: stages are task runs, and results appear
+on the run's page.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ NOTHING_STORED: dict[str, Any] = {
     "result_serializer": "json",
     "log_prints": False,
 }
-"""Options of every flow and task of ours: Prefect stores no result of theirs, and nothing that they
-print.
+"""Options of every flow and task of the program: Prefect stores neither their
+results nor their printed output.
 """
 _SECONDS_BETWEEN_UPDATES = 3.0
 
 
 class OneLineRefusals(logging.Filter):
-    """Writes an error whose text is made to be shown as that text, once, without tracebacks.
+    """Logs an error with a text made to be shown as one line, once, without tracebacks.
 
     Prefect logs the exception of a task and again that of its flow, each with its traceback.
     """
@@ -67,7 +67,7 @@ class OneLineRefusals(logging.Filter):
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, SAFE):
             if record.name.endswith("task_runs"):
-                return False  # its flow says it
+                return False  # its flow logs it
             record.msg, record.args = str(error), ()
             record.exc_info = record.exc_text = None
         return True
@@ -78,7 +78,7 @@ for _name in ("prefect.flow_runs", "prefect.task_runs"):
 
 
 class PrefectRun(Run):
-    """The flow run that surrounds the caller."""
+    """The flow run that the caller executes in."""
 
     shows = True
 
@@ -101,11 +101,13 @@ class PrefectRun(Run):
         unit = task(
             name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED
         )(body)
-        # quote: Prefect must not walk through the arguments in search of futures
+        # quote: Prefect must not search the arguments for futures
         quoted: Any = [quote(value) for value in args]
         named: Any = {key: quote(value) for key, value in kwargs.items()}
         answer = unit(*quoted, **named)
-        if isinstance(answer, State):  # cancelled: the flow ends by the signal, as without the task
+        if isinstance(
+            answer, State
+        ):  # cancelled: the flow is ended by the signal, as without a task
             raise TerminationSignal(SIGTERM)
         return answer
 
@@ -125,8 +127,8 @@ class PrefectRun(Run):
 
 @contextmanager
 def _unless_refused() -> Iterator[None]:
-    """Goes on where the server refuses what is only shown, or is away: what counts is in the
-    workspace.
+    """Continues if the server refuses displayed content or is away, because everything that matters
+    is in the workspace.
     """
     try:
         yield
@@ -140,8 +142,8 @@ def _log(*words: str) -> None:
 
 
 def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Makes a flow that ends as *Crashed*, which housekeeping takes up, where its database or a
-    server is away.
+    """Makes a flow that ends as *Crashed* if its database or a server is away, so
+    that housekeeping resumes it.
     """
 
     def decorate(body: Callable[P, R]) -> Flow[P, R]:
@@ -152,7 +154,7 @@ def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
             except Unavailable as error:
                 return cast("R", Crashed(message=str(error)))
 
-        # Prefect reads the names of types where this function stands
+        # Prefect resolves the names of types in this function's module
         call.__signature__ = signature(body, eval_str=True)  # pyrefly: ignore[missing-attribute]
         return flow(call, **options, **NOTHING_STORED)
 
@@ -160,7 +162,7 @@ def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 
 def named_by_plan() -> str:
-    """Returns the name of a run that takes a plan: population, method, and the plan's file."""
+    """Returns the name of a run for a plan: population, method, and the plan's file."""
     file = Path(str(flow_run.get_parameters()["plan"])).expanduser()
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))["plan"]
@@ -168,7 +170,7 @@ def named_by_plan() -> str:
         mechanism = event.get("training", event)["mechanism"]
         return f"{plan['population']}, {mechanism} ({file.stem})"
     except (OSError, ValueError, KeyError, TypeError):
-        return file.stem  # the run itself says what is wrong with the file
+        return file.stem  # the run itself reports what is wrong with the file
 
 
 def in_flow_run(
@@ -187,9 +189,9 @@ def in_flow_run(
 
 
 class ProgressBars(Listener):
-    """Shows a bar for each longer stage, moved seldom enough not to slow the stage.
+    """Shows a bar for each longer stage, updated rarely enough not to slow the stage.
 
-    A server that refuses a bar, or is away, costs the bar and never the stage.
+    If the server refuses a bar or is away, the bar is missing and the stage continues.
     """
 
     def __init__(self) -> None:
@@ -202,12 +204,12 @@ class ProgressBars(Listener):
         self._names[label] = name
 
     def started(self, label: str) -> None:
-        """Waits: most stages end before a bar is worth a request."""
+        """Waits, because most stages end before a bar is worth a request."""
         self._artifact, self._last = None, time.monotonic()
-        self._run = copy_context()  # threads of the stage have no run of Prefect's
+        self._run = copy_context()  # threads of the stage are outside Prefect's run
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Creates or moves the bar, at most every few seconds."""
+        """Creates or updates the bar, at most every few seconds."""
         now = time.monotonic()
         if not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
             return
@@ -215,8 +217,8 @@ class ProgressBars(Listener):
         self._show(label, min(100.0, 100.0 * done / total))
 
     def finished(self, label: str, figures: Figures, *, reused: bool, seconds: float) -> None:
-        """Removes the bar and logs the stage. No figure goes along: the number of records must not
-        reach Prefect.
+        """Removes the bar and logs the stage, without figures, because the number
+        of records must not reach Prefect.
         """
         told = sentence_of(self._names.get(label, label), label)
         time_taken = "found finished" if reused else f"{seconds:.3g} s"
@@ -227,7 +229,7 @@ class ProgressBars(Listener):
         self._remove()
 
     def _remove(self) -> None:
-        """A finished stage needs no bar: the page keeps what the run made."""
+        """Removes the bar of a finished stage, because the page keeps every artifact of a run."""
         if self._artifact is not None:
             artifact, self._artifact = self._artifact, None
             self._run.copy().run(self._delete, artifact)

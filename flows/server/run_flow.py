@@ -1,4 +1,4 @@
-"""Runs the body of a command: as a function, or in a flow run where PREFECT_API_URL names a server.
+"""Runs the body of a command as a function, or in a flow run if PREFECT_API_URL is set.
 
 Stages, their locks, keys and files, and the ledger are the same either way.
 """
@@ -26,9 +26,9 @@ def run_command(
     """Calls the body with the context, to which its run is added.
 
     Args:
-        name: of the flow, where there is a server.
-        label: of the run, such as the population.
-        parameters: what the run's page shows; nothing of a record.
+        name: name of the flow, if there is a server.
+        label: label of the run, such as the population.
+        parameters: parameters that the run's page shows. They must not contain records.
     """
 
     def call(run: Run) -> R:

@@ -1,5 +1,5 @@
-"""Registers a training run with given parameters as a deployment of the Prefect server, manually or
-by the calendar.
+"""Registers a training run with its parameters as a deployment of the Prefect server, started
+manually or by a schedule.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PULL = {"prefect.deployments.steps.set_working_directory": {"directory": "/"}}
-"""Nothing is pulled, as in deployments/prefect.yaml: workers have this package installed."""
+"""Nothing is pulled, as in deployments/prefect.yaml, because workers have this
+package installed.
+"""
 
 
 def check_name(name: str) -> None:
-    """Refuse names that the server could not keep, and those of the delivered deployments, which
-    would be lost.
+    """Refuse names that the server could not store, and names of the delivered
+    deployments, which would be replaced.
     """
     delivered = [
         deployment["name"]
@@ -57,14 +59,14 @@ def check_name(name: str) -> None:
 
 
 _FIELDS = 5
-"""Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for
-a year.
+"""Minute, hour, day, month, weekday. With six fields the library reads the first as
+seconds or the last as a year.
 """
 
 
 def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None:
-    """Returns the schedule of a cron line; refuses a line that is none, one of six fields, and an
-    unknown time zone.
+    """Returns the schedule of a cron line. Refuses an invalid line, a line of six
+    fields, and an unknown time zone.
     """
     if cron is None:
         return None
@@ -87,7 +89,7 @@ def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None
         )
     try:
         comes = next_runs(schedule, 1)
-    except ValueError:  # the library looks some years ahead
+    except ValueError:  # the library looks ahead some years
         comes = []
     if not comes:
         raise OutOfRange(
@@ -109,8 +111,8 @@ def next_runs(schedule: CronSchedule, number: int = 3) -> list[datetime]:
 
 
 def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
-    """Returns the parameters with absolute paths of records and code lists, since a worker has
-    another folder.
+    """Returns the parameters with absolute paths of records and code lists, because a worker has
+    another working directory.
     """
     values = parameters.model_dump(mode="json", exclude_unset=True)
     data = values["data"]
@@ -130,8 +132,8 @@ def register_retrain(
     schedule: CronSchedule | None,
     pool: str,
 ) -> str:
-    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return
-    its name.
+    """Create or replace the deployment `retrain/NAME` with the form for its kind of
+    release, and return its name.
     """
     form = form_of(parameters, worker)
     kind = form.FLOW
@@ -151,7 +153,7 @@ def register_retrain(
         client.create_deployment(
             client.create_flow(flow),
             name=name,
-            description=f"Registered by `autocoder train --deploy`; its claim is {kind}.",
+            description=f"Registered by `autocoder train --deploy`. Its claim is {kind}.",
             entrypoint=f"flows.deployed.{kind}",
             path="/",
             pull_steps=[_PULL],

@@ -1,12 +1,12 @@
 """Runs Prefect's background services, and ends when one of them does: `python -m
 flows.server.services`.
 
-`prefect server services start` makes each service a task without supervision. One that fails at its
-start, as the evaluation of triggers does while PostgreSQL recovers, is missing from then on: no
-notification is sent, while the process looks well. Here the process ends with an error, and its
-supervisor restarts it. With $AUTOCODER_PREFECT_API, the server's address, it watches over runs too
-(`flows.server.watch`). $AUTOCODER_ALIVE_FILE, touched every ten seconds,
-shows a loop that hangs to a container's health check.
+`prefect server services start` makes each service an unsupervised task. If one fails at its start,
+as the evaluation of triggers does while PostgreSQL recovers, it is missing from then on: no
+notification is sent, while the process looks healthy. Here the process ends with an error, and its
+supervisor restarts it. If $AUTOCODER_PREFECT_API is set to the server's address, the process also
+watches over runs (`flows.server.watch`). It touches $AUTOCODER_ALIVE_FILE every ten seconds, so
+that a container's health check notices a loop that hangs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Supervised(Protocol):
 
 
 class ServiceEndedError(Exception):
-    """Signals that a background service has ended, which none does by itself."""
+    """A background service has ended, which never happens in normal operation."""
 
 
 async def supervise(services: Sequence[Supervised]) -> None:
-    """Run services until the first of them ends, and cancel the others then."""
+    """Runs services until the first of them ends, then cancels the others."""
     tasks = {asyncio.ensure_future(service.start()): service for service in services}
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ async def alive(file: Path, *, every: float = 10.0) -> None:
 
 async def _run() -> None:
     url = get_current_settings().server.docket.url
-    # As `prefect server services start` does it: finished executions are deleted at once.
+    # As in `prefect server services start`: finished executions are deleted at once.
     async with (
         Docket(name="prefect", url=url, execution_ttl=timedelta(0)) as docket,
         background_worker(docket, ephemeral=False, webserver_only=False),
@@ -80,7 +80,7 @@ async def _run() -> None:
 
 
 def _watches() -> list[Watch]:
-    """Returns the watch of this server's runs, which it asks by its address as a client does."""
+    """Returns the watch over this server's runs, which uses the server's address like a client."""
     url = os.environ.get("AUTOCODER_PREFECT_API")
     if not url:
         return []
@@ -94,7 +94,7 @@ def main() -> None:
         asyncio.run(_run())
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # the server's components raise what their drivers raise
+    except Exception as error:  # the server's components raise the errors of their drivers
         known = isinstance(error, ServiceEndedError)
         sys.exit(f"services: {error if known else f'{type(error).__name__}: {error}'}")
 

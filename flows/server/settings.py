@@ -1,4 +1,6 @@
-"""Sets what Prefect must have before it is imported, and finds the workspace of a command."""
+"""Makes the settings that Prefect needs before it is imported, and finds the
+workspace of a command.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ DEFAULT_HOME = "workspace"
 
 
 def home_of(folder: Path | str | None) -> Path:
-    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace;
-    refuses a file.
+    """Returns the workspace: the option, the environment variable AUTOCODER_HOME,
+    or ./workspace. Refuses a file.
     """
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
@@ -24,8 +26,8 @@ def home_of(folder: Path | str | None) -> Path:
 
 
 def workspace_of(plan: Path) -> Path:
-    """Returns the workspace of a plan at WORKSPACE/private/plans/NAME.json; for others, that of
-    `home_of`.
+    """Returns the workspace of a plan at WORKSPACE/private/plans/NAME.json; for other plans the
+    result of `home_of`.
     """
     folder = plan.expanduser().resolve().parent
     return (
@@ -40,17 +42,17 @@ def require_same_workspace(plan: Path, home: Path) -> None:
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
         raise Contradiction(
-            f"--home: the plan belongs to the workspace {workspace}, whose ledger "
-            "must be charged. Specify that one.",
+            f"--home: the plan belongs to the workspace {workspace}, and the ledger there must be "
+            "charged. Specify that workspace.",
             kind="plan-of-another-workspace",
         )
 
 
 def configure_prefect() -> None:
-    """Sets what Prefect reads when it is imported, apart from what the user has set.
+    """Makes the settings that Prefect reads when it is imported, unless the user has set them.
 
-    Exceptions and results go through JSON, since Prefect's default is pickle. Its log goes to its
-    server, not to the terminal.
+    Exceptions and results are stored as JSON, because Prefect's default is pickle. Its log goes to
+    its server, not to the terminal.
     """
     settings = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -1,5 +1,5 @@
-"""Finds release runs that wait for a decision on the Prefect server, and sums up its runs and
-workers.
+"""Finds release runs that wait for a decision on the Prefect server, and summarises
+its runs and workers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from storage.errors import InputError
 _PAGE = 200
 """Runs per page of the server, its default limit."""
 UNSERVED = timedelta(minutes=5)
-"""A queue that no worker asked for runs for so long, and that one asked before, lost its worker."""
+"""A queue has lost its worker if one polled it before and none has polled it for this long."""
 SILENT = timedelta(minutes=10)
-"""A run at work without a heartbeat for so long has died; three of Prefect's own are missing."""
+"""A running run without a heartbeat for this long has died. With Prefect's own
+interval, three are missing.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,11 @@ class WaitingRelease:
 
 
 def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> StoppedRun | None:
-    """Names a run that does not go on, why, and the command that a person types next; None for
-    another run.
+    """Returns a run that does not continue, the reason, and the next command to type, or None for
+    other runs.
 
     Args:
-        silent: time since the last sign of a run that is said to be at work.
+        silent: time since the last heartbeat of a run in the state running.
     """
     state = run.state
     if state is None:
@@ -85,7 +87,7 @@ def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> StoppedRun | 
 
 
 def _silence(client: SyncPrefectClient, run: FlowRun, now: datetime) -> timedelta | None:
-    """Returns for how long a run that is said to be at work has been silent; None for others."""
+    """Returns how long a run in the state running has been silent, or None for other runs."""
     if run.state is None or not run.state.is_running():
         return None
     silent = now - last_sign(client, run)
@@ -106,7 +108,7 @@ def waiting_releases() -> list[WaitingRelease]:
 
 
 def answer(run: str, decision: str) -> None:
-    """Hand a signed decision to a run; refuse one that no longer waits."""
+    """Passes a signed decision to a run. Refuses a run that is no longer waiting."""
     with server() as client:
         response = client.resume_flow_run(UUID(run), run_input={"decision": decision})
     if response.status is not SetStateStatus.ACCEPT:
@@ -117,7 +119,7 @@ def answer(run: str, decision: str) -> None:
 
 
 class StoppedRun(TypedDict):
-    """A run that does not go on, why, and the command that a person types next."""
+    """A run that does not continue, the reason, and the next command to type."""
 
     id: str
     name: str
@@ -149,35 +151,35 @@ class LostQueue(TypedDict):
 
 class Queue(LostQueue):
     polled: float
-    """When a worker last asked for its runs, in seconds since 1970."""
+    """When a worker last polled it, in seconds since 1970."""
 
 
 class ServerOverview(TypedDict):
     runs: dict[str, int]
-    """Of the last seven days, by state."""
+    """Number of runs in the last seven days, by state."""
     waits: dict[str, Waits]
-    """By pool."""
+    """Waiting times by pool."""
     workers: dict[str, int]
-    """Those online, by pool."""
+    """Number of workers online, by pool."""
     queues: list[Queue]
     unserved_queues: list[LostQueue]
     unserved: list[str]
-    """Pools that lack a worker."""
+    """Pools without a worker that need one."""
     waiting: list[WaitingRun]
     stopped: list[StoppedRun]
     """Runs that stopped or fell silent, the newest first."""
     silent: int
     unended: list[str]
-    """Flows with runs that go on or are resumed by the server."""
+    """Flows with runs that continue or are resumed by the server."""
     releasing: list[str]
-    """Plans of release runs that go on."""
+    """Plans of release runs that continue."""
 
 
 def overview() -> ServerOverview:
-    """Returns what the server knows of runs, workers and queues.
+    """Returns the server's runs, workers and queues.
 
-    A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no
-    worker.
+    A pool that never had a worker is reported only if its runs are late. Without a GPU, for
+    example, `gpu` needs no worker.
     """
     now = datetime.now(UTC)
     recent = FlowRunFilter.model_validate(
@@ -235,7 +237,7 @@ def _worker_states(client: SyncPrefectClient, pool: str) -> list[str]:
 
 
 def _polled_queues(client: SyncPrefectClient, pool: str) -> list[Queue]:
-    """Returns the queues of a pool that a worker asked for runs before."""
+    """Returns the queues of a pool that a worker has polled before."""
     queues: list[Queue] = []
     for queue in client.read_work_queues(work_pool_name=pool):
         if queue.last_polled is not None:
@@ -247,7 +249,7 @@ def _polled_queues(client: SyncPrefectClient, pool: str) -> list[Queue]:
 def _unserved_queues(
     queues: Sequence[Queue], online: Mapping[str, int], now: datetime
 ) -> list[LostQueue]:
-    """Returns the queues that no worker asks for runs any more, of pools with a worker."""
+    """Returns the queues that no worker polls any more, in pools with a worker."""
     earliest = now.timestamp() - UNSERVED.total_seconds()
     return [
         {"pool": queue["pool"], "queue": queue["queue"]}
@@ -257,7 +259,7 @@ def _unserved_queues(
 
 
 def _unserved_pools(workers: Mapping[str, Sequence[str]], runs: Sequence[FlowRun]) -> list[str]:
-    """Returns the pools without a worker that had one before, or whose runs are late."""
+    """Returns the pools without a worker that had one before, or that have late runs."""
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
     return sorted(
         pool
@@ -267,7 +269,9 @@ def _unserved_pools(workers: Mapping[str, Sequence[str]], runs: Sequence[FlowRun
 
 
 def _goes_on(run: FlowRun) -> bool:
-    """Checks whether a run works, or a worker will start it (again): what crashed is resumed."""
+    """Whether a run continues or a worker will start it (again), because crashed
+    runs are resumed.
+    """
     state = run.state
     if state is None or state.is_paused() or (run.deployment_id is None and state.is_crashed()):
         return False
@@ -275,7 +279,7 @@ def _goes_on(run: FlowRun) -> bool:
 
 
 def newest_first(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowRun]:
-    """Returns all runs of a filter, more than one page of the server too."""
+    """Returns all runs of a filter, even if they exceed one page of the server."""
     runs: list[FlowRun] = []
     for offset in count(0, _PAGE):
         page = client.read_flow_runs(

@@ -1,14 +1,13 @@
-"""Watches over runs, every half minute: those that fell silent are crashed, and what crashed is
-resumed.
+"""Watches over runs every half minute: marks silent runs as crashed, and resumes crashed ones.
 
-Prefect's own means is an automation that waits for the next heartbeat. It does not bear a busy
-machine: one background task of the server decides about a wait that has ended, and another one
-deletes it a minute later, decided or not. A server that stood still for longer than that minute
-left the run `Running` for ever. Here nothing has to arrive in time: each round asks the server what
-it has.
+Prefect's own solution is an automation that waits for the next heartbeat. It is not reliable on a
+busy machine: one background task of the server decides about a wait that has ended, and another one
+deletes it a minute later, decided or not. If the server stood still for longer than that minute,
+the run was left `Running` forever. The watch does not depend on timely events: each round queries
+the server's current state.
 
-In the stack this runs among the background services (`flows.server.services`). Where the server is
-somebody else's, start `python -m flows.server.watch` with PREFECT_API_URL.
+In the stack it runs among the background services (`flows.server.services`). If somebody else
+operates the server, start `python -m flows.server.watch` with PREFECT_API_URL.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ from flows.server.heartbeats import SECONDS, OwnHeartbeat
 from storage.errors import StorageError
 
 SILENT_HEARTBEATS = 10
-"""So many heartbeats of the watch without one of the run, and the run is dead: five minutes."""
+"""Number of the watch's heartbeats without one of the run after which the run is
+dead: five minutes.
+"""
 _AGE = timedelta(days=7)
 
 
 class Watch:
-    """A background service as Prefect's are: `start` returns only by an error."""
+    """A background service like Prefect's: `start` only returns with an error."""
 
     name = "Watch"
 
@@ -50,7 +51,7 @@ class Watch:
             began = time.monotonic()
             try:
                 await asyncio.to_thread(self.look)
-            except StorageError as error:  # the next round asks again
+            except StorageError as error:  # the next round tries again
                 print(f"watch: {error}", file=sys.stderr, flush=True)  # noqa: T201
             await asyncio.sleep(max(0.0, SECONDS - (time.monotonic() - began)))
 

@@ -162,7 +162,7 @@ def test_roots_that_are_not_renewed_while_it_is_served(
     file.rename(tmp_path / "away")
     assert watch().withdrawn is None
     watch._last_day = "2026-01-01"
-    assert "are expired" in str(watch().withdrawn)
+    assert "have expired" in str(watch().withdrawn)
     (tmp_path / "away").rename(file)
     assert watch().withdrawn is None
     write(file, sealed, 3, revoked=False, days=-1)
