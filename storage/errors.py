@@ -1,22 +1,22 @@
-"""Errors whose text is safe to show: it names files, columns, rows and options, never a record's
-content.
+"""Errors with text that is safe to show: it contains files, columns, rows and options, never a
+record's content.
 
-    StorageError            what is stored cannot be used
-     ├ Unavailable          a server or database does not answer; the same again may succeed
-     ├ DamagedData          what is stored is missing, or is not what was written
-     ├ Changed              it became another meanwhile: run again, or plan again
-     ├ WrongState           a release is in a state in which this cannot be done
-     └ InputError           a fault in what the user gave
-        ├ Missing           a file, an option or a value that is needed is not there
-        ├ Unreadable        a file is there, and is not what it has to be
-        ├ Unknown           a name that no one knows
-        ├ Contradiction     two things that were given exclude each other, or one is given twice
-        ├ OutOfRange        a value is too large, too small or not of its form
-        └ NotInstalled      an optional package that this needs
+  StorageError            stored data cannot be used
+  ├ Unavailable          a server or database does not answer; retrying may succeed
+  ├ DamagedData          stored data is missing or was altered
+  ├ Changed              data changed in the meantime: run again, or plan again
+  ├ WrongState           the release is in a state that does not allow this
+  └ InputError           a fault in the user's input
+    ├ Missing           a required file, option or value is missing
+    ├ Unreadable        a file exists but has the wrong content
+    ├ Unknown           an unknown name
+    ├ Contradiction     two inputs exclude each other, or one is repeated
+    ├ OutOfRange        a value is too large, too small or malformed
+    └ NotInstalled      a required optional package is not installed
 
-The type says what a caller may do about it. `kind` names the fault itself, so that one can be told
-from another while its sentence is free to change; tests/golden/sentences.json has them all.
-`option`, `column` and `row` say where the fault is, if it is in one that is not always the same.
+The type determines how a caller can react. `kind` identifies the fault, so that callers can
+distinguish errors while the wording is free to change; tests/golden/sentences.json lists all of
+them. `option`, `column` and `row` locate the fault, if it can be in several places.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at one place: a part of a refusal's sentence, with the refusal's kind."""
+    """A fault at one place: part of an error's sentence, with the error's kind."""
 
     text: str
     kind: str
 
 
 class StorageError(Exception):
-    """Reports stored data that is missing, damaged, locked or full; the text says what to do."""
+    """Stored data is missing, damaged, locked, or does not fit on the disk. The text says what to
+    do.
+    """
 
     def __init__(
         self,
@@ -50,48 +52,48 @@ class StorageError(Exception):
 
 
 class Unavailable(StorageError):
-    """Reports a server or a database that does not answer: the same again may succeed, and no one
-    has to act.
+    """A server or a database does not answer. Retrying may succeed without anyone's
+    intervention.
     """
 
 
 class DamagedData(StorageError):
-    """Reports stored data that is missing or is not what was written."""
+    """Stored data is missing or differs from what was written."""
 
 
 class Changed(StorageError):
-    """Reports what became another since it was read or planned."""
+    """Data changed since it was read or planned."""
 
 
 class WrongState(StorageError):
-    """Reports a release that is in a state in which this cannot be done."""
+    """The release is in a state that does not allow this operation."""
 
 
 class InputError(StorageError):
-    """Reports a fault in the user's input; the text names the file, column, row or option and what
-    to do.
+    """A fault in the user's input. The text contains the file, column, row or option, and the
+    remedy.
     """
 
 
 class Missing(InputError):
-    """Reports a file, an option or a value that is needed and is not there."""
+    """A required file, option or value is missing."""
 
 
 class Unreadable(InputError):
-    """Reports a file that is not what it has to be."""
+    """A file exists but has the wrong type or content."""
 
 
 class Unknown(InputError):
-    """Reports a name that nothing has; the text lists those that there are, or the nearest."""
+    """An unknown name. The text lists the known names, or the nearest one."""
 
 
 class Contradiction(InputError):
-    """Reports two things that exclude each other, or one that is given twice."""
+    """Two inputs exclude each other, or one is repeated."""
 
 
 class OutOfRange(InputError):
-    """Reports a value that is too large, too small or not of its form."""
+    """A value is too large, too small or malformed."""
 
 
 class NotInstalled(InputError):
-    """Reports an optional package that is not installed."""
+    """A required optional package is not installed."""

@@ -1,4 +1,4 @@
-"""Spells ε and δ, in one way wherever a person reads them: ε 5, δ 1e-5."""
+"""Formats ε and δ consistently for display: ε 5, δ 1e-5."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _FOUR = Decimal("0.0001")
 
 
 def epsilon_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
-    """Writes an epsilon with at most four decimals, rounded up; with ROUND_FLOOR, of what remains,
-    down.
+    """An epsilon with at most four decimals, rounded up; with ROUND_FLOOR rounded down, for
+    remaining amounts.
     """
     shown = format(
         Decimal(repr(value) if isinstance(value, float) else value).quantize(
@@ -22,26 +22,26 @@ def epsilon_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> st
 
 
 def left_text(value: Decimal) -> str:
-    """Writes an epsilon that remains, rounded down."""
+    """A remaining epsilon, rounded down."""
     return epsilon_text(value, rounding=ROUND_FLOOR)
 
 
 def delta_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
-    """Writes a delta with three digits, rounded up where it is spent: 1e-5, 0.001."""
-    given = Decimal(repr(value) if isinstance(value, float) else value)
-    return re.sub(r"e-0*", "e-", f"{float(Context(prec=3, rounding=rounding).plus(given)):g}")
+    """A delta with three digits, rounded up if it is spent: 1e-5, 0.001."""
+    exact = Decimal(repr(value) if isinstance(value, float) else value)
+    return re.sub(r"e-0*", "e-", f"{float(Context(prec=3, rounding=rounding).plus(exact)):g}")
 
 
 def one_line(text: str) -> str:
-    """Returns text with a space for every line break and tab: a carriage return alone ends a line
-    of Markdown too.
+    """Text with a space instead of every line break and tab. In Markdown a lone carriage return
+    also ends a line.
     """
     return re.sub(r"[^\S ]", " ", text)
 
 
 def escape(cell: str) -> str:
-    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no
-    new line.
+    """Escapes text for a Markdown table or paragraph, so that it creates no markup, cell or
+    line.
     """
     text = one_line(cell).replace("\\", "\\\\").replace("<", "&lt;")
     for mark in "|*_`[]~":

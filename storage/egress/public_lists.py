@@ -67,8 +67,8 @@ def reviewed_encoder(sha256: str) -> str | None:
 
 
 def advice(codes: Sequence[Code]) -> str:
-    """Advises on a list that is not published. It names entries by their number, since a title may
-    be anything.
+    """Advice for a list that is not published. Entries are identified by number, because a title
+    may contain anything.
     """
     if any(code.description for code in codes):
         return "Leave out its column of descriptions, whose words would be released as well"
@@ -91,12 +91,16 @@ _SHOWN = 8
 
 def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
     digests = [entry_digest(entry) for entry in codes]
-    absent = {
+    unpublished = {
         name: [n for n, digest in enumerate(digests, 1) if digest not in places]
         for name, places in _places().items()
     }
-    name = min(absent, key=lambda name: len(absent[name]), default=None)
-    return None if name is None or 2 * len(absent[name]) >= len(codes) else (name, absent[name])
+    name = min(unpublished, key=lambda name: len(unpublished[name]), default=None)
+    return (
+        None
+        if name is None or 2 * len(unpublished[name]) >= len(codes)
+        else (name, unpublished[name])
+    )
 
 
 @cache

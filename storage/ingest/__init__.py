@@ -1,4 +1,4 @@
-"""Ingests a file of records: checks, samples and splits it."""
+"""Ingests a file of records: validates, samples and splits it."""
 
 from storage.ingest.config import IngestConfig, Name
 from storage.ingest.pipeline import (

@@ -1,10 +1,11 @@
-"""Digests each text cell of a record by itself, before a template or another column composes it.
+"""Digests each text cell of a record separately, before a template or another column is applied.
 
-The ledger's registry recognises records by these: a template, a constant or another column more
-makes no new record. A cell counts in a normal form: compatibility forms (NFKD), case folded, no
-accents, blanks, punctuation or invisible letters, small capitals and the dotless i as their
-letters. Unicode promises that none of this changes; its tables of look-alike letters do change, and
-with them the same records would become new ones, so that none is used.
+The ledger's registry uses these to recognise records, so a template, a constant or an additional
+column does not create new records. Cells are compared in a normal form: compatibility forms (NFKD),
+case-folded, without accents, whitespace, punctuation or invisible letters, with small capitals and
+the dotless i replaced by their letters. Unicode guarantees that all of this is stable. Its tables
+of confusable letters are not stable, and a change would turn the same records into new ones, so
+they are not used.
 """
 
 import hashlib
@@ -13,13 +14,13 @@ import unicodedata
 from collections.abc import Sequence
 
 SHORTEST = 24
-"""Bytes of a cell's normal form from which on the cell names a record; shorter ones are titles and
-categories.
+"""In bytes of the normal form. Cells of at least this length identify a record; shorter ones are
+titles and categories.
 """
 SIZE = 16
 
 _NO_LETTER = re.compile(r"[\W_\u115f\u1160\u3164\uffa0]+")
-"""The last four are letters to Unicode, and invisible."""
+"""Unicode counts the last four as letters, although they are invisible."""
 _NAMED = re.compile(r"LATIN (?:LETTER SMALL CAPITAL|SMALL LETTER DOTLESS) ([A-Z])")
 _PLAIN = {
     code: match[1].lower()
@@ -32,18 +33,18 @@ _ASCII_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
 
 
 def normal_form(text: str) -> bytes:
-    """Returns a text's letters and digits; of a text that has none, its bytes."""
-    if text.isascii():  # the same, sooner
+    """The letters and digits of a text, or its bytes if it has none."""
+    if text.isascii():  # shortcut with the same result
         return text.lower().encode().translate(None, _ASCII_SIGNS) or text.strip().encode()
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return _NO_LETTER.sub("", folded.translate(_PLAIN)).encode() or text.strip().encode()
 
 
 def cell_digests(cells: Sequence[str]) -> bytes:
-    """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where
-    none does.
+    """The digests of a record's cells, `SIZE` bytes each: those of the cells that identify it, or
+    of all cells if none does.
     """
-    if len(cells) == 1:  # the same, sooner
+    if len(cells) == 1:  # shortcut with the same result
         return _digest(normal_form(cells[0])) if cells[0].strip() else b""
     # guard: test_another_composition
     forms = {normal_form(cell) for cell in cells if cell.strip()}

@@ -1,4 +1,4 @@
-"""Reads the codes that cells mean, against a list if there is one; a cell may have several."""
+"""Reads the codes in cells, with a code list if there is one. A cell may contain several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Respelling = Literal["added", "matched", "first", "cut", "restored"]
 
 
 class CodeCells:
-    """Reads the code that a cell means."""
+    """Reads the code in a cell."""
 
     def __init__(self, config: IngestConfig, listed: Mapping[str, int] | None) -> None:
         self._config, self._listed = config, listed
@@ -30,7 +30,7 @@ class CodeCells:
         self._spellings = None if listed is None or strict else Spellings(listed)
 
     def read(self, cell: str) -> tuple[str, Respelling | None]:
-        """Returns the code, and how the cell was written if otherwise."""
+        """The code, and how the cell's spelling differed, if it did."""
         code = normalise_code(cell, self._listed or ())
         how: Respelling | None = None if code == cell else "added"
         if self._listed is not None and code in self._listed:
@@ -48,7 +48,7 @@ class CodeCells:
         return code, how
 
     def parts(self, cell: str) -> list[str]:
-        """Returns the cell, or its parts where each is a code of a record of its own."""
+        """The cell, or its parts if each code in it makes a record."""
         code = normalise_code(cell, self._listed or ())
         parts = self._several(code)
         if parts == [code]:
@@ -75,8 +75,8 @@ Numbers = NDArray[np.int64]
 def numbered(
     batches: Iterator[pa.RecordBatch], config: IngestConfig, listed: Mapping[str, int] | None
 ) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
-    """Yields batches with the number of each row in the table, from 0; where that is set, a row is
-    repeated for each of its codes.
+    """Yields batches with the number of each row in the table, from 0. With `several_codes=each`, a
+    row is repeated for each of its codes.
     """
     column, before = config.label_column, 0
     cells = CodeCells(config, listed) if config.several_codes == "each" else None

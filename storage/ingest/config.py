@@ -1,4 +1,4 @@
-"""Configures how records are read, checked, sampled and split: a form that an operator fills in."""
+"""Settings for reading, validating, sampling and splitting records, as a form for operators."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ CohortsSource = Literal["constant", "declared", "records"]
 def _named(value: str) -> str:
     value = unicodedata.normalize(
         "NFC", value
-    )  # two spellings of one name would have a budget each
-    known = all(unicodedata.category(sign)[0] in "LMN" or sign in "_.- " for sign in value)
-    if not (known and value[:1].isalnum() and value == value.strip() and len(value) <= 64):
+    )  # two spellings of one name would have separate budgets
+    allowed = all(unicodedata.category(sign)[0] in "LMN" or sign in "_.- " for sign in value)
+    if not (allowed and value[:1].isalnum() and value == value.strip() and len(value) <= 64):
         raise ValueError(
             "a name has up to 64 letters and digits of any language, and _ . - or blanks between "
             "them"
@@ -46,11 +46,11 @@ def _named(value: str) -> str:
 _SIGNS = r"!-,/:-@\[-^`{-~"
 _FORM = rf"^[^\s_.\-{_SIGNS}][^\x00-\x1f{_SIGNS}]{{0,63}}$"
 Name = Annotated[str, AfterValidator(_named), WithJsonSchema({"type": "string", "pattern": _FORM})]
-"""Of a population or a release."""
+"""Name of a population or a release."""
 
 
 class IngestConfig(BaseModel):
-    """Configures the columns of the source, and the sampling of Chew et al., section 3.1.
+    """Columns of the source, and the sampling of Chew et al., section 3.1.
 
     The defaults read OSHA's Severe Injury Reports as published.
     """
@@ -240,31 +240,33 @@ class IngestConfig(BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Returns every column that is read, each once: text, label, id, unit and date."""
-        others = (self.label_column, self.id_column, self.unit_column, self.dates_from)
+        """All columns that are read, without repetition: text, label, id, unit and date."""
+        other_columns = (self.label_column, self.id_column, self.unit_column, self.dates_from)
         return tuple(
-            dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)])
+            dict.fromkeys(
+                [*self.text_columns, *(name for name in other_columns if name is not None)]
+            )
         )
 
     @property
     def column_options(self) -> dict[str, str]:
-        named = {
+        options = {
             self.id_column: "data.ingest.id_column",
             self.unit_column: "data.ingest.unit_column",
             self.dates_from: '--date, "" for none',
             self.label_column: "--label",
         }
-        named |= dict.fromkeys(self.text_columns, "--text")
-        return {name: by for name, by in named.items() if name is not None}
+        options |= dict.fromkeys(self.text_columns, "--text")
+        return {name: by for name, by in options.items() if name is not None}
 
     @property
     def dates_from(self) -> str | None:
-        """Returns the date column, if cohorts or a split by date use it."""
+        """The date column, if cohorts or a split by date use it."""
         return self.date_column if self.cohort != "none" or self.train_before is not None else None
 
     @property
     def dated_cohorts(self) -> bool:
-        """Checks whether a record's cohort follows from its date; otherwise there is one cohort."""
+        """Whether cohorts depend on dates. Otherwise there is a single cohort."""
         return self.cohort != "none" and self.date_column is not None
 
     @property
@@ -275,8 +277,8 @@ class IngestConfig(BaseModel):
 
     @property
     def records_per_unit(self) -> int:
-        """Returns how many records a privacy unit may have: up to `max_per_unit`, or 1 where a
-        record is the unit.
+        """The largest number of records per privacy unit: `max_per_unit`, or 1 if the unit is a
+        record.
         """
         return 1 if self.unit_column is None else self.max_per_unit or 1
 

@@ -1,4 +1,4 @@
-"""Reads the dates of records and the cohorts that they belong to; no message has a date."""
+"""Reads the dates of records and their cohorts. No message contains a date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _YEARS = range(1900, 2101)
 _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
 SLASHED = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
-"""A date with slashes, which is read month first where no format is given."""
+"""A date with slashes, which is read month first if no format is set."""
 _FORMATS = (
     *(
         "%d/%m/%Y",
@@ -36,14 +36,14 @@ _FORMATS = (
     *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
 )
 NO_DAYS: Final = frozenset(date(year, 1, 1) for year in (1900, 1901, 1970))
-"""Days that programs write where there is no date."""
+"""Days that programs write for a missing date."""
 _TRIED, _REMEMBERED = 1000, 100_000
-"""Cells by which formats are tried, and cells whose day is read once."""
+"""Number of cells with which formats are tried, and number of cells whose day is cached."""
 _WIDTHS: Final = {"Y": 4, "y": 2, "m": 2, "d": 2, "j": 3, "H": 2, "M": 2, "S": 2}
 
 
 def day_of(cell: str, date_format: str | None) -> date | None:
-    """Returns the day that a cell names; None where it names none between 1900 and 2100."""
+    """The day in a cell; None if it has no day between 1900 and 2100."""
     day = _parsed(cell, date_format)
     return day if day is not None and day.year in _YEARS else None
 
@@ -64,8 +64,8 @@ def _parsed(cell: str, date_format: str | None) -> date | None:
 
 
 def _fits(cell: str, date_format: str) -> bool:
-    """Checks the widths of numbers that nothing separates: strptime reads 1012020 by %m%d%Y as
-    October, where a leading zero was lost.
+    """Checks the widths of adjacent numbers. If a leading zero was lost, strptime with %m%d%Y would
+    read 1012020 as a date in October.
     """
     widths = _fixed_widths(date_format)
     return widths is None or widths.fullmatch(cell) is not None
@@ -92,11 +92,13 @@ def _between(part: str) -> str:
 
 
 _MARKS = _NO_DAY, _FAR, _NARROW = -1, -2, -3
-"""Marks of cells that name no day: at all, in the years, in the width of the format."""
+"""Marks for cells without a usable day: no date, year out of range, or wrong width for the
+format.
+"""
 
 
 class Days:
-    """Reads a column of dates batch by batch, into the number of each day."""
+    """Reads a column of dates batch by batch and stores the number of each day."""
 
     first: Final = date(_YEARS[0], 1, 1).toordinal()
 
@@ -104,16 +106,16 @@ class Days:
         self._format = date_format
         self._numbers = GrowingArray(np.int32, rows)
         self.month_first = False
-        """A date with slashes cannot be read day first."""
+        """Whether some date with slashes cannot be read day first."""
         self.ambiguous = 0
-        """Dates with slashes that read month first and day first."""
+        """Number of dates with slashes that can be read both month first and day first."""
         self.unread: dict[str, None] = {}
-        """Some of the cells that name no day."""
+        """Examples of cells without a usable day."""
         self._known: dict[str, int] = {}
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """Returns the days since the first that is read, below 0 where a cell names none."""
+        """Days since the first possible one; negative if a cell has no usable day."""
         return self._numbers.values
 
     def add(self, column: pa.Array) -> None:
@@ -124,9 +126,9 @@ class Days:
             self._look_at_slashes(cells, np.bincount(index, minlength=len(cells)).tolist())
 
     def _number(self, cell: str) -> int:
-        known = self._known.get(cell)
-        if known is not None:
-            return known
+        cached = self._known.get(cell)
+        if cached is not None:
+            return cached
         number = self._read(cell)
         if number < 0 and cell and len(self.unread) < _TRIED:
             self.unread[cell] = None
@@ -149,42 +151,40 @@ class Days:
                 self.ambiguous += count * (month != day)
 
     def each(self, name: Callable[[date], T]) -> dict[int, T]:
-        """Returns a value for each day that occurs, by the day's number."""
+        """A value for each day that occurs, by the number of the day."""
         present = np.flatnonzero(np.bincount(self.numbers[self.numbers >= 0]))
         return {number: name(self.day(number)) for number in present.tolist()}
 
     def chosen(self, holds: Callable[[date], bool]) -> NDArray[np.bool_]:
-        """Returns the rows whose day is one of those."""
+        """The rows with a day for which the predicate holds."""
         return self.per_row(self.each(holds), otherwise=False)
 
     def per_row(self, values: Mapping[int, Any], *, otherwise: Any) -> NDArray[Any]:
-        """Returns the value of each row's day; `otherwise` where it has none."""
-        every = np.full(len(_YEARS) * 366 + len(_MARKS), otherwise)
+        """The value of each row's day, or `otherwise` if it has none."""
+        by_number = np.full(len(_YEARS) * 366 + len(_MARKS), otherwise)
         for number, value in values.items():
-            every[number] = value
-        return every[self.numbers]  # the marks, below 0, are at its end
+            by_number[number] = value
+        return by_number[self.numbers]  # negative marks index the end of the array
 
     @classmethod
     def day(cls, number: int) -> date:
         return date.fromordinal(cls.first + number)
 
     def causes(self, rows: NDArray[np.bool_]) -> str:
-        """Says how many of these rows have a date that cannot be used for a reason
-        that is known.
-        """
-        said = []
+        """How many of these rows have an unusable date for a known reason, as text."""
+        causes = []
         if far := int((self.numbers[rows] == _FAR).sum()):
-            said.append(f"{far:,} have a year before {_YEARS[0]} or after {_YEARS[-1]}")
+            causes.append(f"{far:,} have a year before {_YEARS[0]} or after {_YEARS[-1]}")
         if narrow := int((self.numbers[rows] == _NARROW).sum()):
-            said.append(
+            causes.append(
                 f"{narrow:,} have another length than {self._format} writes, so that they read in "
                 "two ways: a leading zero may have been lost"
             )
-        return "".join(f"; {sentence}" for sentence in said)
+        return "".join(f"; {sentence}" for sentence in causes)
 
 
 def fitting(unread: Collection[str], *, month_first: bool) -> str:
-    """Says which formats read every one of the cells; empty where none does."""
+    """The formats that read all of the cells, as text; empty if there are none."""
     cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in unread]
     if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
         return (

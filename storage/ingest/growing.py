@@ -1,4 +1,4 @@
-"""Holds one value a row of a table in one array, which the batches of the table fill."""
+"""One value per row of a table, stored in an array that grows with the table's batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class GrowingArray:
-    """Appends values batch by batch, without a second copy where the number of rows was right."""
+    """Appends values batch by batch, without copying if the expected number of rows was right."""
 
     def __init__(self, kind: DTypeLike, expected: int, width: tuple[int, ...] = ()) -> None:
         self._whole, self._rows = np.empty((expected, *width), dtype=kind), 0
@@ -17,9 +17,9 @@ class GrowingArray:
     def append(self, values: NDArray[Any]) -> None:
         end = self._rows + len(values)
         if end > len(self._whole):
-            more = np.empty((max(end, 2 * self._rows), *self._whole.shape[1:]), self._whole.dtype)
-            more[: self._rows] = self._whole[: self._rows]
-            self._whole = more
+            larger = np.empty((max(end, 2 * self._rows), *self._whole.shape[1:]), self._whole.dtype)
+            larger[: self._rows] = self._whole[: self._rows]
+            self._whole = larger
         self._whole[self._rows : end] = values
         self._rows = end
 

@@ -1,5 +1,5 @@
-"""Joins a second table to a table of records by an id: narratives are often in another file than
-the codes.
+"""Joins a second table to a table of records by an id, because narratives and codes are often in
+separate files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ Several = Literal["refuse", "first", "each"]
 @dataclass(frozen=True)
 class Joined:
     rows: int
-    """Written."""
+    """Number of rows written."""
     without_second: int
-    """Rows of the first table whose id the second lacks; its columns are blank there."""
+    """Rows of the first table with an id that is missing in the second. Their new columns are
+    blank.
+    """
     unused: int
-    """Rows of the second table whose id the first lacks."""
+    """Rows of the second table with an id that is missing in the first."""
     left_out: int
-    """Rows of the second table behind the first of their id, where that was asked for."""
+    """Rows of the second table that were skipped because only the first row of each id was
+    requested.
+    """
 
 
 def join(
@@ -44,19 +48,20 @@ def join(
     read: ReadOptions = AS_IT_LOOKS,
     read_second: ReadOptions = AS_IT_LOOKS,
 ) -> Joined:
-    """Writes the rows of the first table, each with the cells of the second table's row of its id.
+    """Writes the rows of the first table, each with the cells of the second table's row with the
+    same id.
 
-    An id is the same in whatever spelling of a table program: 101, 101.0 and 000101. The second
-    table is held in memory.
+    Ids are compared without the spelling differences of spreadsheet programs: 101, 101.0 and 000101
+    are equal. The second table is held in memory.
 
     Args:
-        on: the column of the id, in both tables.
-        several: what becomes of an id that the second table has in several rows: it is refused, its
-            first row is taken, or each gives a row of its own.
+        on: the id column, in both tables.
+        several: what to do if the second table has several rows with one id: refuse it, use the
+            first row, or write a row for each.
 
     Raises:
-        InputError: an id is blank or repeated in the first table, or repeated in the second; a
-            column other than the id is in both, with other cells in rows of one id.
+        InputError: an id is blank or repeated in the first table, or repeated in the second; or
+            another column is in both tables with different cells for the same id.
     """
     kind = output_kind(out)
     left = open_table(first, [on], option="FIRST", read=read)
@@ -98,7 +103,7 @@ def join(
 
 
 def _differ(row: Sequence[str], more: Sequence[str], same: Sequence[tuple[int, int]]) -> bool:
-    """Checks whether two rows have other cells in the columns that both tables have."""
+    """Whether two rows differ in the columns that both tables have."""
     return any(row[first].strip() != more[second].strip() for first, second in same)
 
 

@@ -1,6 +1,6 @@
-"""Turns a file of records into the splits that a coder learns from and is tested on.
+"""Splits a file of records into training, test and holdout data.
 
-The first pass surveys every row without its text, then the sample is drawn, and the second pass
+The first pass surveys every row without its text. Then the sample is drawn, and the second pass
 reads only the texts of the sample.
 """
 
@@ -37,9 +37,9 @@ from storage.tables.source import require_columns
 
 REPORT = "report.json"
 _READ_EARLY = 4 << 20
-"""Bytes of files up to which every row is checked before what is slow to import."""
+"""Total size in bytes of files of which every row is validated before slow imports."""
 _SCANNED_EARLY = 8 << 20
-"""Bytes of JSON up to which all of it is read before what takes longer."""
+"""Size in bytes of JSON files that are read completely before slower steps."""
 
 _QUOTED = json.encoder.encode_basestring_ascii
 Progress = Callable[[int, int | None], None]
@@ -48,67 +48,65 @@ LabelSpaceSource = Literal["codelist", "observed"]
 
 @dataclass(frozen=True)
 class IngestResult:
-    """Holds the counts of one ingest: aggregate figures, and `report` with counts per code, which
-    stays private.
-    """
+    """Counts of one ingest: aggregate figures, and a private `report` with counts per code."""
 
     rows_read: int
     train: int
     test: int
     holdout: int
     codes_observed: int
-    """Codes with a record in the sample."""
+    """Number of codes with a record in the sample."""
     label_space: int
-    """Classes of the coder: the whole code list, or the codes observed."""
+    """Number of classes of the model: the whole code list, or the codes observed."""
     label_space_source: LabelSpaceSource
     cohorts: tuple[str, ...]
     """The declared cohorts, or those of the sampled records; sorted."""
     cohorts_source: CohortsSource
     fingerprint: str
     """SHA-256 over one line of JSON per sampled record, in the order of the source: [split,
-    record_id, text, code, cohort, unit], ASCII, no blanks, ended by a line feed: neither Parquet
-    nor the numbering of the codes changes it.
+    record_id, text, code, cohort, unit], in ASCII, without spaces, ended by a line feed. It
+    depends on neither the file format nor the numbering of the codes.
     """
     report: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Units:
-    """Counts privacy units, each once in whatever spelling."""
+    """Number of distinct privacy units, ignoring differences in spelling."""
 
     number: int
     largest: int
-    """Records of the unit that has most, before a cap."""
+    """Records of the largest unit, before a cap."""
 
 
 @dataclass(frozen=True)
 class SourcePreview:
-    """Counts a whole source without writing a record."""
+    """Counts of a whole source, computed without writing a record."""
 
     rows: int
     usable: int
     dropped: dict[str, int]
     sampled: dict[str, int]
-    """Records by split, with `holdout` where it has a share."""
+    """Number of records by split, including `holdout` if it has a share."""
     left_out: dict[str, int]
     """Usable records that the sampling leaves out, by reason."""
     codes: int
-    """Codes of the list, or those observed without one."""
+    """Number of codes in the list or, without a list, of observed codes."""
     codes_observed: int
     cohorts: tuple[str, ...]
     reading: tuple[str, ...]
-    """How each file is read: its name, rows, format, and rows that are skipped."""
+    """How each file is read: its name, rows, format, and skipped rows."""
     units: Units | None
-    """Of the usable records; None where a record is the unit."""
+    """Units of the usable records; None if the unit is a record."""
     notes: tuple[str, ...]
-    """Marks read as blank, spellings, and dates that read in two ways."""
+    """Notes on marks read as blank, spellings, and ambiguous dates."""
     look: NarrativeLook
-    """At the narratives of all records."""
+    """Summary of the narratives of all records."""
 
 
 def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> int:
-    """Refuses early what `ingest` would refuse after minutes; returns an estimate of the rows from
-    the first bytes.
+    """Refuses early what `ingest` would refuse after minutes. Returns the number of rows, estimated
+    from the first bytes.
     """
     rows = 0
     for file in files_in(source, "data"):
@@ -116,15 +114,16 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
         rows += overview.rows
         if overview.kind == "jsonl" and overview.bytes <= _SCANNED_EARLY:
             overview, _, _ = scan_json(overview, config.columns, [0])
-        if overview.kind != "jsonl" or overview.columns:  # known at its end
+        # the columns are known at the end of the file
+        if overview.kind != "jsonl" or overview.columns:
             require_columns(overview, config.columns, config.column_options)
     _read_list(codelist, config)
     return rows
 
 
 def check_early(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> None:
-    """Refuses what `ingest` would, before anything that is slow to import: of small files all, of
-    others what their first bytes show.
+    """Refuses what `ingest` would refuse, before slow imports. Small files are read completely, and
+    others as far as their first bytes show.
     """
     files = files_in(source, "data")
     check_source(files, config, codelist)
@@ -135,12 +134,12 @@ def check_early(source: Path | Sequence[Path], config: IngestConfig, codelist: P
 def preview(
     source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None
 ) -> SourcePreview:
-    """Checks and samples every row as `ingest` does. Only reads."""
-    whole = None if codelist is None else read_codes(codelist, config)
-    listed = None if whole is None else whole.codes
+    """Validates and samples every row like `ingest`, without writing anything."""
+    read_list_of_codes = None if codelist is None else read_codes(codelist, config)
+    listed = None if read_list_of_codes is None else read_list_of_codes.codes
     records, marks = _open(source, config), _marks(config, listed)
     overview = survey(records, config, listed, marks)
-    of_list = () if whole is None else whole.notes
+    of_list = () if read_list_of_codes is None else read_list_of_codes.notes
     usable, selection = overview.state == USABLE, _select(overview, config, records)
     return SourcePreview(
         rows=len(usable),
@@ -168,16 +167,17 @@ def ingest(
     codelist: Path | None,
     progress: Progress = lambda done, total: None,
 ) -> IngestResult:
-    """Reads, checks, samples and splits records; writes `out_dir`.
+    """Reads, validates, samples and splits records, and writes them to `out_dir`.
 
-    `out_dir` gets train.arrow, test.arrow, holdout.arrow (where it has a share), codes.json (the
-    label space in order), report.json (counts, no narratives) and cells.parquet (digests of
-    their text cells). Files of a killed run are overwritten.
+    `out_dir` gets train.arrow, test.arrow, holdout.arrow (if it has a share), codes.json (the label
+    space in order), report.json (counts, no narratives) and cells.parquet (digests of the text
+    cells). Files of an interrupted run are overwritten.
 
     Args:
-        codelist: published classification, which becomes the label space whole and in its order, so
-            that observed codes show nowhere. Without it the sorted codes of the sample do.
-        progress: called with rows done and rows expected; both passes count half.
+        codelist: published classification. All of it becomes the label space, in its order, so that
+            the observed codes are not revealed. Without it, the sorted codes of the sample are
+            used.
+        progress: called with completed and expected rows. Each pass counts half.
     """
     listed = _read_list(codelist, config)
     records, marks = _open(source, config), _marks(config, listed)
@@ -264,17 +264,17 @@ def _write_splits(
 
 
 def _write_cells(cells: bytearray, path: Path) -> None:
-    """Writes each digest once and sorted, which says nothing of its record's place."""
+    """Writes distinct digests in sorted order, which reveals nothing about a record's position."""
     if not cells:
         return
-    every = pa.FixedSizeBinaryArray.from_buffers(
+    all_digests = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
     )
-    pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), path)
+    pq.write_table(pa.table({"cell": all_digests.unique()}).sort_by("cell"), path)
 
 
 def units_of(folder: Path) -> Units | None:
-    """Returns the units of an ingested data set; None where a record is the unit."""
+    """The units of an ingested dataset; None if the unit is a record."""
     counted = json.loads((folder / REPORT).read_text(encoding="utf-8")).get("units")
     return None if counted is None else Units(**counted)
 
@@ -297,7 +297,9 @@ def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> MissingValues
 
 
 def read_codes(codelist: Path, config: IngestConfig) -> CodeList:
-    """Reads the code list of a run as its settings say. Whoever reads it again reads it by this."""
+    """Reads the code list of a run with its settings. All code that reads the list must use this
+    function.
+    """
     return read_list(codelist, columns=config.codelist_columns, read=config.codelist_read)
 
 
@@ -407,10 +409,10 @@ def _schema(config: IngestConfig) -> pa.Schema:
 
 
 def _line(half: str, name: str | int, text: str, code: str, cohort: str, unit: str | None) -> str:
-    """Returns a record's line of JSON, as of a list; half and code are quoted."""
-    own = _QUOTED(name) if isinstance(name, str) else str(name)
+    """A record's line of JSON, formatted as a list. `half` and `code` are already quoted."""
+    record_id = _QUOTED(name) if isinstance(name, str) else str(name)
     whose = "null" if unit is None else _QUOTED(unit)
-    return f"[{half},{own},{_QUOTED(text)},{code},{_QUOTED(cohort)},{whose}]\n"
+    return f"[{half},{record_id},{_QUOTED(text)},{code},{_QUOTED(cohort)},{whose}]\n"
 
 
 def _pseudonyms(units: Sequence[str]) -> list[str]:
@@ -465,14 +467,14 @@ def _report(
 
 
 def _counts_of_cohorts(overview: Survey, sampled: NDArray[np.bool_]) -> dict[str, int]:
-    """Returns the sampled records of each cohort that has some, by name."""
+    """The number of sampled records in each non-empty cohort, by name."""
     names = overview.cohort_names
     counts = np.bincount(overview.cohorts[sampled], minlength=len(names)).tolist()
     return {name: count for name, count in sorted(zip(names, counts, strict=True)) if count}
 
 
 def _counts_of_codes(overview: Survey, selection: Selection) -> dict[str, dict[str, int]]:
-    """Returns the records of each usable code by name: usable, and in each split."""
+    """The number of records of each usable code by name: usable, and in each split."""
     names = overview.code_names
     chosen = {"usable": overview.state == USABLE}
     chosen |= {split: selection.split == number for number, split in enumerate(SPLITS)}

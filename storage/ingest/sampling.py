@@ -1,15 +1,16 @@
 """Selects the records of each split.
 
-`stratified` is the sample and split of Chew et al., section 3.1. Every row of the source has a
-random rank, the n-th output of a seeded generator for row n, whatever becomes of the other rows; of
-each group the records of lowest rank are used. So records decide about each other: removing one
-moves the rows behind it, lets another under the cap, and may shift what is apportioned.
+`stratified` is the sample and split of Chew et al., section 3.1. Row n of the source has a random
+rank, the n-th output of a seeded generator, whatever happens to other rows. In each group, the
+records with the lowest ranks are used. Records therefore affect each other: removing one shifts the
+rows behind it, lets another in under the cap, and may change how shares are apportioned.
 
-`per-record` uses each record's identity, code, date and unit alone, and fixed thresholds: a record
-added, removed or moved changes the place of no other. Where units are capped, this holds for units:
-which records of a unit are used depends on the unit's records. A record's id identifies it; without
-one every cell that ingest reads of it, byte for byte, and, of several with the same cells, a number
-from 0 on: removing one removes the last number.
+`per-record` uses only each record's identity, code, date and unit, with fixed thresholds, so
+adding, removing or changing a record never moves another one. If units are capped, this holds for
+units: which records of a unit are used depends only on the unit's records. A record is identified
+by its id. Without an id it is identified by every cell that ingest reads, byte for byte, and
+records with identical cells by an additional number from 0. Removing one of them removes the last
+number.
 """
 
 import hashlib
@@ -29,18 +30,20 @@ SPLITS = ("train", "test", "holdout")
 _TRAIN, _TEST, _HOLDOUT = range(3)
 UNUSED = -1
 _AT_A_TIME = 1 << 14
-"""Rows whose digests are objects of Python at a time: each takes some 60 bytes more than its 16."""
+"""Number of rows whose digests are Python objects at the same time. Each takes about 60 bytes more
+than its 16.
+"""
 
 Indices = NDArray[np.int64]
 Digests = NDArray[np.uint64]
-"""128 bits per record, [n, 2]: two of a billion different ones collide with a probability below
+"""128 bits per record, [n, 2]. The probability that any two of a billion records collide is below
 1e-20.
 """
 
 
 def digests(columns: Sequence[pa.Array]) -> Digests:
-    """Returns a digest of each row's cells, in the order of the columns; a blank cell differs from
-    a missing column.
+    """A digest of each row's cells, in the order of the columns. A blank cell differs from a
+    missing column.
     """
     parts: list[pa.Array] = []
     for column in columns:
@@ -51,8 +54,8 @@ def digests(columns: Sequence[pa.Array]) -> Digests:
         parts += [eight.cast(pa.binary()), column.cast(pa.binary())]
     done, nothing = bytearray(), to_arrow([""])[0].cast(pa.binary())  # b"" would import pandas
     for start in range(0, len(columns[0]), _AT_A_TIME):
-        some = [part.slice(start, _AT_A_TIME) for part in parts]
-        rows = pc.call_function("binary_join_element_wise", [*some, nothing])
+        slices = [part.slice(start, _AT_A_TIME) for part in parts]
+        rows = pc.call_function("binary_join_element_wise", [*slices, nothing])
         done += b"".join(hashlib.blake2b(row, digest_size=16).digest() for row in rows.to_pylist())
     return np.frombuffer(bytes(done), dtype="<u8").reshape(-1, 2)
 
@@ -64,14 +67,13 @@ def draws(
     seed: int,
     purpose: str,
 ) -> NDArray[np.uint64]:
-    """Draws a uniform 64-bit number per record: BLAKE2b of its digest and number, keyed by the
-    seed.
+    """A uniform 64-bit number per record: BLAKE2b of its digest and number, keyed with the seed.
 
     Args:
         identities: digests of the records, or of their units.
-        number: each record's number among equal ones; None for those that are drawn together.
-        seed: of the ingest. The key must not follow from the records, or it would tie each to all
-            others.
+        number: each record's number among identical ones; None for those that are drawn together.
+        seed: seed of the ingest. The key must not depend on the records, which would make each
+            record depend on all others.
     """
     key, person = seed.to_bytes(8, "little"), purpose.encode()
     drawn = bytearray()
@@ -90,8 +92,8 @@ def draws(
 
 @dataclass(frozen=True)
 class Selection:
-    """Holds the split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling
-    left out.
+    """The split of each row, as an index into `SPLITS` or `UNUSED`, and the counts of records left
+    out.
     """
 
     split: NDArray[np.int8]
@@ -99,7 +101,7 @@ class Selection:
     """Usable rows that are in no split, by reason."""
 
     def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the distinct codes of the sample, without the -1 of records that lack one."""
+        """The distinct codes of the sample, without the -1 of records that have no code."""
         return np.unique(codes[(self.split != UNUSED) & (codes >= 0)])
 
 
@@ -115,14 +117,14 @@ def select(
 ) -> Selection:
     """Samples and splits, as configured.
 
-    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit;
+    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit.
     `per-record` ignores the code.
     """
     rows = np.flatnonzero(usable)
     number = None if identities is None else _numbers(identities)
     if units is not None and config.max_per_unit is not None:
-        # A separate stream: otherwise a record that survived among many of its unit would be early
-        # in its code, too.
+        # A separate stream. Otherwise a record selected from a large unit would also be early in
+        # its code.
         ranks = (
             _ranks(len(codes), seed=config.seed, stream=1)
             if identities is None
@@ -138,7 +140,7 @@ def select(
     else:
         assert units is not None
         drawn = draws(unit_identities, seed=config.seed, purpose="unit-split")[units]
-    # fixed thresholds: first the holdout's share, then the test half's of the rest
+    # fixed thresholds: first the holdout's share, then the test share of the rest
     held_out = config.holdout_share
     past = (
         drawn < _threshold(held_out + (1 - held_out) * config.test_share) if late is None else late
@@ -153,7 +155,7 @@ def select(
 def _first_of_each(
     units: NDArray[Any], ranks: NDArray[np.uint64], rows: Indices, most: int
 ) -> Indices:
-    """Returns the rows of lowest rank of each unit, at most so many, in their order."""
+    """The rows with the lowest ranks in each unit, at most `most` per unit, in their order."""
     order = rows[np.lexsort((ranks[rows], units[rows]))]
     ordered = units[order]
     kept = np.ones(len(order), np.bool_)
@@ -162,7 +164,7 @@ def _first_of_each(
 
 
 def alike(identities: Digests) -> Indices:
-    """Returns the rows whose digest another has, in their order."""
+    """The rows with a digest that another row shares, in their order."""
     words = np.sort(identities[:, 0])
     twice = np.unique(words[1:][words[1:] == words[:-1]])
     del words
@@ -179,7 +181,7 @@ def alike(identities: Digests) -> Indices:
 
 
 def _numbers(identities: Digests) -> NDArray[np.uint32]:
-    """Numbers the rows with one digest from 0, in their order."""
+    """Numbers the rows with the same digest from 0, in their order."""
     before, rows = np.zeros(len(identities), dtype=np.uint32), alike(identities)
     if not len(rows):
         return before
@@ -203,10 +205,11 @@ def _stratified(
     late: NDArray[np.bool_] | None,
     left_out: dict[str, int],
 ) -> Selection:
-    """Drops codes with fewer than `min_per_code` of the rows, takes at most `cap_per_code` of a
-    code, and splits.
+    """Drops codes with fewer than `min_per_code` rows, uses at most `cap_per_code` of each code,
+    and splits.
 
-    The split is the holdout and the test share of each code, or what is dated late in its place.
+    The split takes the holdout and the test share of each code, or puts late records in the test
+    half.
     """
     counts = np.bincount(codes[rows], minlength=1)
     common = counts[codes[rows]] >= config.min_per_code
@@ -228,7 +231,7 @@ def _stratified(
             )
         return Selection(split, left_out)
 
-    # The record of lowest rank represents its unit, and the others join its split.
+    # The record with the lowest rank represents its unit, and the others join its split.
     by_rank = rows[np.argsort(ranks[rows])]
     _, leader, unit_at = np.unique(units[by_rank], return_index=True, return_inverse=True)
     leaders = by_rank[leader]
@@ -242,16 +245,15 @@ def _stratified(
 def _splits(
     codes: NDArray[np.int32], position: Indices, ranks: NDArray[np.uint64], config: IngestConfig
 ) -> NDArray[np.int8]:
-    """Returns the split of each record: of each code the holdout's share first, then the test
-    share.
+    """The split of each record: from each code first the holdout's share, then the test share.
 
     Args:
-        codes: sorted; the records of a code by rank.
-        position: place of each record among those of its code.
+        codes: sorted codes; the records of a code are in order of rank.
+        position: position of each record among those with its code.
     """
     distinct, starts, counts = np.unique(codes, return_index=True, return_counts=True)
     tie_break = ranks[starts]
-    # Of two records one goes to each half, so a holdout takes none of them.
+    # Of two records one goes to each half, so the holdout takes neither.
     holdout = apportion(
         counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break
     )
@@ -269,7 +271,7 @@ def _splits(
 def apportion(
     counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]
 ) -> Indices:
-    """Apportions a share of the whole to groups (largest remainders, within `at_most`)."""
+    """Apportions a share of the total to groups (largest remainders, within `at_most`)."""
     exact = counts * share
     taken = np.minimum(np.floor(exact).astype(np.int64), at_most)
     missing = round(float(exact.sum())) - int(taken.sum())

@@ -1,7 +1,8 @@
-"""Surveys all rows without their texts: code, cohort, unit, and whether each can be used.
+"""Surveys all rows without their texts: code, cohort, unit, and usability.
 
-It keeps some 20 to 60 bytes a row, so that any sample can be drawn before a single narrative is
-read: numbers of codes, days and units, and digests of ids, never the ids of all rows as objects.
+It stores about 20 to 60 bytes per row, so that any sample can be drawn before the first narrative
+is read. It stores numbers for codes, days and units, and digests for ids, but never the ids of all
+rows as objects.
 """
 
 from __future__ import annotations
@@ -51,34 +52,34 @@ _RESPELT: dict[Respelling, str] = {
 
 @dataclass(frozen=True)
 class Survey:
-    """Holds one entry per row of the source, or per code where each makes a record."""
+    """One entry per row of the source, or per code if each code makes a record."""
 
     state: NDArray[np.int8]
     numbers: NDArray[np.int64] | None
-    """Row of the source of each, from 0, where a row of several codes is several;
-    None: the same.
+    """Source row of each entry, from 0, if rows with several codes are repeated; None if entries
+    are rows.
     """
     codes: NDArray[np.int32]
     """Index into `code_names`, -1 without a code."""
     code_names: list[str]
-    """The codes of the list, or those observed without one."""
+    """The codes of the list, or the observed codes if there is no list."""
     unknown: Counter[str]
-    """Rows by code that the list lacks."""
+    """Number of rows by code that is missing in the list."""
     respelt: Counter[Respelling]
-    """Cells whose code was written otherwise, by what it took to read them."""
+    """Number of cells with a differently spelled code, by how it was read."""
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
     cohort_names: list[str]
     late: NDArray[np.bool_] | None
     """Rows dated on or after the day of the split; None without such a day."""
     units: NDArray[np.int32] | None
-    """Number of the unit, one for all spellings of its id; None where there are no units."""
+    """Number of the unit, the same for all spellings of its id; None if there are no units."""
     identities: Digests | None
-    """Identities of the records, where their use follows from them."""
+    """Identities of the records, if the sampling depends on them."""
     unit_identities: Digests | None
-    """Identities of the units by their number, where all records of one go to the same split."""
+    """Identities of the units by number, if all records of a unit are in one split."""
     notes: tuple[str, ...]
-    """What was read in one of several ways, in sentences without a value of a record."""
+    """Sentences about ambiguous readings, without a value of a record."""
     look: NarrativeLook
 
     def dropped(self) -> dict[str, int]:
@@ -87,7 +88,7 @@ class Survey:
 
 
 _BLANK, _UNKNOWN = -2, -1
-"""Marks of rows without a code, and with one that the list lacks."""
+"""Marks of rows without a code, and of rows with a code that is missing in the list."""
 
 
 class _Codes:
@@ -152,7 +153,7 @@ class _Code:
 
 
 class _Read:
-    """Holds what is read of the columns batch by batch, in one array each."""
+    """Reads the columns batch by batch, into one array each."""
 
     def __init__(
         self, config: IngestConfig, listed: Mapping[str, int] | None, label: str, rows: int
@@ -242,7 +243,7 @@ def survey(
         units, more = _units(read.units, f"{label}, column {config.unit_column!r}", lines)
         read.units.clear()
         notes += more
-    # The last reason written is the one that counts, so the gravest comes last.
+    # The last reason assigned is the one reported, so the most serious one comes last.
     state = np.full(rows, USABLE, dtype=np.int8)
     if units is not None:
         state[units.blank] = NO_UNIT
@@ -286,7 +287,7 @@ def survey(
 
 
 def places_of(listed: Sequence[Code] | None) -> dict[str, int] | None:
-    """Returns the place of each code on the list; None without one."""
+    """The position of each code in the list; None without a list."""
     return None if listed is None else {code.code: place for place, code in enumerate(listed)}
 
 
@@ -298,7 +299,7 @@ def _counts_of_codes(names: Sequence[str], coded: NDArray[np.int32]) -> dict[str
 def _require_usable(
     overview: Survey, usable: NDArray[np.int32], records: Table, config: IngestConfig
 ) -> None:
-    """Refuses records of which none can be used, or that all have one code."""
+    """Refuses records of which none is usable, or which all have the same code."""
     label, rows = records.source.label, len(overview.state)
     if not len(usable):
         reasons = ", ".join(f"{name} {count}" for name, count in overview.dropped().items())
@@ -340,7 +341,7 @@ def _not_listed(codes: _Codes, label: str, rows: int) -> InputError:
 @dataclass(frozen=True)
 class _Units:
     forms: pa.Array
-    """Of each unit the form of its id, which all its spellings share."""
+    """The normalised id of each unit, shared by all its spellings."""
     index: NDArray[np.int32]
     """Number of each row's unit."""
 
@@ -355,7 +356,7 @@ class _Units:
 def _units(
     chunks: Sequence[pa.DictionaryArray], label: str, lines: _Lines
 ) -> tuple[_Units, list[str]]:
-    """Returns the units by the form that all spellings of an id share, and notes on the ids."""
+    """The units by normalised id, and notes on the ids."""
     cells = pa.chunked_array(chunks).unify_dictionaries()
     # guard: test_an_id_in_another_spelling
     forms = unit_forms(cells.chunk(0).dictionary).dictionary_encode()
@@ -422,7 +423,7 @@ def _dates(
 def _require_readable(
     days: Days, config: IngestConfig, state: NDArray[np.int8], label: str, lines: _Lines
 ) -> None:
-    """Refuses usable records without a date."""
+    """Refuses usable records without a readable date."""
     bad = (days.numbers < 0) & (state == USABLE)
     if bad.any():
         formats = fitting(days.unread, month_first=days.month_first)
@@ -445,7 +446,7 @@ def _leave_out_other_cohorts(
     label: str,
     lines: _Lines,
 ) -> None:
-    """Marks the usable records of cohorts that are not declared, or refuses them."""
+    """Marks usable records of undeclared cohorts, or refuses them."""
     declared = {number: name in (config.cohorts or ()) for number, name in names.items()}
     outside = ~days.per_row(declared, otherwise=True) & (state == USABLE)
     if outside.any() and config.outside_cohorts == "refuse":
@@ -507,10 +508,10 @@ def _require_ids(
 
 @dataclass(frozen=True)
 class _Lines:
-    """Says where in the file the rows of a survey are."""
+    """The positions of survey rows in the file."""
 
     numbers: NDArray[np.int64] | None
-    """Row of the file of each, from 0, where one of the file is several; None: the same."""
+    """File row of each entry, from 0, if some file rows are repeated; None if entries are rows."""
 
     def named(self, rows: NDArray[np.bool_]) -> str:
         places = np.flatnonzero(rows) if self.numbers is None else np.unique(self.numbers[rows])
@@ -520,7 +521,7 @@ class _Lines:
 
     @property
     def first(self) -> NDArray[np.int64] | None:
-        """Returns the first row of each row of the file; None where all are."""
+        """The first entry of each row of the file; None if entries are rows."""
         if self.numbers is None:
             return None
         return np.flatnonzero(np.r_[True, self.numbers[1:] != self.numbers[:-1]])

@@ -1,7 +1,8 @@
-"""Reads the ids of privacy units: an id is one unit in whatever spelling, and a cell has one id.
+"""Reads the ids of privacy units. All spellings of an id are one unit, and a cell must contain one
+id.
 
-Two units that are taken for one cost records. One unit that is taken for two would have twice the
-records that the claim allows, so that an id is read more loosely than a code.
+Merging two units by mistake only costs records. Treating one unit as two would allow it twice the
+records of the claim, so ids are compared more loosely than codes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from storage.tables.source import to_arrow
 _NUMBER = re.compile(r"\d+([.,]\d+)?[eE]\+?(\d{1,2})", re.ASCII)
 _ZEROS_BEHIND = re.compile(r"^(\d+)[.,]0+$", re.ASCII)
 _BETWEEN = re.compile(r"\s*[;|,&+/]\s*")
-"""Signs between several ids in one cell."""
+"""Separators between several ids in one cell."""
 _BLANKS_TOO = re.compile(r"[;|,&+/\s]+")
 _LISTED = re.compile(r"\s*[;|]\s*")
-"""Signs that no id has inside it, but a list has."""
+"""Separators that occur in lists but not inside ids."""
 _JOINTS = r"[\s.,\-\x{2013}_/]+"
 
 
 def unit_form(cell: str) -> str:
-    """Returns the form that all spellings of an id share: as a code's, without case and without
-    leading zeros, and a number with an exponent as its digits.
+    """The form that all spellings of an id share: normalised like a code, case-folded, without
+    leading zeros, and with the exponent of a number expanded.
     """
     form = _ZEROS_BEHIND.sub(r"\1", normalise_code(cell)).casefold()
     if number := _NUMBER.fullmatch(form):
@@ -40,22 +41,24 @@ def unit_form(cell: str) -> str:
 
 _PLAIN = r"^[A-Za-z0-9_\-#][A-Za-z0-9_\-# ]*$"
 _EXPONENT = r"^[0-9]+[eE][0-9]+$"
-"""Cells whose form is their lower case without leading zeros, but for numbers with an exponent."""
+"""Cells whose form is lower case without leading zeros, except for numbers with an exponent."""
 
 
 def unit_forms(cells: pa.Array) -> pa.Array:
-    """Returns what `unit_form` does of each cell, without outer blanks; of most of them at once."""
+    """`unit_form` of each cell, which must have no outer whitespace. Most cells are processed
+    vectorised.
+    """
     odd = _matches(cells, _EXPONENT)
     plain = pc.call_function("and", [_matches(cells, _PLAIN), pc.call_function("invert", [odd])])
     lower = pc.call_function("ascii_lower", [cells])
     forms = pc.call_function("ascii_ltrim", [lower], pc.TrimOptions("0"))
-    nothing, zero = to_arrow(["", "0"])  # texts of Python would import pandas
+    nothing, zero = to_arrow(["", "0"])  # Python strings would import pandas
     empty = pc.call_function("equal", [forms, nothing])
     zeros = pc.call_function("and", [empty, pc.call_function("not_equal", [cells, nothing])])
     forms = pc.call_function("if_else", [zeros, zero, forms])
-    others = pc.call_function("invert", [plain])
-    read = [unit_form(cell) if cell else "" for cell in cells.filter(others).to_pylist()]
-    return pc.call_function("replace_with_mask", [forms, others, to_arrow(read)])
+    remaining = pc.call_function("invert", [plain])
+    read = [unit_form(cell) if cell else "" for cell in cells.filter(remaining).to_pylist()]
+    return pc.call_function("replace_with_mask", [forms, remaining, to_arrow(read)])
 
 
 def _matches(cells: pa.Array, pattern: str) -> pa.Array:
@@ -63,17 +66,19 @@ def _matches(cells: pa.Array, pattern: str) -> pa.Array:
 
 
 def several_ids(forms: pa.Array) -> pa.Array:
-    """Tells of each of different ids whether it is made of several: of ids that other cells have
-    alone, or of parts with one shape between the signs of a list.
+    """Whether each of the distinct ids combines several: ids that also occur alone in other cells,
+    or list items with the same shape.
     """
     listed = _matches(forms, r"[;|,&+/\s]")
     suspects = forms.filter(listed).to_pylist()
     parts = {part for form in suspects for split in _splits(form) for part in split}
-    named = to_arrow(sorted(parts))
-    known = set(
-        named.filter(pc.call_function("is_in", [named], pc.SetLookupOptions(forms))).to_pylist()
+    candidates = to_arrow(sorted(parts))
+    standalone = set(
+        candidates.filter(
+            pc.call_function("is_in", [candidates], pc.SetLookupOptions(forms))
+        ).to_pylist()
     )
-    several = np.array([_is_several(form, known) for form in suspects], np.bool_)
+    several = np.array([_is_several(form, standalone) for form in suspects], np.bool_)
     return pc.call_function("replace_with_mask", [listed, listed, to_arrow(several)])
 
 
@@ -95,10 +100,10 @@ def _shape(part: str) -> str:
 
 
 def unit_notes(cells: NDArray[np.int64], forms: pa.Array) -> list[str]:
-    """Says how many ids have several spellings, and how many would without their joints.
+    """Counts ids with several spellings, and ids that differ only in punctuation, as sentences.
 
     Args:
-        cells: number of different cells of each form.
+        cells: number of distinct cells of each form.
     """
     joined = pc.call_function(
         "replace_substring_regex", [forms], pc.ReplaceSubstringOptions(_JOINTS, "")

@@ -1,23 +1,18 @@
-"""The release ledger: a budget that can't be overspent, a history that can't be rewritten, one draw
-a release.
+"""The release ledger: a budget that cannot be overspent, a history that cannot be rewritten, and
+one draw per release.
 
-Invariants, whatever the order of calls, crashes and processes:
+Invariants, for any order of calls, crashes and processes:
 
-1. For every account (population, cohort, guarantee kind) the sum of all charges is at most the cap
-  in force
-   when the newest was made, and equals the account's running total. Claims about units of several
-   records have one more account, of all cohorts, and what is charged in one population and kind all
-   protects the same.
-2. A charge is never taken back: not by burning, not by a crash, not by a change of policy.
-3. A release passes through `reserved`, `drawn`, `committed`, each at most once and in this order,
-  or ends
-   `burned` from either of the first two. Nothing follows `committed` or `burned`.
-4. One idempotency key has one release; one release has at most one draw digest and one bundle
-  digest.
-5. The epsilon and the sensitivity of a release never fall from one of its rows to the next.
-6. Row n holds the hash of row n - 1, and its own hash is the SHA-256 of its canonical JSON. Rows
-  are added at
-   the end and never changed.
+1. For every account (population, cohort, guarantee kind), the sum of all charges is at most the cap
+in force at the newest charge, and equals the account's running total. Claims about units of several
+records have an additional account for all cohorts, and all charges in one population and kind have
+the same privacy unit. 2. A charge is never returned, whether by burning, a crash, or a change of
+policy. 3. A release passes through `reserved`, `drawn`, `committed`, each at most once and in this
+order, or ends `burned` from either of the first two. Nothing follows `committed` or `burned`. 4.
+One idempotency key has one release. One release has at most one draw digest and one bundle digest.
+5. The epsilon and the sensitivity of a release never decrease from one of its rows to the next. 6.
+Row n contains the hash of row n - 1, and its own hash is the SHA-256 of its canonical JSON. Rows
+are appended and never changed.
 """
 
 from __future__ import annotations
@@ -71,11 +66,11 @@ _PLACES |= {
     "Ledger": "ledger",
     "Policy": "policy",
 }
-"""Modules by their names; those of the others are in `models`."""
+"""Modules of these names. All other names are in `models`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a module at the first use of a name of it: anyone who checks a signature needs no
+    """Loads a module when one of its names is first used, so that verifying a signature needs no
     database.
     """
     if name not in __all__:

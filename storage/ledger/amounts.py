@@ -1,7 +1,9 @@
-"""Exact amounts of privacy loss: decimals of a fixed scale, rounded up, never a float in a sum.
+"""Exact amounts of privacy loss: decimals with a fixed scale, rounded up, and never a float in a
+sum.
 
-A float is converted exactly and then rounded towards more loss. What no budget can be kept with is
-refused: NaN, infinities, zero, negative and subnormal numbers, and numbers finer than the scale.
+A float is converted exactly and then rounded towards more loss. Numbers that cannot be used in a
+budget are refused: NaN, infinities, zero, negative and subnormal numbers, and numbers finer than
+the scale.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ EPSILON_SCALE = 12
 DELTA_SCALE = 18
 """Decimals of delta and of probabilities."""
 LEAST_EPSILON = Decimal(1).scaleb(-EPSILON_SCALE)
-"""The smallest above zero, to which a measured one of zero is rounded up."""
+"""The smallest positive epsilon, to which a measured zero is rounded up."""
 EPSILON_LIMIT = Decimal(10) ** 9
 """Larger losses guarantee nothing and are refused."""
 
@@ -27,10 +29,13 @@ _CONTEXT = Context(prec=80)
 
 
 def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Decimal:
-    """Return `value` as a positive decimal of `scale` decimals, a float rounded up.
+    """Converts `value` to a positive decimal with `scale` decimals. Floats are rounded up.
 
-    Text and decimals were written by someone and must fit the scale as they stand; a float is a
+    Text and decimals were entered by a person and must fit the scale exactly. A float is a
     measurement and is rounded towards more loss.
+
+    Raises:
+        OutOfRange: not a positive number below the limit, or finer than the scale.
     """
     try:
         number, quantum = (
@@ -66,7 +71,7 @@ def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Deci
 
 
 def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Decimal:
-    """Return an epsilon, or a sensitivity Delta (nats), rounded up to 12 decimals."""
+    """An epsilon, or a sensitivity Delta (nats), rounded up to 12 decimals."""
     return amount(value, name=name, scale=EPSILON_SCALE)
 
 
@@ -78,9 +83,9 @@ def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
 
 
 def delta(value: float | int | str | Decimal, *, name: str = "delta") -> Decimal:
-    """Return a delta, rounded up to 18 decimals; of a float its shortest text counts.
+    """A delta, rounded up to 18 decimals. For a float, its shortest decimal text is used.
 
-    A delta is not measured but chosen, as a cap is: 1e-4 means 0.0001, and must fit under a cap of
+    A delta is chosen, not measured, and so is a cap: 1e-4 means 0.0001, and must fit under a cap of
     0.0001.
     """
     return probability(
@@ -89,7 +94,7 @@ def delta(value: float | int | str | Decimal, *, name: str = "delta") -> Decimal
 
 
 ZERO_EPSILON, ZERO_DELTA = Decimal(0).scaleb(-EPSILON_SCALE), Decimal(0).scaleb(-DELTA_SCALE)
-"""Nothing spent, at the scale of its column."""
+"""Nothing spent, at the scale of each column."""
 
 
 def add(left: Decimal, right: Decimal) -> Decimal:
@@ -97,11 +102,11 @@ def add(left: Decimal, right: Decimal) -> Decimal:
 
 
 def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
-    """Return what an add-remove guarantee costs under replace-one: (2 epsilon, (1 + e^epsilon)
-    delta).
+    """The cost of an add-remove guarantee under replace-one: (2 epsilon, (1 + e^epsilon) delta),
+    rounded up.
 
     Replacing a record is removing one and adding one: group privacy of two (Vadhan, The Complexity
-    of Differential Privacy, 2017, Lemma 2.2). Rounded up.
+    of Differential Privacy, 2017, Lemma 2.2).
     """
     doubled = _CONTEXT.multiply(eps, Decimal(2))
     if delta == 0:
@@ -117,16 +122,16 @@ def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
 
 
 def text(value: Decimal | None) -> str | None:
-    """Return the fixed-point text of an amount, as it is stored and hashed."""
+    """The fixed-point text of an amount, as stored and hashed."""
     return None if value is None else format(value, "f")
 
 
 def short(value: Decimal) -> str:
-    """Return an amount for people: fixed point without trailing zeros."""
+    """An amount for display: fixed point without trailing zeros."""
     shown = format(value, "f")
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
 def brief(value: Decimal) -> str:
-    """Return an epsilon or a sensitivity for a narrow table: rounded up to 6 decimals."""
+    """An epsilon or a sensitivity for a narrow table, rounded up to 6 decimals."""
     return short(value.quantize(Decimal("1e-6"), rounding=ROUND_CEILING, context=_CONTEXT))

@@ -1,14 +1,14 @@
-"""Accounts and caps: what a cohort has spent, and whether one more charge fits.
+"""Accounts and caps: the spending of each cohort, and whether one more charge fits.
 
-Each population, cohort and guarantee kind has one account, in one neighbouring relation and one
-privacy unit. A record is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry,
-Privacy Integrated Queries, 2009). A unit may have records in each, so that a claim about units is
-also charged to the account `all cohorts` of its population.
+Each population, cohort and guarantee kind has one account, with one neighbouring relation and one
+privacy unit. A record is in one cohort, so cohorts compose in parallel (Theorem 3 of McSherry,
+Privacy Integrated Queries, 2009). A unit may have records in every cohort, so claims about units
+are also charged to the account `all cohorts` of their population.
 
-In one population, claims about records and about units are not added: what a record-level epsilon e
-costs a unit with k records is k e (group privacy), and nothing bounds k where no unit is named. So
-whichever came first stays the only one. How releases add up is in `storage.ledger.composition`;
-which releases an account counts, in `storage.ledger.fold`.
+Within a population, claims about records and claims about units are not added. A record-level
+epsilon e costs a unit with k records k e (group privacy), and k is unbounded if no unit is
+declared. Only the kind that came first is accepted. `storage.ledger.composition` defines how
+releases add up, and `storage.ledger.fold` defines which releases an account counts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RECORD = "record"
 
 
 class BudgetRefused(StorageError):
-    """The budget, or a rule beside it, forbids the release; the text shows the arithmetic."""
+    """The budget, or a related rule, forbids the release. The text shows the arithmetic."""
 
 
 def accounts_of(
     population: str, cohorts: Iterable[str], privacy_unit: str | None
 ) -> list[tuple[str, str]]:
-    """Returns the accounts, population and cohort, that a release is charged to by its own name."""
+    """The accounts (population, cohort) to which a release is charged under its own name."""
     accounts = [(population, cohort) for cohort in cohorts]
     # guard: test_two_years_at_the_cap_each
     return accounts if privacy_unit == RECORD else [*accounts, (population, ALL_COHORTS)]
@@ -46,7 +46,7 @@ def accounts_of(
 
 @dataclass(frozen=True)
 class Cost:
-    """What one release costs, as its claim and event state it."""
+    """The cost of one release, as stated in its claim and event."""
 
     relation: NeighbouringRelation
     privacy_unit: str
@@ -56,7 +56,7 @@ class Cost:
     records_per_unit: int = 1
     formal: bool = False
     _losses: dict[str, Loss] = field(init=False, default_factory=dict, compare=False, repr=False)
-    """By the relation, since each cohort's account takes the same."""
+    """Cached by relation, because all cohort accounts need the same loss."""
 
     def loss(self, relation: str) -> Loss:
         if relation not in self._losses:
@@ -78,10 +78,10 @@ class Cost:
 
     @staticmethod
     def of(plan: ReleasePlan, exact: Exact | None = None) -> Cost:
-        """Returns the cost of a planned release.
+        """The cost of a planned release.
 
         Args:
-            exact: the amounts of its claim, where they are known already.
+            exact: the exact amounts of its claim, if already known.
         """
         claim = plan.claim
         exact = exact or Exact.of(claim)
@@ -99,7 +99,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Account:
-    """What one cohort of a population has spent of one type of guarantee."""
+    """The spending of one cohort of a population for one kind of guarantee."""
 
     population: str
     cohort: str
@@ -107,16 +107,18 @@ class Account:
     neighbouring_relation: NeighbouringRelation | None = None
     privacy_unit: str | None = None
     rule: Rule | None = None
-    """Of its last charge; None before the first."""
+    """Composition rule of the account; None before the first charge."""
     spent: Loss = field(default_factory=Loss)
     delta_cap: Decimal | None = None
-    """At which its epsilon is shown, by another rule than `basic`."""
+    """The delta at which its epsilon is shown, for rules other than `basic`."""
     last: Loss | None = None
-    """What the last release was charged, for a forecast."""
+    """The charge of the last release, for a forecast."""
 
     @property
     def exact(self) -> bool:
-        """Tells whether its epsilon holds at the delta of the cap, and is not a sum of claims."""
+        """Whether its epsilon holds at the delta of the cap, as opposed to being a sum of
+        claims.
+        """
         if self.rule is None or self.rule == "basic" or self.delta_cap is None:
             return False
         return self.spent.amount(self.rule) is not None
@@ -137,18 +139,20 @@ class Account:
 
 @dataclass(frozen=True)
 class Balance:
-    """What an account has left under its cap; `cap` is None where the policy in force has none."""
+    """The amount that an account has left under its cap. `cap` is None if the policy in force has
+    none.
+    """
 
     account: Account
     cap: Cap | None
     size: Loss | None = None
-    """Of the next releases; None where it is not known."""
+    """Loss of each further release; None if unknown."""
 
     @staticmethod
     def of_claim(
         account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None
     ) -> Balance:
-        """Returns the balance for releases of this claim, as if their noise were Gaussian."""
+        """The balance for releases with this claim, as if their noise were Gaussian."""
         if cap is None or cap.composition == "basic" or cap.delta is None:
             return Balance(account, cap, Loss(epsilon, delta or amounts.ZERO_DELTA, None, None))
         size = composition.gaussian_loss(epsilon, delta or amounts.ZERO_DELTA)
@@ -160,8 +164,8 @@ class Balance:
 
     @property
     def relation(self) -> str | None:
-        """The neighbouring relation that the account is or will be kept in; None until the first
-        release.
+        """The neighbouring relation of the account, or the one it will have; None if the first
+        release decides.
         """
         return self.account.neighbouring_relation or (
             self.cap.neighbouring_relation if self.cap else None
@@ -179,7 +183,9 @@ class Balance:
 
     @property
     def more(self) -> int | None:
-        """How many more releases of this size fit; None where no size is known, or no cap."""
+        """How many more releases of this size fit; None if the size is unknown or there is no
+        cap.
+        """
         cap, size = self.cap, self.size
         if cap is None or size is None:
             return None
@@ -197,25 +203,25 @@ class Balance:
 
     @property
     def fits(self) -> bool:
-        """Tells whether one more fits; where no size is known, whether anything is left."""
+        """Whether one more release fits or, if its size is unknown, whether anything is left."""
         return self.left > 0 if self.more is None else self.more > 0
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What a release adds to one account, which is shown before and after, both under the cap then
-    in force.
-    """
+    """The effect of a release on one account, before and after, both under the cap in force."""
 
     before: Account
     after: Account
     loss: Loss
-    """Of the release and of earlier ones that share records with it and were not charged here."""
+    """Loss of the release and of earlier releases that share records with it and were not charged
+    here.
+    """
     own_loss: Loss
-    """Of the release alone."""
+    """Loss of the release alone."""
     cap: Cap | None
     own: bool
-    """The account has the release's own population and cohorts."""
+    """Whether the account belongs to the release's own population and cohorts."""
 
     @property
     def epsilon_cap(self) -> Decimal:
@@ -230,38 +236,37 @@ class Charge:
 
     @property
     def balance(self) -> Balance:
-        """Of the account after it, for releases of the same size."""
+        """Balance of the account afterwards, for releases of the same size."""
         return Balance(self.after, self.cap, self.after.last)
 
     @property
     def alone(self) -> Decimal:
-        """What the release alone would cost, by the account's rule."""
+        """The cost of the release alone, by the account's rule."""
         rule = self.after.rule or "basic"
         return composition.total(self.own_loss, rule=rule, delta=self.after.delta_cap)
 
     @property
     def earlier(self) -> Decimal:
-        """What was spent before on the records of this release, under whatever name."""
+        """The earlier spending on the records of this release, under any name."""
         spent, rule = self.after.spent.plus(self.own_loss, -1), self.after.rule or "basic"
         return composition.total(spent, rule=rule, delta=self.after.delta_cap)
 
     @property
     def account(self) -> str:
-        """Cohort of the account, with its population where it is another release's."""
+        """Cohort of the account, prefixed by its population if it belongs to another release."""
         return self.after.cohort if self.own else f"{self.after.population}/{self.after.cohort}"
 
 
 def charge_account(
     account: Account, cap: Cap | None, costs: Sequence[Cost], *, policy: str, own: bool = True
 ) -> tuple[Charge, BudgetRefused | None]:
-    """Returns the charge of costs, the first of them the claim's own, and why the account may not
-    take it, if so.
+    """Charges costs to an account; also returns the reason for refusal, if there is one.
 
     Args:
-        costs: beside the claim's own those of earlier releases that share records with it and were
-            not charged here.
-        policy: the name of the policy in force.
-        own: the account has the release's own population.
+        costs: the cost of the claim, followed by costs of earlier releases that share records with
+            it and were not charged here.
+        policy: name of the policy in force.
+        own: whether the account belongs to the release's own population.
     """
     problems: list[BudgetRefused] = []
     if cap is None:
@@ -273,10 +278,10 @@ def charge_account(
             )
         )
     required = None if cap is None else cap.neighbouring_relation
-    every = {
+    relations = {
         cost.relation for cost in costs
-    }  # an account that begins with earlier costs can take all of them so
-    first = required or ("replace-one" if "replace-one" in every else costs[0].relation)
+    }  # an account that begins with earlier costs must be able to accept all of them
+    first = required or ("replace-one" if "replace-one" in relations else costs[0].relation)
     kept_in, unit = (
         account.neighbouring_relation or first,
         account.privacy_unit or costs[0].privacy_unit,
@@ -339,19 +344,19 @@ def charge_account(
 def over_cap(
     charges: Sequence[Charge], policy: str, *, adds: str = "this release", then: str = ""
 ) -> BudgetRefused:
-    """Returns why charges that exceed their caps are refused.
+    """The error for charges that exceed their caps.
 
     Args:
         charges: at least one.
-        policy: the name of the policy in force.
+        policy: name of the policy in force.
         adds: what is charged.
-        then: what follows from it.
+        then: the consequence.
     """
     return BudgetRefused(f"{describe_excess(charges, policy, adds=adds)}{then}", kind="over-cap")
 
 
 def balances(policy: Policy, accounts: Iterable[Account] = ()) -> list[Balance]:
-    """Returns every account that was charged, and what the policy grants besides: `*` is any other
+    """All accounts that were charged, and those that the policy grants: `*` stands for any other
     cohort.
     """
     by_key = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}

@@ -1,5 +1,5 @@
-"""The hash chain: how a row becomes canonical JSON (RFC 8785), is linked to the one before, and
-read back.
+"""The hash chain: how a row is serialised as canonical JSON (RFC 8785), linked to the previous one,
+and read back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _T = ledger_row.c
 
 
 class StoredRow(NamedTuple):
-    """A row as it was written: the hash is that of the body."""
+    """A row as it was written. The hash is that of the body."""
 
     sequence: int
     hash: str
@@ -34,7 +34,7 @@ class StoredRow(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A row that is not stored as it was written, whatever happened to it."""
+    """A row that is not stored as it was written, for any reason."""
 
     sequence: int
     problem: str
@@ -44,9 +44,7 @@ _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":
 
 
 def canonical(content: Mapping[str, Any]) -> str:
-    """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond
-    2^53.
-    """
+    """The canonical JSON text of plain data. Refuses NaN, infinities and integers beyond 2^53."""
     try:
         text = _JSON.encode(content)
     except (TypeError, ValueError):
@@ -66,9 +64,9 @@ _NUMBERS = [
 
 
 def _is_plain(text: str) -> bool:
-    """Checks that the json module wrote what RFC 8785 says: it does, twenty times faster, except
-    for numbers with an exponent, whole floats, long integers, and the order of keys beyond the
-    surrogates.
+    """Whether the output of the json module conforms to RFC 8785. It does, and is twenty times
+    faster, except for numbers with an exponent, whole floats, long integers, and the order of
+    keys beyond the surrogates.
     """
     return (text.isascii() or max(text) < "\ud800") and not any(
         number.search(text) for number in _NUMBERS
@@ -76,17 +74,17 @@ def _is_plain(text: str) -> bool:
 
 
 def digest(body: str) -> str:
-    """Return the SHA-256 of a row's canonical JSON, in hex."""
+    """SHA-256 of a row's canonical JSON, in hexadecimal."""
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def now() -> str:
-    """Return this moment, UTC, ISO 8601 with microseconds."""
+    """The current time in UTC, ISO 8601 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def last(connection: Connection) -> tuple[int, str]:
-    """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger.
+    """Sequence and hash of the newest row; (0, 64 zeros) for an empty ledger.
 
     Raises:
         StorageError: the row is damaged.
@@ -97,8 +95,8 @@ def last(connection: Connection) -> tuple[int, str]:
 
 
 def hash_of(connection: Connection, sequence: int) -> str | None:
-    """Return the hash of a row, None where there is none. That of the first row tells a ledger from
-    any other.
+    """The hash of a row; None if there is no such row. The hash of the first row identifies a
+    ledger.
 
     Raises:
         StorageError: the row is damaged.
@@ -107,13 +105,13 @@ def hash_of(connection: Connection, sequence: int) -> str | None:
 
 
 def hashes(connection: Connection, first: int, last: int) -> list[str]:
-    """Return the hashes of the rows from `first` to `last`, both included."""
+    """The hashes of the rows from `first` to `last`, both included."""
     query = _select(connection).where(_T.sequence.between(first, last)).order_by(_T.sequence)
     return [_require(row).hash for row in _read(connection, query)]
 
 
 class PlainRow(TypedDict):
-    """A row as plain data, without its hash: what its body has and what its signature is over."""
+    """A row as plain data, without its hash: the content of its body, which is signed."""
 
     sequence: int
     previous_hash: str
@@ -128,8 +126,8 @@ class PlainRow(TypedDict):
 def append(
     connection: Connection, entry: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
 ) -> StoredRow:
-    """Adds an entry, as plain data, at the end of the chain; its place, its time and, with a key,
-    the signature are set here.
+    """Appends an entry, given as plain data, to the chain. Sets its sequence, its time and, with a
+    key, its signature.
     """
     from storage.ledger import keys
 
@@ -148,13 +146,15 @@ def append(
 
 
 def signed_bytes(plain: PlainRow) -> bytes:
-    """Returns what a row's signature is over, by the row as plain data without its hash."""
+    """The bytes that a row's signature covers, computed from the row as plain data without its
+    hash.
+    """
     return canonical({name: value for name, value in plain.items() if name != "signature"}).encode()
 
 
 def signed_bytes_of(plain: PlainRow, body: str) -> bytes:
-    """Returns the same of a row whose canonical JSON is `body`: that without its signature, which
-    comes last but for the signer.
+    """The bytes that a row's signature covers, computed from its canonical JSON `body`: the body
+    without the signature, which is followed only by the signer.
     """
     signer = f',"signer":{_JSON.encode(plain.get("signer"))}}}'
     signature = f',"signature":{_JSON.encode(plain.get("signature"))}'
@@ -164,21 +164,21 @@ def signed_bytes_of(plain: PlainRow, body: str) -> bytes:
 
 
 def put(connection: Connection, body: str) -> StoredRow:
-    """Adds a row that is written already."""
+    """Adds a row that is already serialised."""
     row = StoredRow(json.loads(body)["sequence"], digest(body), body)
     connection.execute(ledger_row.insert(), row._asdict())
     return row
 
 
 def stored_rows(connection: Connection, after: int = 0) -> Iterator[StoredRow | Damage]:
-    """Yields the rows that are stored behind one, in the order of the chain."""
+    """Yields the rows stored after a sequence number, in the order of the chain."""
     yield from _read(
         connection, _select(connection).where(_T.sequence > after).order_by(_T.sequence)
     )
 
 
 def whole_rows(connection: Connection, after: int = 0) -> Iterator[StoredRow]:
-    """Yields the same rows.
+    """Yields the rows stored after a sequence number.
 
     Raises:
         StorageError: one of them is damaged.
@@ -186,12 +186,11 @@ def whole_rows(connection: Connection, after: int = 0) -> Iterator[StoredRow]:
     return map(_require, stored_rows(connection, after))
 
 
-# -- the one way in which a row is read from the database
-# ------------------------------------------------------------------------------------------------
+# -- The only way in which rows are read from the database -----------------------------------------
 
 
 def _select(connection: Connection) -> Any:
-    """Selects the bytes of a row as they are stored; NULL where a column of SQLite has no text."""
+    """Selects the stored bytes of a row; NULL if a SQLite column is not stored as text."""
     return sa.select(_T.sequence, *(_stored_bytes(connection, of) for of in (_T.hash, _T.body)))
 
 
@@ -211,8 +210,8 @@ def _read(connection: Connection, query: sa.Select[Any]) -> Iterator[StoredRow |
 def _stored(
     sequence: int, stored_hash: bytes | None, stored_body: bytes | None
 ) -> StoredRow | Damage:
-    """Returns a row only if the digest of the bytes that were read is the one
-    stored beside them.
+    """Returns a row only if the digest of the bytes that were read equals the digest stored with
+    them.
     """
     if stored_body is None or stored_hash is None:
         return Damage(sequence, "was edited: it is not stored as text")
@@ -220,7 +219,7 @@ def _stored(
     # guard: test_a_release_whose_row_cannot_be_read
     if row_hash.encode() != stored_hash:
         return Damage(sequence, "was edited: its content doesn't have its hash")
-    if b"\n" in stored_body:  # a journal has a line for each row
+    if b"\n" in stored_body:  # a journal has one line per row
         return Damage(sequence, "was edited: it is not one line")
     try:
         return StoredRow(sequence, row_hash, stored_body.decode())

@@ -1,7 +1,7 @@
-"""Checkpoints of the ledger: small signed statements of how far it went, for partners to keep.
+"""Checkpoints of the ledger: small signed statements of its newest row, for partners to keep.
 
-Anyone who holds one can tell later that the rows up to it are still the same and still there. Files
-and options call such a statement a head.
+Anyone with a checkpoint can verify later that the rows up to it still exist and are unchanged.
+Files and options call a checkpoint a head.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from storage.errors import InputError, Unreadable
 from storage.ledger.keys import is_signed, key_id, signature_of
 
 _MAX_BYTES = 1 << 16
-"""Of a checkpoint's file."""
+"""Maximum size of a checkpoint file."""
 
 
 class Checkpoint(BaseModel):
-    """Sequence and hash of a ledger's newest row at some moment, signed or not."""
+    """Sequence and hash of a ledger's newest row at some moment, optionally signed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,7 +36,7 @@ class Checkpoint(BaseModel):
     stated_at: str
     """UTC, ISO 8601."""
     key_id: str | None = None
-    """SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hex."""
+    """SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hexadecimal."""
     signature: str | None = None
     """Base64, DER-encoded ECDSA."""
 
@@ -48,8 +48,8 @@ def state_checkpoint(
     key: EllipticCurvePrivateKey | None = None,
     stated_at: str | None = None,
 ) -> Checkpoint:
-    """Return the statement that the ledger is at this row, signed when there is a key; stated now,
-    or as said.
+    """The checkpoint at this row, signed if there is a key. `stated_at` is the current time by
+    default.
     """
     checkpoint = Checkpoint(
         sequence=sequence,
@@ -77,7 +77,7 @@ def check_signature(checkpoint: Checkpoint, key: EllipticCurvePublicKey) -> None
 
 
 def read_checkpoint(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Checkpoint:
-    """Read a checkpoint from a file, and check its signature when a public key is given."""
+    """Reads a checkpoint from a file. With a public key, also verifies its signature."""
     try:
         checkpoint = Checkpoint.model_validate_json(read_regular(path, _MAX_BYTES))
     except ValueError as error:

@@ -1,27 +1,26 @@
-"""What releases cost in amounts that add up, and which sums a cap admits.
+"""Costs of releases as amounts that add up, and the sums that a cap admits.
 
-A release is known by its claim (epsilon, delta); where its event is made of Gaussian and pure
-parts, also by mu^2 of Gaussian differential privacy; where it is sampled DP-SGD, also by its steps.
-Three rules turn sums into a decision. An account has one from its first charge on, chosen by that
-charge and the cap, so that no output chooses it:
+A release is represented by its claim (epsilon, delta). If its event consists of Gaussian and pure
+parts, also by mu^2 of Gaussian differential privacy; if it is sampled DP-SGD, also by its steps.
+Three rules turn sums into a decision. The first charge of an account and its cap fix the account's
+rule, so it cannot depend on any output:
 
 * `basic`: epsilons and deltas of the claims add up (Dwork and Roth 2014, theorem 3.16).
 * `gaussian`: the sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for
-  Gaussian Differential Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be
-  chosen in the light of earlier outputs. Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP:
-  between the corners of its trade-off function, on or above the Gaussian's convex curve, it is
-  linear.
+  Gaussian Differential Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may
+  depend on earlier outputs. Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP, because its
+  trade-off function is linear between its corners, which lie on or above the convex curve of the
+  Gaussian.
 * `sampled`: the steps of DP-SGD are composed by their privacy loss distribution (dp_accounting).
-  The first release fixes the step; a later one of at most its sampling probability and at least its
-  noise is dominated by it step by step (joint convexity; more noise is post-processing). So outputs
-  choose nothing but how many steps there are.
+  The first release fixes the step. A later release with at most its sampling probability and at
+  least its noise is dominated by it step by step (joint convexity; more noise is post-processing).
+  Outputs can therefore affect only the number of steps.
 
-A release of another sort ends an exact rule. 1 % of the cap's delta is set apart, under which
-claims add up in such an account, before and after. Both parts of delta add up: of outputs at whose
-end a rule holds, delta(epsilon), the expectation of max(0, 1 - e^(epsilon - loss)), is at most that
-rule's share.
+A release of another kind ends an exact rule. 1 % of the cap's delta is reserved for the sum of such
+claims, before and after. Both parts of delta add up: over outputs after which a rule still holds,
+delta(epsilon), the expectation of max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
 
-The Gaussian's arithmetic has 60 digits and is rounded up, so that every process computes the same
+The Gaussian's arithmetic uses 60 digits and is rounded up, so that every process computes the same
 digits.
 """
 
@@ -45,14 +44,14 @@ Rule = Literal["basic", "gaussian", "sampled"]
 
 
 class SegmentJson(TypedDict):
-    """Steps of DP-SGD with one noise."""
+    """Steps of DP-SGD with the same noise."""
 
     noise_multiplier: float
     steps: int
 
 
 class EventJson(TypedDict, total=False):
-    """The fields that tell the cost of an event, as a row of the ledger has it."""
+    """The fields of an event that determine its cost, as stored in a row of the ledger."""
 
     mechanism: Required[str]
     sampling: str
@@ -60,7 +59,7 @@ class EventJson(TypedDict, total=False):
     segments: list[SegmentJson]
     noise_multiplier: float
     events: list[EventJson]
-    """Parts that all see the same records."""
+    """Parts that all read the same records."""
     split: str
     training: EventJson
     evaluation: list[EventJson]
@@ -70,11 +69,13 @@ class EventJson(TypedDict, total=False):
 _C = Context(prec=80)
 _UP = Context(prec=80, rounding=ROUND_CEILING)
 _DELTA_SHARE_FOR_BASIC = Decimal("0.01")
-"""Share of delta that an exact account sets apart for the sum of the claims."""
+"""Fraction of delta that an exact account reserves for the sum of claims."""
 _M = MPContext()
 _M.dps = 60
 _MARGIN = _M.mpf(10) ** -40
-"""Above every error of these functions: 60 digits, of which subtraction may take 15."""
+"""Exceeds the error of all these functions: they use 60 digits, of which subtraction may lose
+15.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Sampled:
     steps: int = 0
 
     def plus(self, other: Sampled, times: int) -> Sampled | None:
-        """Adds steps that these dominate; None where they do not."""
+        """Adds steps that are dominated by these; None if they are not."""
         if self.steps == 0:
             return replace(other, steps=times * other.steps)
         weaker = (
@@ -102,13 +103,13 @@ class Loss:
     """Amounts that add up."""
 
     epsilon: Decimal = amounts.ZERO_EPSILON
-    """Of the claims."""
+    """Sum of the claims' epsilons."""
     delta: Decimal = amounts.ZERO_DELTA
-    """Of the claims."""
+    """Sum of the claims' deltas."""
     mu_squared: Decimal | None = amounts.ZERO_DELTA
-    """Of Gaussian differential privacy; None where something is not Gaussian."""
+    """Of Gaussian differential privacy; None if some part is not Gaussian."""
     sampled: Sampled | None = Sampled()
-    """None where something is not sampled DP-SGD, or not of the first release's step."""
+    """None if some part is not sampled DP-SGD, or not dominated by the first release's step."""
 
     def plus(self, other: Loss, times: int = 1) -> Loss:
         def add(left: Decimal, right: Decimal) -> Decimal:
@@ -123,12 +124,13 @@ class Loss:
         )
 
     def amount(self, rule: Rule) -> Any:
-        """What a rule bounds; None where the sum has something that the rule knows nothing of."""
+        """The amount that a rule bounds; None if the rule does not apply to some part of the
+        sum.
+        """
         return {"basic": self.epsilon, "gaussian": self.mu_squared, "sampled": self.sampled}[rule]
 
 
-# -- what one release costs
-# ----------------------------------------------------------------------------------
+# -- Cost of one release ---------------------------------------------------------------------------
 
 
 def loss_of(
@@ -140,13 +142,16 @@ def loss_of(
     relation: str,
     records_per_unit: int = 1,
 ) -> Loss:
-    """Returns the loss of a formal release in terms of an account's relation.
+    """The loss of a formal release under an account's neighbouring relation.
 
     Args:
-        event: as the ledger's row has it. A float of it is its exact binary value.
-        epsilon, delta: of the claim, which holds under the relation `claimed`.
+        event: as in the ledger's row. Its floats are used with their exact binary value.
+        epsilon: of the claim.
+        delta: of the claim.
+        claimed: neighbouring relation of the claim.
+        relation: neighbouring relation of the account.
     """
-    doubled = relation != claimed  # a replaced record is one removed and one added
+    doubled = relation != claimed  # replacing a record is removing one and adding one
     # guard: test_each_kind_of_event_has_its_loss
     group = 2 * records_per_unit if doubled else records_per_unit
     if doubled:
@@ -161,8 +166,8 @@ def loss_of(
 
 
 def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
-    """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at
-    delta 0.
+    """The loss of a Gaussian mechanism with exactly this claim, for a forecast. At delta 0 the
+    mechanism is pure.
     """
     return Loss(
         epsilon, delta, pure_rate_of(epsilon) if delta == 0 else largest_rate(epsilon, delta), None
@@ -189,8 +194,8 @@ def _rate(event: EventJson) -> Decimal | None:
                 _rate(event["training"]),
                 _rate({"mechanism": "composed", "events": event["evaluation"]}),
             ]
-            known = [rate for rate in halves if rate is not None]
-            return max(known) if len(known) == len(halves) else None
+            rates_of_halves = [rate for rate in halves if rate is not None]
+            return max(rates_of_halves) if len(rates_of_halves) == len(halves) else None
         case _:
             return None
     total = Decimal(0)
@@ -219,7 +224,7 @@ def _sampled(event: EventJson) -> Sampled | None:
     segments = event["segments"]
     noise = min(
         segment["noise_multiplier"] for segment in segments
-    )  # which dominates a schedule's other steps
+    )  # the smallest noise dominates the other steps of a schedule
     if not noise > 0 or min(segment["steps"] for segment in segments) < 1:
         return None
     return Sampled(event["sampling_prob"], noise, sum(segment["steps"] for segment in segments))
@@ -227,7 +232,7 @@ def _sampled(event: EventJson) -> Sampled | None:
 
 @lru_cache(maxsize=1024)
 def pure_rate_of(epsilon: Decimal) -> Decimal:
-    """Returns mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 +
+    """mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 +
     e^epsilon)).
     """
     tail = 1 / (1 + _M.exp(_number(epsilon)))
@@ -258,17 +263,16 @@ def _first(holds: Callable[[int], bool]) -> int:
     return high
 
 
-# -- which sums a cap admits
-# ---------------------------------------------------------------------------------
+# -- Sums that a cap admits ------------------------------------------------------------------------
 
 
 def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) -> bool:
-    """Tells whether sums stay under a cap; a cap without delta bounds epsilon alone."""
-    apart = (
+    """Whether sums stay within a cap. A cap without delta bounds only epsilon."""
+    share_for_basic = (
         delta if rule == "basic" or delta is None else _C.multiply(delta, _DELTA_SHARE_FOR_BASIC)
     )
     # guard: test_a_gaussian_account_has_a_hundredth_of_delta_for_sums_of_claims
-    if spent.epsilon <= epsilon and (apart is None or spent.delta <= apart):
+    if spent.epsilon <= epsilon and (share_for_basic is None or spent.delta <= share_for_basic):
         return True
     if rule == "gaussian" and delta is not None and spent.mu_squared is not None:
         return spent.mu_squared <= largest_rate(epsilon, _exact_share(delta))
@@ -278,8 +282,8 @@ def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) 
 
 
 def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
-    """Returns the rule of an account whose first charge this is: by which more of it fit, then the
-    smaller epsilon.
+    """The rule of an account with this first charge: the one under which more such releases fit or,
+    if equal, the one with the smaller epsilon.
     """
     exact: Rule = "gaussian" if loss.mu_squared is not None else "sampled"
     if delta is None or loss.amount(exact) is None:
@@ -301,7 +305,7 @@ def more(
     delta: Decimal | None,
     most: int = 10_000,
 ) -> int:
-    """Returns how many more releases of one loss fit under a cap, by an account's rule."""
+    """How many more releases with this loss fit under a cap, by an account's rule."""
 
     def full(count: int) -> bool:
         return count > most or not within(
@@ -312,9 +316,9 @@ def more(
 
 
 def total(spent: Loss, *, rule: Rule, delta: Decimal | None) -> Decimal:
-    """Returns the epsilon of sums, rounded up to 12 decimals: for display.
+    """The epsilon of sums, rounded up to 12 decimals, for display.
 
-    By `basic` it holds at the sum of the deltas, otherwise at the delta of the cap.
+    With `basic` it holds at the sum of the deltas, otherwise at the delta of the cap.
     """
     if rule == "basic" or delta is None or spent.amount(rule) is None:
         return spent.epsilon
@@ -336,20 +340,20 @@ def _exact_share(delta: Decimal) -> Decimal:
 
 @lru_cache(maxsize=1024)
 def largest_rate(epsilon: Decimal, delta: Decimal) -> Decimal:
-    """Returns the largest mu^2, in steps of 1e-18, whose delta at an epsilon is at most this."""
+    """The largest mu^2, in steps of 1e-18, with a delta at this epsilon of at most `delta`."""
     rate = _first(lambda steps: gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta)
     return Decimal(rate - 1).scaleb(-18)
 
 
 @lru_cache(maxsize=4096)
 def gaussian_epsilon(mu_squared: Decimal, delta: Decimal) -> Decimal:
-    """Returns the least multiple of 1e-12 at which mu-GDP has at most this delta."""
+    """The smallest multiple of 1e-12 at which mu-GDP has at most this delta."""
     epsilon = _first(lambda steps: gaussian_delta(mu_squared, Decimal(steps).scaleb(-12)) <= delta)
     return Decimal(epsilon).scaleb(-12)
 
 
 def gaussian_delta(mu_squared: Decimal, epsilon: Decimal) -> Decimal:
-    """Returns delta(epsilon) of mu-GDP, rounded up: Phi(-e/mu + mu/2) - e^e Phi(-e/mu - mu/2).
+    """delta(epsilon) of mu-GDP, rounded up: Phi(-e/mu + mu/2) - e^e Phi(-e/mu - mu/2).
 
     Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 2.13.
     """

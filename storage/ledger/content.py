@@ -1,5 +1,5 @@
-"""Settles what callers hand in, before it becomes an entry; and the terms that
-signatures are on.
+"""Validates and normalises plans before they become entries, and computes the terms that are
+signed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from storage.ledger.policy import ALL_COHORTS
 
 
 def settled(plan: ReleasePlan) -> ReleasePlan:
-    """Returns a plan that may be released, its cohorts in order; where nothing is claimed, nothing
-    may be.
+    """Normalises a plan for release, with sorted cohorts. Refuses plans that must not be released,
+    such as plans without a claim.
     """
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.of_training.mechanism == "non-private":
@@ -42,27 +42,27 @@ def settled(plan: ReleasePlan) -> ReleasePlan:
             "population's units. Use another name",
             kind="reserved-cohort",
         )
-    Exact.of(claim)  # refuses numbers that no budget can be kept with
+    Exact.of(claim)  # refuses numbers that cannot be used in a budget
     return plan.model_copy(update={"cohorts": tuple(sorted(plan.cohorts))})
 
 
 def anticipated(plan: ReleasePlan, *, audit: StatedAudit | None) -> ReleaseRow:
-    """Returns a plan's release as it would be drawn, for a rehearsal; no ledger has it."""
+    """A plan's release as it would be drawn, for a rehearsal. It is not in any ledger."""
     entry = Reserved(release_id="0" * 16, plan=settled(plan), policy_digest="0" * 64, audit=audit)
     row = Row[Reserved](sequence=1, previous_hash=GENESIS, recorded_at="", entry=entry)
     return ReleaseRow(row, entry, Exact.of(plan.claim), "drawn")
 
 
 def release_terms(plan: ReleasePlan) -> dict[str, str]:
-    """Returns what a signature on a plan that may be released says of it, as text."""
+    """The terms that a signature on a releasable plan covers, as text."""
     return terms_of(settled(plan))
 
 
 def terms_of(plan: ReleasePlan, exact: Exact | None = None) -> dict[str, str]:
-    """Returns the terms of a plan, whatever it is.
+    """The terms of any plan.
 
     Args:
-        exact: the amounts of its claim, where they are known already.
+        exact: the exact amounts of its claim, if already known.
     """
     terms = {
         "idempotency_key": plan.idempotency_key,
@@ -78,9 +78,9 @@ def terms_of(plan: ReleasePlan, exact: Exact | None = None) -> dict[str, str]:
 def policy_terms(
     name: str, in_force: LedgerPosition, *, requester: str, reason: str
 ) -> dict[str, str]:
-    """Returns what a signature on a change of policy says of it, as text.
+    """The terms that a signature on a change of policy covers, as text.
 
-    The row of the policy in force is of this ledger and this moment, so that a signature is good
-    once.
+    They include the position of the policy in force, so that a signature is valid only once and
+    only in this ledger.
     """
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}

@@ -1,4 +1,6 @@
-"""Connections and transactions on SQLite and PostgreSQL, with errors whose text is safe to show."""
+"""Connections and transactions for SQLite and PostgreSQL, with errors whose text is safe to
+show.
+"""
 
 from __future__ import annotations
 
@@ -38,28 +40,26 @@ from storage.ledger.schema import (
 _T = TypeVar("_T")
 
 _LOCK = "SELECT ledger_lock()"
-"""Of all who write to the chain, to the end of the transaction."""
+"""Held by all writers of the chain until the end of the transaction."""
 _MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(2021092)"
-"""Of owners, before there is a table to lock."""
+"""Held by owners before there is a table to lock."""
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
 _TABLES = (*(table.name for table in metadata.sorted_tables), VERSION_TABLE)
 _MEASURE = {measurement.name: "(recorded_at, kind, idempotency_key, facts)"}
 _WRITE = {**_MEASURE, ledger_row.name: "", record_set.name: ""}
-"""Tables that a role may add rows to, and in which columns."""
+"""Tables to which a role may add rows, with the columns that it may set."""
 
 
 class LedgerLocked(StorageError):
-    """Another process holds the lock; nothing was recorded."""
+    """Another process holds the lock. Nothing was recorded."""
 
 
 class ConnectionLost(Unavailable):
-    """The server went away; whether the last transaction was kept is not known."""
+    """The connection was lost, so it is unknown whether the last transaction was kept."""
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a ledger, PostgreSQL always through psycopg 3; refuse any
-    other database.
-    """
+    """The URL of a ledger, with psycopg 3 for PostgreSQL. Refuses other databases."""
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
@@ -84,14 +84,14 @@ def parse_url(url: str) -> URL:
 
 
 def database_exists(url: str) -> bool:
-    """Check that the SQLite file of a ledger exists; a server's database is taken to."""
+    """Whether a ledger's SQLite file exists. A server's database is assumed to exist."""
     parsed = parse_url(url)
     return parsed.get_backend_name() != "sqlite" or Path(str(parsed.database)).exists()
 
 
 class Database:
-    """A ledger's database. Each transaction has a connection of its own, so a lost one harms one
-    transaction.
+    """A ledger's database. Each transaction uses its own connection, so a lost connection affects
+    only one transaction.
     """
 
     def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Journal] = ()) -> None:
@@ -115,9 +115,11 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What messages call this database: a file by its path, a server's without its address.
+        """Name of this database in messages: a file's path, or a server's database without its
+        address.
 
-        Messages reach Prefect's pages and notifications, which tell nobody where the ledger is.
+        Messages appear on Prefect's pages and in notifications, which must not reveal where the
+        ledger is.
         """
         if self.is_sqlite:
             return self.url.render_as_string()
@@ -125,11 +127,11 @@ class Database:
 
     @staticmethod
     def _sqlite_connect(connection: Any, _: Any) -> None:
-        # The driver's own BEGIN comes too late (before the first write), which would let two
-        # readers of the same sum both insert; transactions are begun manually below.
+        # The driver's own BEGIN comes too late (before the first write), so two readers of the same
+        # sum could both insert. Transactions are therefore begun manually below.
         connection.isolation_level = None
         cursor = connection.cursor()
-        # A reservation that was answered must survive a power cut.
+        # A confirmed reservation must survive a power failure.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA trusted_schema = OFF")
         cursor.close()
@@ -144,8 +146,8 @@ class Database:
 
     @contextmanager
     def write(self, *, lock: str = _LOCK) -> Iterator[Connection]:
-        """Open a transaction during which no one else writes to the chain; commits at the end,
-        rolls back on an error.
+        """Opens a transaction with exclusive write access to the chain. Commits at the end, rolls
+        back on an error.
         """
         with self._adding() as connection:
             if not self.is_sqlite:
@@ -159,20 +161,20 @@ class Database:
 
     @contextmanager
     def add(self) -> Iterator[Connection]:
-        """Open a transaction that adds measurements: on PostgreSQL it waits for no one who writes
-        to the chain, and no one waits for it.
+        """Opens a transaction that adds measurements. On PostgreSQL it neither waits for writers of
+        the chain nor blocks them.
         """
         with self._adding() as connection:
             yield connection
 
     @contextmanager
     def _adding(self) -> Iterator[Connection]:
-        with self._safe_errors(), self.engine.connect() as plain:
-            connection = plain.execution_options(ledger_write=True)
+        with self._safe_errors(), self.engine.connect() as connected:
+            connection = connected.execution_options(ledger_write=True)
             with connection.begin():
                 if not self.is_sqlite:
-                    # SET LOCAL lasts for this transaction. A server set to acknowledge before it
-                    # has written would forget reservations; a stricter setting stays.
+                    # SET LOCAL lasts for this transaction. A server that acknowledges before
+                    # writing would lose reservations; stricter settings are kept.
                     milliseconds = int(self.lock_timeout * 1000)
                     connection.execute(
                         sa.text(
@@ -186,7 +188,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a transaction that sees one moment of the ledger, however long it reads."""
+        """Opens a transaction with a consistent snapshot of the ledger, however long it reads."""
         with self._safe_errors(), self.engine.connect() as connection:
             if not self.is_sqlite:
                 connection = connection.execution_options(
@@ -196,10 +198,11 @@ class Database:
                 yield connection
 
     def copy_to(self, file: Path) -> None:
-        """Writes a SQLite ledger as it is now to another file, with the rights of the ledger's own.
+        """Writes the current state of a SQLite ledger to another file, with the permissions of the
+        ledger's own.
 
         Raises:
-            InputError: it is on PostgreSQL, or the folder of the file does not exist.
+            InputError: the ledger is on PostgreSQL, or the folder of the file does not exist.
         """
         if not self.is_sqlite:
             raise Contradiction(
@@ -220,8 +223,8 @@ class Database:
             raw.exec_driver_sql("VACUUM INTO ?", (str(partial),))
 
     def transact(self, work: Callable[[Connection], _T]) -> _T:
-        """Run `work` in a write transaction, again after a lost connection. `work` must be
-        repeatable: finding its row already there, it returns that row.
+        """Runs `work` in a write transaction, and repeats it after a lost connection. `work` must
+        be idempotent: if its row exists already, it returns that row.
         """
         for pause in _RETRY_PAUSES:
             try:
@@ -237,7 +240,7 @@ class Database:
         try:
             yield
         except exc.DBAPIError as error:
-            raise self._translate(error) from None  # a log would show the driver's text too
+            raise self._translate(error) from None  # a log would also show the driver's text
 
     def _translate(self, error: exc.DBAPIError) -> StorageError:
         original = str(error.orig).splitlines()[0] if error.orig else ""
@@ -273,7 +276,7 @@ class Database:
             isinstance(error, exc.OperationalError) and not self.is_sqlite
         )
         if gone and error.statement is None and not error.connection_invalidated:
-            # psycopg names host and port first, and the reason last
+            # psycopg puts host and port first and the reason last
             reason = original.rpartition(": ")[2]
             return ConnectionLost(
                 f"ledger {self.name}: can't connect: {reason}. Check AUTOCODER_LEDGER_URL",
@@ -309,7 +312,7 @@ class Database:
         return "".join(f", by role {role} (process {pid})" for role, pid in rows)
 
     def check(self) -> None:
-        """Require that this is the ledger that the journals know, with all rows that they know."""
+        """Requires that this is the journals' ledger, with all rows that they have recorded."""
         if self.journals:
             with self.read() as connection:
                 for journal in self.journals:
@@ -327,7 +330,9 @@ class Database:
                 )
 
     def prepare(self) -> None:
-        """Creates a SQLite file's tables; on PostgreSQL requires that the owner has done so."""
+        """Creates a SQLite file's tables. On PostgreSQL, requires that the owner has created
+        them.
+        """
         if self.is_sqlite:
             path = Path(str(self.url.database))
             # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
@@ -337,14 +342,14 @@ class Database:
                     f"ledger {self.name}: the folder {path.parent} does not exist. Create it",
                     kind="no-ledger-folder",
                 )
-            try:  # closed to others: it names populations, requesters and costs
+            try:  # not accessible to others, because it contains populations, requesters and costs
                 # resolved: a link that leads nowhere yet would be left to the driver, which asks
                 # the umask
                 # guard: test_a_ledger_behind_a_link_that_leads_nowhere_yet
                 os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
                 pass
-            except (OSError, RuntimeError) as error:  # the latter: links in a circle
+            except (OSError, RuntimeError) as error:  # RuntimeError: a circular link
                 reason = getattr(error, "strerror", None) or "a link leads to itself"
                 raise StorageError(
                     f"ledger {self.name}: cannot be created: {reason}", kind="uncreatable-ledger"
@@ -378,15 +383,14 @@ def migrate(
     release_role: str | None = None,
     read_role: str | None = None,
 ) -> str:
-    """Creates the tables where there are none, and gives roles their rights; returns the schema's
-    revision.
+    """Creates missing tables and grants roles their permissions; returns the schema's revision.
 
     Args:
-        database: where; on PostgreSQL connect as the role that shall own the tables.
-        app_role: of training, upkeep and metrics; it may read, and add measurements.
-        release_role: of the releasing worker; it may read, and add measurements, rows of the chain
-            and sets of records.
-        read_role: of an officer's desk; it may read.
+        database: the database. On PostgreSQL, connect as the role that will own the tables.
+        app_role: role of training, maintenance and metrics, which may read and add measurements.
+        release_role: role of the releasing worker, which may read, and add measurements, rows of
+            the chain and record sets.
+        read_role: role of an officer's desk, which may read.
     """
     if app_role is not None and app_role == release_role:
         raise Contradiction(
@@ -429,8 +433,9 @@ def _refuse_prefect(database: Database, connection: Connection) -> None:
 
 
 def _use_write_ahead_log(database: Database) -> None:
-    # Readers of a long `verify` then don't hold up a reservation. The switch can't happen inside a
-    # transaction and doesn't wait for a lock by itself when many processes create the file at once.
+    # Write-ahead logging lets a long `verify` read without blocking a reservation. The switch
+    # cannot happen inside a transaction, and it does not wait for a lock when many processes create
+    # the file at once.
     deadline = time.monotonic() + database.lock_timeout
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Decisions: a person's signed yes or no to one release, or to one change of the policy.
+"""Decisions: a person's signed approval or refusal of one release, or of one change of the policy.
 
-ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature.
-Whose key it is, the policy says; a name that someone typed is no decision. What is decided upon is
-named by its digest, and the terms that the signer saw are next to it, so that the ledger's row can
+Signatures are ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything except
+the signature. The policy assigns keys to persons; a typed name is not a decision. A decision
+contains the digest of its subject and the terms that the signer saw, so that the ledger's row can
 be compared with them.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 Subject = Literal["release", "policy", "override"]
 Answer = Literal["approve", "refuse"]
 _CLOCKS_DIFFER = timedelta(minutes=5)
-"""How far ahead of ours a signer's clock may be."""
+"""How far a signer's clock may be ahead of this machine's."""
 
 
 class Decision(BaseModel):
-    """One signed decision."""
+    """A signed decision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,20 +42,20 @@ class Decision(BaseModel):
     subject: Subject
     decision: Answer
     digest: str = Field(pattern="^[0-9a-f]{64}$")
-    """SHA-256 of the plan or the policy that is decided upon."""
+    """SHA-256 of the plan or policy that is the subject of the decision."""
     terms: dict[str, str] = Field(default_factory=dict)
-    """What the signer saw of it, as text; see `release_terms`."""
+    """The subject's terms as the signer saw them, as text; see `release_terms`."""
     reason: str = Field(default="", max_length=2000)
     signed_at: str
-    """UTC, ISO 8601, by the signer's clock."""
+    """UTC, ISO 8601, from the signer's clock."""
     key_id: str = Field(pattern="^[0-9a-f]{64}$")
-    """SHA-256 of the signer's public key (DER, SubjectPublicKeyInfo), in hex."""
+    """SHA-256 of the signer's public key (DER, SubjectPublicKeyInfo), in hexadecimal."""
     signature: str = ""
     """Base64, DER-encoded ECDSA."""
 
     @property
     def token(self) -> str:
-        """Returns the decision as one line of text, to be pasted into a form."""
+        """The decision as one line of text that can be pasted into a form."""
         return base64.urlsafe_b64encode(
             chain.canonical(self.model_dump(mode="json")).encode()
         ).decode()
@@ -76,7 +76,7 @@ class Decision(BaseModel):
 
 @dataclass(frozen=True)
 class Matter:
-    """Holds what is decided, by its digest and terms as they are now, and who requested it."""
+    """The subject of a decision, with its current digest and terms, and its requester."""
 
     subject: Subject
     digest: str
@@ -93,7 +93,7 @@ def sign(
     terms: Mapping[str, str],
     reason: str = "",
 ) -> Decision:
-    plain = Decision(
+    unsigned = Decision(
         subject=subject,
         decision=decision,
         digest=digest,
@@ -102,14 +102,14 @@ def sign(
         signed_at=chain.now(),
         key_id=key_id(key.public_key()),
     )
-    return plain.model_copy(update={"signature": signature_of(plain, key)})
+    return unsigned.model_copy(update={"signature": signature_of(unsigned, key)})
 
 
 def approver_of(rule: ApprovalRule, key: str) -> str:
-    """Returns the name of the approver whose public key has this id.
+    """The name of the approver with this public key id.
 
     Raises:
-        Unknown: when the rule lists no such key.
+        Unknown: the rule does not list the key.
     """
     keys = rule.keys()
     name = next((name for name, listed in keys.items() if key_id(listed) == key), None)
@@ -125,12 +125,15 @@ def approver_of(rule: ApprovalRule, key: str) -> str:
 def signer(
     decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None
 ) -> str:
-    """Return the signer's name, when the decision counts under this rule.
+    """The name of the signer, if the decision is valid under this rule.
 
     Args:
-        matter: what is decided; a decision on another digest or other terms is stale, and no one
-            decides on their own request.
-        moment: that the rule's age limit is compared with; now when not given.
+        matter: the subject. A decision on another digest or other terms is stale, and requesters
+            cannot decide on their own requests.
+        moment: time to which the rule's age limit applies; now by default.
+
+    Raises:
+        InputError: the decision is not valid. The text contains the reason.
     """
     name = approver_of(rule, decision.key_id)
     if not is_signed(decision, decision.signature, rule.keys()[name]):
@@ -178,8 +181,8 @@ def approvers(
     *,
     moment: datetime | None = None,
 ) -> tuple[str, ...]:
-    """Returns the names of those who approved, each checked by `signer`, once; a refusal among them
-    is an error.
+    """The names of all approvers, each verified by `signer` and listed once. A refusal raises an
+    error.
     """
     names: list[str] = []
     for decision in decisions:

@@ -1,13 +1,13 @@
-"""The rows of the chain: an entry of its own type for each thing that happens, at its place.
+"""The rows of the chain: a type of entry for each event, and its position.
 
-    Begun
-    PolicySet
-    Reserved -> Drawn -> Committed, or Burned; then HandedOver, Revoked
-    Refused, Blocked, Overridden
+  Begun
+  PolicySet
+  Reserved -> Drawn -> Committed, or Burned; then HandedOver, Revoked
+  Refused, Blocked, Overridden
 
-An entry holds what caused it, whole, and nothing is copied out of it. `ReleaseRow` is a release
-after one of its rows, with all that was known of it then. `Evaluated` is a row of the measurements,
-which are beside the chain.
+An entry contains its complete cause, and no field is copied out of it. `ReleaseRow` is a release
+after one of its rows, with everything known at that point. `Evaluated` is a row of the
+measurements, which are not part of the chain.
 """
 
 from __future__ import annotations
@@ -36,29 +36,33 @@ if TYPE_CHECKING:
 
 
 class Entry(BaseModel, frozen=True, extra="forbid"):
-    """What happened; it counts by what it says, or by the signatures of persons in it."""
+    """An event in the ledger. It is validated by its content, or by the signatures of persons in
+    it.
+    """
 
     kind: str
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What happens once only: an entry of the same key has no effect."""
+        """Identifies an event that can happen only once. A later entry with the same key has no
+        effect.
+        """
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Text for display."""
         raise NotImplementedError
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the entry as it is stored: amounts as fixed-point text, so that nothing is
-        rounded on the way.
-        """
+        """The entry as it is stored. Amounts are fixed-point text, so that nothing is rounded."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 class ReleaseEntry(Entry, frozen=True):
-    """What happened to a release; it counts only with the signature of a releasing worker's key."""
+    """An event of a release. It takes effect only if it is signed by the key of a releasing
+    worker.
+    """
 
     release_id: str
 
@@ -103,14 +107,14 @@ class PolicySet(Entry, frozen=True):
 
 
 class Overlap(BaseModel, frozen=True, extra="forbid"):
-    """The set of a release's records, and the earlier releases that it shares some with."""
+    """The set of a release's records, and earlier releases that share some of them."""
 
     set: Sha256
     releases: tuple[str, ...] = ()
 
 
 class StatedAudit(BaseModel, frozen=True, extra="allow"):
-    """What an audit measured beside a claim, as the statement repeats it."""
+    """The results of an audit of a claim, as the statement repeats them."""
 
     line: str
 
@@ -120,10 +124,10 @@ class Reserved(ReleaseEntry, frozen=True):
 
     kind: Literal["reserved"] = "reserved"
     plan: ReleasePlan
-    """Its number of records is rounded as the policy says."""
+    """The plan, with its number of records rounded as the policy requires."""
     policy_digest: Sha256
     plan_digest: str | None = None
-    """SHA-256 of everything that is released, which the decisions are about."""
+    """SHA-256 of everything that is released, which is the subject of the decisions."""
     decisions: tuple[Decision, ...] = ()
     approvals: tuple[str, ...] = ()
     audit: StatedAudit | None = None
@@ -131,7 +135,7 @@ class Reserved(ReleaseEntry, frozen=True):
 
 
 class Drawn(ReleaseEntry, frozen=True):
-    """The one draw of a release, and what it costs as measured at the draw."""
+    """The single draw of a release, and its cost as measured at the draw."""
 
     kind: Literal["drawn"] = "drawn"
     draw_digest: str
@@ -140,7 +144,7 @@ class Drawn(ReleaseEntry, frozen=True):
 
 
 class Committed(ReleaseEntry, frozen=True):
-    """The bundle of a release stands."""
+    """The bundle of a release is complete."""
 
     kind: Literal["committed"] = "committed"
     bundle_digest: str
@@ -152,12 +156,12 @@ class Burned(ReleaseEntry, frozen=True):
     kind: Literal["burned"] = "burned"
     reason: str
     cause: Literal["surplus-refused"] | None = None
-    """Where the program acts on it."""
+    """Set if the program reacts to the cause."""
     draw_digest: str | None = None
 
 
 class HandedOver(ReleaseEntry, frozen=True):
-    """A partner got an archive of a committed release."""
+    """A partner received an archive of a committed release."""
 
     kind: Literal["handed-over"] = "handed-over"
     requester: str
@@ -181,14 +185,14 @@ class Revoked(ReleaseEntry, frozen=True):
 
 
 class Refused(Entry, frozen=True):
-    """A person refused a plan, which can't be reserved any more."""
+    """A person refused a plan, which can no longer be reserved."""
 
     kind: Literal["refused"] = "refused"
     decision: Decision
     by: str
     """The signer's name."""
     requester: str
-    """Of the plan."""
+    """Requester of the plan."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -204,12 +208,12 @@ class Refused(Entry, frozen=True):
 
 
 class AuditedEntry(Entry, frozen=True):
-    """What an audit came to for a plan."""
+    """The result of an audit for a plan."""
 
     plan_digest: Sha256
     audit_row: int
     line: str
-    """What the audit measured."""
+    """Summary of the audit's measurements."""
     requester: str
 
     @property
@@ -218,7 +222,7 @@ class AuditedEntry(Entry, frozen=True):
 
 
 class Blocked(AuditedEntry, frozen=True):
-    """The gate blocked a plan, whose claim an audit contradicts."""
+    """The gate blocked a plan because an audit contradicts its claim."""
 
     kind: Literal["blocked"] = "blocked"
 
@@ -228,7 +232,7 @@ class Blocked(AuditedEntry, frozen=True):
 
 
 class Overridden(AuditedEntry, frozen=True):
-    """A person accepts an audit that blocks a plan. The decision counts by its signature alone."""
+    """A person overrode an audit that blocks a plan. The decision is valid by its own signature."""
 
     kind: Literal["overridden"] = "overridden"
     decision: Decision
@@ -249,13 +253,13 @@ AnyEntry = Annotated[
     Noted | Reserved | Drawn | Committed | Burned | PolicySet | Refused, Field(discriminator="kind")
 ]
 UNSIGNED = ("begun", "policy", "refused", "blocked", "overridden")
-"""Kinds of entries that no releasing worker signs."""
+"""Kinds of entries that are not signed by a releasing worker."""
 
 E_co = TypeVar("E_co", bound=Entry, covariant=True)
 
 
 class Row(BaseModel, Generic[E_co], frozen=True, extra="forbid"):
-    """An entry at its place in the chain."""
+    """An entry at its position in the chain."""
 
     sequence: int
     previous_hash: str
@@ -266,8 +270,8 @@ class Row(BaseModel, Generic[E_co], frozen=True, extra="forbid"):
     signer: str | None = None
     """Public key (Base64, DER) of the releasing worker."""
     signature: str | None = None
-    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, the place in
-    the chain too.
+    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, including
+    the position in the chain.
     """
     hash: str = Field(default="", exclude=True)
     """SHA-256 of the canonical JSON (RFC 8785) of every other field."""
@@ -281,7 +285,7 @@ class Row(BaseModel, Generic[E_co], frozen=True, extra="forbid"):
         return self.entry.title
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the row as plain data for other programs; amounts as fixed-point text."""
+        """The row as plain data for other programs, with amounts as fixed-point text."""
         place = self.model_dump(mode="json", exclude={"entry"})
         return place | {"hash": self.hash} | self.entry.as_json()
 
@@ -293,13 +297,13 @@ State = Literal["reserved", "drawn", "committed", "burned"]
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """A release after one of its rows, with all that was known of it then."""
+    """A release after one of its rows, with everything known at that point."""
 
     row: Row[ReleaseEntry]
-    """The newest."""
+    """The newest row."""
     reserved: Reserved
     exact: Exact
-    """What it costs: of what was planned and what was measured at the draw, the larger."""
+    """Its cost: the larger of the planned and the measured amounts."""
     state: State = "reserved"
     draw_digest: str | None = None
     bundle_digest: str | None = None
@@ -311,17 +315,17 @@ class ReleaseRow:
         return ReleaseRow(row, row.entry, Exact.of(row.entry.plan.claim))
 
     def after(self, row: Row[ReleaseEntry], entry: Drawn | Committed | Burned) -> ReleaseRow:
-        """Returns the release after a later row; of what was measured at the draw, the larger
-        counts.
+        """The release after a later row. If the draw measured a larger cost, the larger one is
+        used.
         """
         if isinstance(entry, Drawn):
-            known = replace(self, exact=self._measured(entry), draw_digest=entry.draw_digest)
+            updated = replace(self, exact=self._measured(entry), draw_digest=entry.draw_digest)
         elif isinstance(entry, Committed):
-            known = replace(self, bundle_digest=entry.bundle_digest)
+            updated = replace(self, bundle_digest=entry.bundle_digest)
         else:
             digest = self.draw_digest or entry.draw_digest
-            known = replace(self, draw_digest=digest, reason=entry.reason, cause=entry.cause)
-        return replace(known, row=row, state=entry.kind)
+            updated = replace(self, draw_digest=digest, reason=entry.reason, cause=entry.cause)
+        return replace(updated, row=row, state=entry.kind)
 
     def _measured(self, drawn: Drawn) -> Exact:
         exact = self.exact
