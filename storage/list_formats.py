@@ -1,5 +1,5 @@
-"""Recognises the forms in which classifications are published that are no tables, and reads those
-of ClaML, SDMX and FHIR.
+"""Recognises publication formats of classifications other than tables, and reads ClaML, SDMX and
+FHIR.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMS: Final[dict[Form, re.Pattern[str]]] = {
 
 @dataclass(frozen=True)
 class Concept:
-    """A code of a published classification with its words by language."""
+    """A code of a published classification, with its texts by language."""
 
     code: str
     titles: list[tuple[str, str]]
@@ -42,7 +42,7 @@ class Concept:
 
 
 def published_form(path: Path) -> Form | None:
-    """Returns the form of a classification that is no table; None where it may be one."""
+    """The format of a classification that is not a table; None if it may be a table."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -51,7 +51,7 @@ def published_form(path: Path) -> Form | None:
 
 
 def refuse_published_forms(path: Path, option: str) -> None:
-    """Refuses a list that is no table, and names the command that makes one of it."""
+    """Refuses a list that is not a table. The error contains the command that converts it."""
     if form := published_form(path):
         raise Unreadable(
             f"{option}: {path} is {form}, not a table. Convert it: autocoder "
@@ -116,17 +116,17 @@ def _sdmx(root: ElementTree.Element) -> Iterator[Concept]:
         for entry in scheme:
             if _local(entry) != "Code":
                 continue
-            named = {"Name": [], "Description": []}
+            texts = {"Name": [], "Description": []}
             parent = entry.get("parentCode", "")
             for part in entry:
-                if _local(part) in named:
-                    named[_local(part)].append((_text(part), part.get(_LANGUAGE, "")))
+                if _local(part) in texts:
+                    texts[_local(part)].append((_text(part), part.get(_LANGUAGE, "")))
                 elif _local(part) == "Parent":
                     ids = [inner.get("id") for inner in part.iter() if inner.get("id")]
                     parent = str(ids[0]) if ids else parent
             code = entry.get("id") or entry.get("value") or ""
-            titles = named["Name"] or named["Description"]
-            notes = named["Description"] if named["Name"] else []
+            titles = texts["Name"] or texts["Description"]
+            notes = texts["Description"] if texts["Name"] else []
             yield Concept(code, titles, notes, parent, scheme.get("id", ""))
 
 

@@ -1,5 +1,5 @@
-"""Locks between processes: by the system, or by the package `filelock` where it has no `flock`, as
-on Windows.
+"""Locks between processes, with `flock` or, on systems without it such as Windows, with the package
+`filelock`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from storage.durable import open_lock, open_regular
 from storage.errors import InputError, Unreadable
 
 FLOCK: Any = import_module("fcntl") if find_spec("fcntl") else None
-"""The system's locks, which end with the process; None where it has none."""
+"""The system's locks, which end with the process; None if the system has none."""
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Holds a lock by its file, whose content stays.
+    """Holds a lock on a file without changing its content.
 
     Raises:
-        InputError: the file is none, such as a link or a pipe.
+        InputError: not a regular file, such as a link or a pipe.
         BlockingIOError: another process holds it, and `wait` is false.
     """
     if FLOCK is None:
@@ -56,7 +56,7 @@ def _by_a_library(path: Path, *, wait: bool) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Checks whether a process holds this lock now."""
+    """Whether a process currently holds this lock."""
     try:
         if FLOCK is None:
             if path.is_file():
@@ -68,5 +68,5 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except (OSError, InputError):
-        pass  # there is none, or it is no file
+        pass  # the file does not exist or is not a regular file
     return False

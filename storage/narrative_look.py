@@ -1,5 +1,5 @@
-"""Looks at narratives before they are trained on or coded: their language, and how many are longer
-than what an encoder reads. No narrative is kept.
+"""Summarises narratives before training or coding: their language, and how many exceed the length
+that an encoder reads. No narrative is stored.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _WORDS: Final = {
     "finnish": "ja oli on kun hän että sekä kanssa mutta joka myös ei",
 }
 _MANY, _SHARE, _AHEAD = 100, 0.08, 1.4
-"""Words from which a smaller share tells the language, and by how much it must lead."""
+"""From this number of words on, the smaller share and lead below identify a language."""
 _FEWEST, _LEAST, _SHARE_OF_FEW, _AHEAD_OF_FEW = 6, 3, 0.25, 1.5
-"""The same of a single narrative. No English narrative or job title of 46,759 was taken for
-another language.
+"""Minimum words, hits, share and lead for a single narrative. None of 46,759 English narratives and
+job titles was assigned another language.
 """
 _SCRIPTS: Final = {
     "japanese": r"[\u3040-\u30ff]",
@@ -47,33 +47,37 @@ _SCRIPTS: Final = {
     "hindi": r"[\u0900-\u097f]",
     "tamil": r"[\u0b80-\u0bff]",
 }
-"""Languages by scripts that English has no letter of, each the commonest of its script. Japanese
-comes first: it has Chinese signs too.
+"""Languages by scripts that share no letter with English, each the most common language of its
+script. Japanese comes first because it also uses Chinese characters.
 """
 _MOST_SIGNS, _LEAST_OF_SCRIPT = 0.3, 0.1
 _LOOKED_AT = 1000
-"""Narratives by which the language is told."""
+"""Number of narratives with which the language is determined."""
 _SHORT = 300
-"""Bytes up to which no narrative has more words than any encoder reads."""
+"""Size in bytes up to which no narrative has more words than any encoder reads."""
 _PIECES = r"\p{Han}|\p{Hiragana}|\p{Katakana}|[\p{L}\p{N}\p{M}_]+|[^\s\p{L}\p{N}\p{M}_]"
-"""Words and signs; a tokenizer makes one token or more of each."""
+"""Words and signs. A tokenizer makes at least one token of each."""
 _MARKS: Final = 2
-"""Tokens that an encoder adds to a text."""
+"""Number of tokens that an encoder adds to a text."""
 
 
 @dataclass(frozen=True)
 class NarrativeLook:
-    """Counts narratives that an encoder cuts, and names their language."""
+    """The number and lengths of narratives, and their language."""
 
     narratives: int
-    """That are not blank."""
+    """Number of narratives that are not blank."""
     lengths: NDArray[np.int64]
-    """Narratives by words and signs, up to `LONGEST`; at the end all that have more."""
+    """Number of narratives by words and signs, up to `LONGEST`. The last entry counts longer
+    ones.
+    """
     language: str | None
-    """As Snowball names it, where it can be told."""
+    """Snowball's name of the language; None if it cannot be determined."""
 
     def longer_than(self, tokens: int) -> int:
-        """Returns how many have certainly more tokens than this: a word has one or more."""
+        """How many narratives have more tokens than this for certain, because each word has at
+        least one.
+        """
         return int(self.lengths[min(tokens - _MARKS, LONGEST) + 1 :].sum())
 
 
@@ -89,7 +93,7 @@ class LookBuilder:
         self._first: list[str] = []
 
     def add(self, columns: Sequence[pa.Array]) -> None:
-        """Adds a batch of text columns without outer blanks."""
+        """Adds a batch of text columns without outer whitespace."""
         sizes = [np.from_dlpack(pc.call_function("binary_length", [column])) for column in columns]
         size = np.sum(sizes, axis=0)
         self._narratives += int((size > 0).sum())
@@ -112,7 +116,7 @@ def _pieces(column: pa.Array) -> NDArray[np.int64]:
 
 
 def look_at(table: Table, columns: Sequence[str]) -> NarrativeLook:
-    """Looks at all narratives of a table."""
+    """Summarises all narratives of a table."""
     builder = LookBuilder()
     for batch in table.texts(columns, table.marks()):
         builder.add(
@@ -122,7 +126,7 @@ def look_at(table: Table, columns: Sequence[str]) -> NarrativeLook:
 
 
 def look_at_texts(texts: Sequence[str]) -> NarrativeLook:
-    """Looks at narratives that are in no table."""
+    """Summarises narratives that are not in a table."""
     builder = LookBuilder()
     if texts:
         builder.add([_column_of([text.strip() for text in texts])])
@@ -130,7 +134,9 @@ def look_at_texts(texts: Sequence[str]) -> NarrativeLook:
 
 
 def _column_of(texts: Sequence[str]) -> pa.Array:
-    """Returns a column of texts without `pa.array`, which imports pandas, for a second."""
+    """A column of texts, created without `pa.array`, which would spend a second on importing
+    pandas.
+    """
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
@@ -138,10 +144,12 @@ def _column_of(texts: Sequence[str]) -> pa.Array:
 
 
 def long_note(look: NarrativeLook, tokens: int | None, *, characters: int | None) -> str:
-    """Says how many narratives an encoder cuts; empty where it is none or not known.
+    """How many narratives an encoder truncates, as a sentence; empty if there are none or the limit
+    is unknown.
 
     Args:
-        characters: how many of a narrative are read for single words; None: no words are read.
+        characters: number of characters of a narrative that are read for single words; None if no
+            words are read.
     """
     if tokens is None or not (longer := look.longer_than(tokens)):
         return ""
@@ -153,12 +161,12 @@ def long_note(look: NarrativeLook, tokens: int | None, *, characters: int | None
 
 
 def language_note(look: NarrativeLook, encoder: str | None, stems: str | None) -> str:
-    """Says that the narratives are in a language that a model does not read; empty where they are
-    not, or where it cannot be told.
+    """That the narratives are in a language that a model does not read, as a sentence; empty if the
+    model reads it or if it cannot be determined.
 
     Args:
-        encoder: language that the encoder reads, as Snowball names it; None: not known.
-        stems: language of the words that the model reads next to it; None: it reads none.
+        encoder: language that the encoder reads, by Snowball's name; None if unknown.
+        stems: language of the words that the model also reads; None if it reads none.
     """
     read = look.language
     if read is None or not ((encoder and encoder != read) or (stems and stems != read)):
@@ -169,15 +177,18 @@ def language_note(look: NarrativeLook, encoder: str | None, stems: str | None) -
 
 
 def language_of(texts: Iterable[str]) -> str | None:
-    """Returns the language as Snowball names it, or by its script; None where the words are few, or
-    of no language known here.
+    """The language by Snowball's name, or by its script; None if there are too few words, or if the
+    language is unknown.
     """
-    every = [text.lower() for text in texts]
-    if script := _by_script(every):
+    lowered = [text.lower() for text in texts]
+    if script := _by_script(lowered):
         return script
-    words = Counter(word for text in every for word in re.findall(r"\w+", text))
+    words = Counter(word for text in lowered for word in re.findall(r"\w+", text))
     scores = sorted(
-        ((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()),
+        (
+            (sum(words[word] for word in frequent.split()), name)
+            for name, frequent in _WORDS.items()
+        ),
         reverse=True,
     )
     (most, name), (second, _) = scores[:2]

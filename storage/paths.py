@@ -1,4 +1,4 @@
-"""Locates the private files, the bundles and the ledger of one installation."""
+"""Locations of the private files, the bundles and the ledger of a workspace."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ from storage.errors import OutOfRange
 
 @dataclass(frozen=True)
 class Workspace:
-    """Holds the folders of one workspace. `private` never leaves the agency; `bundles` may."""
+    """The folders of one workspace. `private` never leaves the agency; `bundles` may."""
 
     home: Path
 
     @property
     def private(self) -> Path:
-        """Returns the folder of records, posteriors, weights and checkpoints: mode 0700."""
+        """Folder of records, posteriors, weights and checkpoints, with mode 0700."""
         return self.home / "private"
 
     @property
     def bundles(self) -> Path:
-        """Returns the folder of released bundles, one per release."""
+        """Folder of released bundles, one per release."""
         return self.home / "bundles"
 
     @property
     def roots(self) -> Path:
-        """Returns the file of the agency's roots, for those who read bundles and may not read the
-        ledger.
-        """
+        """File of the agency's roots, for readers of bundles who may not read the ledger."""
         return self.bundles / ".roots.json"
 
     @property
     def ledger(self) -> Path:
-        """Returns the file of the default ledger."""
+        """File of the default ledger."""
         return self.home / "ledger.db"
 
     @property
     def ledger_url(self) -> str:
-        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's
+        """URL of the default ledger: a SQLite file next to the folders, separate from Prefect's
         database.
 
         Raises:
-            InputError: no URL can name it.
+            InputError: the path cannot be used in a URL.
         """
         file = self.ledger.resolve()
-        if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
+        # a URL would end the file name there, so that two workspaces would share another file
+        if "?" in str(file):
             raise OutOfRange(
                 f"--home {self.home}: the path of a workspace cannot contain a "
                 "question mark. Choose another folder",
@@ -54,7 +53,7 @@ class Workspace:
         return f"sqlite:///{file}"
 
     def create(self) -> Workspace:
-        """Creates the folders, the private one closed to others."""
+        """Creates the folders. The private one is not accessible to others."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(mode=0o700, exist_ok=True)
         self.private.chmod(0o700)

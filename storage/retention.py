@@ -1,8 +1,8 @@
-"""Finds and removes what a workspace no longer needs: stages, abandoned work and superseded copies
-that hold records.
+"""Finds and removes data that a workspace no longer needs: stages, abandoned work and superseded
+copies with records.
 
-Never among them: bundles, the ledger, keys, plans, and what a plan names that was written since the
-cutoff.
+Never removed: bundles, the ledger, keys, plans, and stages that are referenced by plans newer than
+the cutoff.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True)
 class Expired:
-    """Holds one folder of the workspace whose files were all last written before the cutoff."""
+    """A folder of the workspace whose files were all last written before the cutoff."""
 
     place: str
     stage: str
@@ -32,30 +32,30 @@ class Expired:
 
 
 def expired(private: Path, *, older_than_days: float) -> list[Expired]:
-    """Lists the folders that `remove` may remove, largest first.
+    """The folders that `remove` may remove, largest first.
 
     Args:
         private: the private folder of a workspace.
-        older_than_days: age of a folder's newest file; plans as young as that keep the stages that
-            they name.
+        older_than_days: minimum age of a folder's newest file. Plans younger than this keep the
+            stages that they reference.
     """
     cutoff = time.time() - older_than_days * _DAY
-    named = _named_by_plans(private / "plans", since=cutoff)
+    referenced = _named_by_plans(private / "plans", since=cutoff)
     entries = []
     for place, folder in _folders(private):
         files = [
             path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
         ]
         newest = max((status.st_mtime for status in files), default=folder.stat().st_mtime)
-        if newest < cutoff and folder.name[:32] not in named:
+        if newest < cutoff and folder.name[:32] not in referenced:
             size = sum(status.st_size for status in files)
             entries.append(Expired(place, folder.parent.name, folder, size))
     return sorted(entries, key=lambda entry: -entry.bytes)
 
 
 def remove(store: Store, entry: Expired) -> None:
-    """Removes one folder, here and, for a finished stage, from the store that machines share; waits
-    for its lock.
+    """Removes one folder and, for a finished stage, its copy in the shared store. Waits for the
+    stage's lock.
     """
     key = entry.folder.name[:32]
     with store.lock(f"{entry.stage}-{key}"):
@@ -72,8 +72,6 @@ def _folders(private: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _named_by_plans(plans: Path, *, since: float) -> set[str]:
-    """Returns the keys of stages in plans, reserved ones included, and in the files
-    next to them.
-    """
+    """The keys of stages in plans, including reserved ones, and in the files next to them."""
     files = [path for path in plans.rglob("*") if path.is_file() and path.stat().st_mtime >= since]
     return {key.decode() for path in files for key in _KEY.findall(path.read_bytes())}

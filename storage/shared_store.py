@@ -1,19 +1,19 @@
-"""Stores finished stages under one URL, a folder or S3, so that workers on any number of machines
+"""Stores finished stages under one URL, a folder or S3, so that workers on several machines can
 share them.
 
-    <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
-    <url>/stages/<stage>/<key>/manifest.json
+  <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
+  <url>/stages/<stage>/<key>/manifest.json
 
-The manifest is written last: without it the stage does not exist.
+The manifest is written last. Without it the stage does not exist.
 
-The first to write the manifest of a key decides what the stage is: it is created, never replaced.
-Who comes second takes the first one's, which differs only where a stage can't be repeated bit for
-bit. An upload that dies leaves files that no manifest names. What is fetched is checked against the
-manifest, file by file.
+The first process to write the manifest of a key determines the stage: the manifest is created and
+never replaced. Later processes use it. Theirs differs only if a stage is not bit-for-bit
+reproducible. An interrupted upload leaves files that no manifest references. Fetched files are
+verified against the manifest.
 
-The place holds records and posteriors: it is as private as the workspace. Credentials come only
-from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that
-is not Amazon's).
+The store contains records and posteriors, so it is as private as the workspace. Credentials come
+only from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for
+servers other than Amazon's).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _MANIFEST = "manifest.json"
 
 
 class SharedStore:
-    """Stores stages under one URL: a folder closed to others, or `s3://bucket/prefix` without
-    credentials.
+    """Stages under one URL: a folder that is not accessible to others, or `s3://bucket/prefix`
+    without credentials.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,7 +52,7 @@ class SharedStore:
         try:
             import fsspec
 
-            # Listings are not cached: other machines write too.
+            # Listings are not cached, because other machines also write.
             self._fs: Any = fsspec.filesystem(
                 scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS)
             )
@@ -66,7 +66,7 @@ class SharedStore:
             _require_closed(Path(place))
 
     def manifest(self, name: str, key: str) -> bytes | None:
-        """Returns the manifest of a finished stage; None where there is none."""
+        """The manifest of a finished stage; None if there is none."""
         with self._safe_errors():
             try:
                 content: bytes = self._fs.cat_file(self._place(name, key, _MANIFEST))
@@ -74,14 +74,14 @@ class SharedStore:
                 return None
         try:
             manifest = json.loads(content)
-            whole = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (
+            valid = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (
                 name,
                 key,
                 True,
             )
         except (ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
+            valid = False
+        if not valid:
             raise DamagedData(
                 f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged",
                 kind="damaged-shared-manifest",
@@ -89,8 +89,8 @@ class SharedStore:
         return content
 
     def publish(self, name: str, key: str, folder: Path) -> bytes:
-        """Writes a finished stage, its manifest last; returns the manifest that counts: this or an
-        earlier one.
+        """Writes a finished stage, with its manifest last; returns the manifest in effect, which
+        may be an earlier one.
         """
         manifest = (folder / _MANIFEST).read_bytes()
         with self._safe_errors():
@@ -107,16 +107,16 @@ class SharedStore:
         return counts
 
     def discard(self, name: str, key: str) -> None:
-        """Removes a stage; one that is not there is no error."""
+        """Removes a stage, if it exists."""
         with self._safe_errors(), suppress(FileNotFoundError):
             self._fs.rm_file(
                 self._place(name, key, _MANIFEST)
-            )  # first: without it the stage does not exist
+            )  # first, because without it the stage does not exist
             self._fs.rm(self._place(name, key), recursive=True)
 
     def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
-        """Copies a finished stage into an empty folder and checks every file
-        against the manifest.
+        """Copies a finished stage to an empty folder and verifies every file against the
+        manifest.
         """
         files = json.loads(manifest)["files"]
         if any(

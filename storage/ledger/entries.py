@@ -371,7 +371,7 @@ class ReleaseRow:
 
     @cached_property
     def event(self) -> EventJson:
-        """What was done, as plain data; with the sensitivity at the draw, where that is larger."""
+        """The event as plain data, with the sensitivity at the draw if that is larger."""
         event = cast("EventJson", self.plan.event.model_dump(mode="json"))
         if self.sensitivity != Exact.of(self.claim).sensitivity and "sensitivity" in event:
             event["sensitivity"] = float(self.sensitivity or 0)
@@ -398,9 +398,7 @@ class ReleaseRow:
         return self.release_id
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all that is known as plain data, each fact by its name; amounts as fixed-point
-        text.
-        """
+        """Everything known, as plain data by name, with amounts as fixed-point text."""
         plan = self.plan.model_dump(mode="json", exclude={"claim", "event", "release_label"})
         return {
             "sequence": self.sequence,
@@ -430,7 +428,7 @@ LedgerRow = ReleaseRow | ChainRow
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A measurement: an evaluation or an audit, which no one signs."""
+    """A measurement: an evaluation or an audit, which is not signed."""
 
     sequence: int
     """Its number among the measurements."""
@@ -461,9 +459,7 @@ class Evaluated:
         return self.evaluation.release_id or self.evaluation.title
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all that was measured as plain data, each fact by its name; amounts as
-        fixed-point text.
-        """
+        """Everything measured, as plain data by name, with amounts as fixed-point text."""
         evaluation, claim = self.evaluation, self.evaluation.claim
         return {
             "sequence": self.sequence,

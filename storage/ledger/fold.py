@@ -1,18 +1,17 @@
 """The ledger's state: the fold of its rows, one pure function that every reader and writer uses.
 
-A row takes effect only if it is signed and follows from earlier rows; being stored is not
-enough. A release's rows, handovers and
-revocations carry the signature of a releasing worker's key, over their place in the chain too;
-approvals, refusals and changes of a policy those of the persons whose keys the policy in force
-lists. What an account is charged follows from the events of the releases that it counts, and is in
-no row. A row that does not follow from those before is named in `State.bad` and has no effect,
-except that a well signed release is charged in any case and may not be drawn. Damage to the chain
-itself stops everything.
+A row takes effect only if it is signed and follows from earlier rows; being stored is not enough.
+The rows of a release, handovers and revocations are signed with a releasing worker's key, including
+their position in the chain. Approvals, refusals and changes of the policy are signed by the persons
+whose keys the policy in force lists. The charge of an account follows from the events of the
+releases that it counts, and is not stored in any row. A row that does not follow from earlier ones
+is listed in `State.bad` and has no effect, with one exception: a correctly signed release is always
+charged, but may not be drawn. Damage to the chain itself stops everything.
 
-No process keeps a fold for another. Whoever reads must be able to tell that it is true, and the one
-key that could vouch for it is a releasing worker's, which others who read do not have. Any key that
-those have is training's too, which could then state other sums beside rows that are whole, so that
-journal, witness and partners' heads agree with it.
+Processes do not share a stored fold. A reader would have to verify it, and only a releasing
+worker's key could vouch for it, which other readers do not have. Training also has every key that
+those readers have, so it could forge other sums next to intact rows, with which journal, witness
+and partners' heads would still agree.
 """
 
 from __future__ import annotations
@@ -68,35 +67,37 @@ AccountKey = tuple[str, str, GuaranteeKind]
 
 
 class Inconsistent(Exception):
-    """A row does not follow from the rows before it."""
+    """A row does not follow from the earlier rows."""
 
 
 class Damaged(Inconsistent):
-    """What is stored is not what was written."""
+    """Stored data differs from what was written."""
 
 
 Priced = tuple[tuple[Charge, ...], BudgetRefused | None]
-"""Charges, and why the budget refuses them, if so."""
+"""Charges, and the reason why the budget refuses them, if it does."""
 
 
 class BadRow(NamedTuple):
-    """A row that has no effect, or that may not be drawn, and why."""
+    """A row that has no effect, or a release that may not be drawn, with the reason."""
 
     sequence: int
     problem: str
     void: bool = True
-    """It has no effect; otherwise it is a release that is charged and may not be drawn."""
+    """True if the row has no effect. False if it is a release that is charged but may not be
+    drawn.
+    """
 
 
 @dataclass
 class Release:
-    """One release: its rows, what it costs, and the accounts (population, cohort) that count it."""
+    """One release: its rows, its cost, and the accounts (population, cohort) that count it."""
 
     rows: list[ReleaseRow]
-    """It after each of its rows."""
+    """The release after each of its rows."""
     accounts: set[tuple[str, str]] = field(default_factory=set)
     problem: str = ""
-    """Why it may not be drawn."""
+    """Reason why it may not be drawn."""
     revoked: Row[Revoked] | None = None
     charges: list[Charge] = field(default_factory=list)
     cost: Cost = field(init=False)
@@ -106,17 +107,17 @@ class Release:
 
     @property
     def row(self) -> ReleaseRow:
-        """The newest, with all that is known."""
+        """The newest row, with everything known."""
         return self.rows[-1]
 
     @property
     def drawn(self) -> ReleaseRow | None:
-        """It as it was drawn; None where it was not."""
+        """The release as it was drawn; None if it was not."""
         return next((row for row in self.rows if row.state == "drawn"), None)
 
     @property
     def sequence(self) -> int:
-        """Of its reservation."""
+        """Sequence of its reservation."""
         return self.rows[0].sequence
 
     @property
@@ -141,7 +142,9 @@ def own_accounts(plan: ReleasePlan) -> list[tuple[str, str]]:
 
 
 class Sought(NamedTuple):
-    """What other releases are compared with: a plan, or what is known before there is one."""
+    """The subject of a comparison with other releases: a plan, or what is known before there is
+    one.
+    """
 
     population: str
     cohorts: tuple[str, ...]
@@ -156,8 +159,8 @@ class Sought(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """An earlier release beside a planned one: it shares records with it, or units that both
-    protect, or only its population and a cohort by name.
+    """An earlier release that is related to a planned one: it shares records, or units that both
+    protect, or only the population and a cohort.
     """
 
     release: Release
@@ -165,7 +168,7 @@ class Overlap(NamedTuple):
 
     @property
     def row(self) -> ReleaseRow:
-        """The release's newest."""
+        """The newest row of the release."""
         return self.release.row
 
     @property
@@ -175,7 +178,7 @@ class Overlap(NamedTuple):
 
 @dataclass
 class State:
-    """What a ledger says after some of its rows."""
+    """The state of a ledger after some of its rows."""
 
     sequence: int = 0
     hash: str = GENESIS
@@ -185,11 +188,11 @@ class State:
     policy_row: Row[PolicySet] | None = None
     policy_digest: str | None = None
     release_keys: frozenset[str] = frozenset()
-    """Ids of the keys of releasing workers: those that the newest policy with any lists, else the
-    one that signed first.
+    """Key ids of releasing workers, from the newest policy that lists any; otherwise the key that
+    signed first.
     """
     rows: list[LedgerRow] = field(default_factory=list)
-    """Those that have an effect; a release's with all that was known of it then."""
+    """Rows that have an effect. Each release row includes everything known at that point."""
     releases: dict[str, Release] = field(default_factory=dict)
     accounts: dict[AccountKey, Account] = field(default_factory=dict)
     refusals: dict[str, Row[Refused]] = field(default_factory=dict)
@@ -197,24 +200,23 @@ class State:
     plans: dict[str, Release] = field(default_factory=dict)
     """Releases by the idempotency key of their plan."""
     keys: dict[tuple[str, ...], ChainRow] = field(default_factory=dict)
-    """The first row of each thing that happens once only."""
+    """The first row of each event that can happen only once."""
     bad: list[BadRow] = field(default_factory=list)
     broken: str = ""
-    """The first damage to the chain: what rows mean from there on is not known."""
+    """The first damage to the chain. The meaning of later rows is unknown."""
     stopped: str = ""
-    """The first row that a releasing worker should have signed and that has no effect: what was
-    spent is not known, so nothing is reserved or drawn.
+    """The first row without effect that a releasing worker should have signed. Because its spending
+    is unknown, nothing is reserved or drawn.
     """
 
-    # -- applying rows
-    # ---------------------------------------------------------------------------------------
+    # -- Applying rows
+    # ---------------------------------------------------------------------------------
 
     def apply(self, stored: StoredRow | Damage) -> LedgerRow | None:
-        """Applies the next row as it is stored; returns it, with all that is known, where it has an
-        effect.
+        """Applies the next stored row; returns it, with everything known, if it has an effect.
 
-        Behind damage to the chain it continues with what can be read, so that `verify` names every
-        bad row.
+        After damage to the chain, this continues with the readable rows, so that `verify` lists
+        every bad row.
         """
         sequence, expected, previous = stored.sequence, self.sequence + 1, self.hash
         self.sequence, self.hash = sequence, ""
@@ -232,7 +234,7 @@ class State:
         try:
             content = _read(stored)
             kind = content["entry"]["kind"]
-            # behind a row that is missing or damaged there is nothing to be linked to
+            # a row after a missing or damaged one has nothing to be linked to
             if previous and content["previous_hash"] != previous:
                 culprit = f"row {max(sequence - 1, 1)} was rewritten"
                 self._damage(
@@ -288,7 +290,7 @@ class State:
                 f"a row of kind {row.entry.kind} without the signature of a releasing worker"
             )
         signer = encoded_key_id(row.signer)
-        # Where no policy listed a key yet, the first that signs is the ledger's.
+        # If no policy has listed a key yet, the first key that signs is the ledger's.
         self.release_keys = self.release_keys or frozenset({signer})
         # guard: test_a_stranger_after_the_first_key
         if signer not in self.release_keys:
@@ -326,8 +328,8 @@ class State:
             raise Inconsistent("a refusal by another person than signed it")
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
 
-    # -- releases
-    # ------------------------------------------------------------------------------------------
+    # -- Releases
+    # --------------------------------------------------------------------------------------
 
     def _reserved(self, row: Row[Reserved]) -> tuple[ReleaseRow, str]:
         entry, plan = row.entry, row.entry.plan
@@ -373,8 +375,8 @@ class State:
     def _later(
         self, row: Row[ReleaseEntry], entry: Drawn | Committed | Burned
     ) -> tuple[ReleaseRow, str]:
-        """Takes what a later row adds to its release; of what was measured at the draw, the larger
-        counts.
+        """Applies a later row to its release. If the draw measured a larger cost, the larger one is
+        used.
         """
         release, problem = self.release(entry.release_id), None
         before = release.row
@@ -409,17 +411,19 @@ class State:
     def price(
         self, plan: ReleasePlan, shared: Sequence[Release], *, cost: Cost | None = None
     ) -> Priced:
-        """Returns what a planned release costs each account: its own, and those of earlier releases
-        of the same records.
+        """Charges a planned release to its own accounts and to those of earlier releases of the
+        same records.
 
-        Its own accounts take what those releases cost, too, where they were not charged for it. So
-        the first account that any record or unit was charged to has all that was ever spent on it.
+        Its own accounts are also charged with the cost of those releases, unless they were charged
+        before. The first account to which any record or unit was charged therefore contains
+        everything ever spent on it.
 
         Args:
             shared: earlier releases that share records or units with it.
-            cost: its own, where that is known already.
+            cost: its own cost, if already known.
 
-        Returns the charges, and why the budget refuses them, if so.
+        Returns:
+            The charges, and the reason why the budget refuses them, if it does.
         """
         own, kind = own_accounts(plan), plan.claim.guarantee_kind
         cost = cost or Cost.of(plan)
@@ -432,8 +436,8 @@ class State:
         return charges, self._unit_conflict(costs, kind, cost.privacy_unit) or problem
 
     def surplus(self, release: Release, epsilon: Decimal) -> Priced:
-        """Returns what it costs each account that counts a release, that its draw cost more than
-        planned.
+        """Charges the cost of a draw in excess of the plan to each account that counts the
+        release.
         """
         own, cost = (
             release.own_accounts,
@@ -487,16 +491,15 @@ class State:
     def overlaps(
         self, sought: Sought, shared: Mapping[int, Shared | None] | None
     ) -> Iterator[Overlap]:
-        """Yields the other releases that one has something in common with, oldest first, of every
-        type of guarantee.
+        """Yields all other releases that are related to one, oldest first, for every kind of
+        guarantee.
 
-        What is charged (`sharing`) and what an officer reads (`LedgerReader.overlaps`) both follow
+        Both the charges (`sharing`) and the officer's list (`LedgerReader.overlaps`) are derived
         from this.
 
         Args:
-            shared: what its set of records shares with each stored one, by the row of that one,
-                None where the two have different keys. Without any set, fingerprints and names
-                tell.
+            shared: overlap of its record set with each stored set, by the sequence of the row; None
+                if their keys differ. Without a record set, fingerprints and names are compared.
         """
         for release in self.releases.values():
             plan = release.plan
@@ -528,14 +531,14 @@ class State:
     def _same_units(
         release: Release, sought: Sought, shared: Mapping[int, Shared | None] | None
     ) -> bool:
-        """Within one population the account of its units has all of them already."""
+        """Within one population, the account for all cohorts already covers shared units."""
         common = None if shared is None else shared.get(release.sequence)
         other = release.plan.population != sought.population
         return common is not None and common.units > 0 and other
 
     def sharing(self, sought: Sought, shared: Mapping[int, Shared | None]) -> list[Release]:
-        """Returns the releases that one is charged with: of the same type of guarantee, from
-        the same records or units.
+        """The releases with which a release is charged: those with the same kind of guarantee that
+        share its records or units.
         """
         return [
             overlap.release
@@ -544,15 +547,15 @@ class State:
         ]
 
     def named_sets(self) -> dict[int, str]:
-        """Returns the digest of the set of records that each reservation names, by its sequence."""
+        """The digest of the record set in each reservation, by sequence."""
         return {
             release.sequence: release.reserved.records.set
             for release in self.releases.values()
             if release.reserved.records is not None
         }
 
-    # -- questions
-    # -----------------------------------------------------------------------------------------
+    # -- Queries
+    # ---------------------------------------------------------------------------------------
 
     @property
     def in_force(self) -> Policy:
@@ -560,7 +563,7 @@ class State:
 
     @property
     def policy_mark(self) -> LedgerPosition:
-        """The row of the policy in force, which a signature on the next one names."""
+        """The position of the policy in force, which a signature on the next policy includes."""
         if self.policy_row is None or self.ledger is None:
             raise Missing(
                 "ledger: it has no policy yet. The first one needs no signature", kind="no-policy"
@@ -571,7 +574,7 @@ class State:
 
     @property
     def mark(self) -> LedgerPosition | None:
-        """Which ledger this is and how far it went; None of an empty one."""
+        """The identity and the newest row of this ledger; None if it is empty."""
         return (
             None
             if self.ledger is None
@@ -579,9 +582,7 @@ class State:
         )
 
     def other_unit(self, population: str, kind: GuaranteeKind, unit: str) -> str | None:
-        """Returns another unit that some account of a population protects, None where there is
-        none.
-        """
+        """Another unit that some account of the population protects; None if there is none."""
         for (name, _, of), account in self.accounts.items():
             if (name, of) == (population, kind) and account.privacy_unit not in (None, unit):
                 return account.privacy_unit
@@ -596,7 +597,7 @@ class State:
         return self.plans.get(key)
 
     def require_sound(self) -> None:
-        """Refuses a ledger whose chain is damaged."""
+        """Refuses a ledger with a damaged chain."""
         if self.broken:
             raise DamagedData(
                 f"ledger: {self.broken}. Nothing is released or recorded. Run `autocoder ledger "
@@ -605,8 +606,8 @@ class State:
             )
 
     def require_counted(self) -> None:
-        """Refuses a ledger in which a row of a releasing worker has no effect: it may have spent
-        something.
+        """Refuses a ledger in which a releasing worker's row has no effect, because it may have
+        spent something.
         """
         if self.stopped:
             raise DamagedData(
@@ -618,7 +619,7 @@ class State:
 
 
 def fold(rows: Iterable[StoredRow | Damage], state: State | None = None) -> State:
-    """Returns the state after more rows; without one, only after these."""
+    """The state after more rows, or after only these rows if no state is passed."""
     state = state or State()
     for row in rows:
         state.apply(row)
@@ -626,8 +627,8 @@ def fold(rows: Iterable[StoredRow | Damage], state: State | None = None) -> Stat
 
 
 def _read(stored: StoredRow) -> chain.PlainRow:
-    """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what
-    has no meaning.
+    """A stored row as plain data. Raises `Damaged` for a row that was not written like this, and
+    `Inconsistent` for one without a meaning.
     """
     try:
         content: chain.PlainRow = _JSON.decode(stored.body)
@@ -638,7 +639,8 @@ def _read(stored: StoredRow) -> chain.PlainRow:
     except (
         ValueError,
         RecursionError,
-    ):  # numbers too long or nested too deep for us; the next row names its hash
+        # such as numbers that are too long, or nesting that is too deep
+    ):
         raise Inconsistent("its body cannot be read") from None
     except (KeyError, TypeError):
         raise Damaged("has a body that is no row") from None

@@ -1,16 +1,17 @@
-"""Keeps a ledger's rows outside its database, so that another ledger, or an earlier state of it, is
-detected.
+"""Keeps a ledger's rows outside its database, to detect another ledger or an earlier state of it.
 
-A database that is restored from a backup, deleted, or given by another name looks whole from
-inside. A journal is a file with the ledger's rows from the first on, each a line of sequence, hash
-and canonical JSON, that nothing is ever taken from: the workspace's own (`private/ledger.journal`),
-and a witness, the file that AUTOCODER_LEDGER_WITNESS names, on another disk where the pipeline may
-only append. It shows a restore of database *and* workspace. `recover` puts rows back from either.
+A database that was restored from a backup, deleted, or replaced by another one looks intact from
+inside. A journal is a file with all rows of the ledger from the first one, each as a line of
+sequence, hash and canonical JSON. Lines are never removed. There is the workspace's own journal
+(`private/ledger.journal`) and a witness, the file in AUTOCODER_LEDGER_WITNESS on another disk to
+which the pipeline can only append. The witness reveals a restore of database *and* workspace.
+`recover` restores rows from either.
 
-A line that does not follow is a refusal. Before a transaction, and when a ledger is opened, the
-database must have the row of every line. A line is written after the commit: a process that dies
-between the two leaves a journal that is a row behind, which is the state in which nothing has
-rested on that row yet. In particular a draw is made only after the line of its reservation.
+A line that does not continue the previous one is refused. Before each transaction, and when a
+ledger is opened, the database must contain the row of every line. A line is written after the
+commit. A process that dies in between leaves a journal that is one row behind, which is safe
+because nothing depends on that row yet: in particular, a draw is made only after the line of its
+reservation.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from storage.paths import Workspace
 
 VARIABLE = "AUTOCODER_LEDGER_WITNESS"
 _LONGEST = 1 << 23
-"""Bytes of a line: more than those of any row."""
+"""Maximum length of a line in bytes, larger than any row."""
 
 
 class ForeignLedger(StorageError):
-    """The ledger at hand is not the one that was used before, or not as far; nothing was drawn or
+    """This is not the ledger that was used before, or it is an earlier state. Nothing was drawn or
     recorded.
     """
 
@@ -47,16 +48,16 @@ class _Reading:
     lines: int = 0
     last: LedgerPosition | None = None
     unconfirmed: list[str] = field(default_factory=list)
-    """Hashes of the newest rows, which a ledger was not seen to have yet."""
+    """Hashes of the newest rows, which were not yet compared with a ledger."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Reads and extends one such file."""
+    """Reads and extends a journal file."""
 
     file: Path
     own: bool = False
-    """The workspace's own, whose folder is made where it is missing."""
+    """Whether this is the workspace's own journal, whose folder is created if necessary."""
     _reading: _Reading = field(default_factory=_Reading, compare=False, repr=False)
 
     @property
@@ -64,15 +65,15 @@ class Journal:
         return "this workspace" if self.own else f"the witness {self.file}"
 
     def last(self) -> LedgerPosition | None:
-        """Returns the newest row's mark, None where nothing was kept yet; refuses lines that do not
-        follow.
+        """The position of the newest row; None if the journal is empty. Refuses lines that do not
+        continue each other.
         """
         reading = self._reading
         reading.unconfirmed += [entry.hash for entry in self._entries(reading)]
         return reading.last
 
     def rows(self) -> Iterator[StoredRow]:
-        """Iterates over the rows that were kept, oldest first."""
+        """Yields the rows in the journal, oldest first."""
         return self._entries(_Reading())
 
     def _entries(self, reading: _Reading) -> Iterator[StoredRow]:
@@ -95,7 +96,7 @@ class Journal:
                             kind="line-too-long",
                         )
                     if not line.endswith(b"\n"):
-                        break  # being written, or torn
+                        break  # still being written, or torn
                     reading.lines += 1
                     entry = self._entry(line[:-1].decode(errors="replace"), reading)
                     reading.offset += len(line)
@@ -130,7 +131,9 @@ class Journal:
         return StoredRow(int(sequence), row_hash, body)
 
     def check(self, connection: Connection) -> None:
-        """Requires that the ledger has the journal's last row; the rows before are linked to it."""
+        """Requires that the ledger contains the journal's last row, to which the earlier rows are
+        linked.
+        """
         problem = self.problem(connection)
         # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
         if problem:
@@ -141,7 +144,7 @@ class Journal:
             )
 
     def problem(self, connection: Connection) -> Fault | None:
-        """Returns what is wrong with the ledger, if anything is."""
+        """The first discrepancy between the ledger and this journal, if any."""
         mark = self.last()
         if mark is None:
             return None
@@ -179,10 +182,10 @@ class Journal:
         return None
 
     def append(self, connection: Connection) -> None:
-        """Adds the rows that are committed and not kept yet; they are on the disk when this
+        """Appends committed rows that are missing in the journal. They are on disk when this
         returns.
 
-        Where it cannot be written, what was committed stays; running again continues from there.
+        If writing fails, the committed rows remain, and running again continues from there.
         """
         try:
             if not self.file.parent.is_dir():
@@ -193,14 +196,15 @@ class Journal:
                     )
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
-            own = os.O_NOFOLLOW if self.own else 0  # others may write the workspace
+            own = os.O_NOFOLLOW if self.own else 0  # others may write to the workspace
             descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | own, 0o600)
-            # buffered: a raw write may write less than it is given, on a disk that is nearly full,
-            # and say nothing
+            # buffered, because on a nearly full disk a raw write may silently write less than
+            # requested
             with os.fdopen(descriptor, "ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.fstat(descriptor).st_size
-                if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":  # torn by a power cut
+                # torn by a power failure
+                if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":
                     file.write(b"\n")
                     file.flush()
                 last = self.last()
@@ -229,9 +233,7 @@ def own_journal(workspace: Workspace) -> Journal:
 
 
 def journals_of(workspace: Workspace) -> tuple[Journal, ...]:
-    """Returns the workspace's own journal, and the witness where AUTOCODER_LEDGER_WITNESS names a
-    file.
-    """
+    """The workspace's own journal, and the witness if AUTOCODER_LEDGER_WITNESS is set."""
     journal, witness = own_journal(workspace), os.environ.get(VARIABLE)
     if not witness:
         return (journal,)

@@ -1,4 +1,4 @@
-"""Signing keys of releases, approvals and checkpoints, and what they sign.
+"""Signing keys for releases, approvals and checkpoints, and signatures with them.
 
 A signature is ECDSA on P-256 with SHA-256 over a statement's canonical JSON (RFC 8785) without its
 signature.
@@ -28,13 +28,13 @@ from storage.durable import read_regular
 from storage.errors import Contradiction, InputError, Unreadable
 
 _MOST = 1 << 16
-"""Bytes of a key's file."""
+"""Maximum size of a key file in bytes."""
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
 
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: the private key readable only by its owner, the public one
-    for partners.
+    """Creates a P-256 key pair in `folder`: a private key that only its owner can read, and a
+    public key for partners.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(
@@ -47,7 +47,8 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
         if paths[1].exists():
             raise FileExistsError(str(paths[1]))
         for path, content, mode in ((paths[0], private, 0o600), (paths[1], public, 0o644)):
-            # Created closed: a chmod afterwards would leave a moment in which others may open it.
+            # Created with restricted permissions. With a later chmod, others could open the file
+            # for a moment.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -61,7 +62,7 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def load_private_key(path: Path) -> EllipticCurvePrivateKey:
-    """Read a private P-256 key (PEM, unencrypted) from a file that is closed to others."""
+    """Loads a private P-256 key (PEM, unencrypted) from a file that is not accessible to others."""
     try:
         content = read_regular(path, _MOST)
         if b"PUBLIC KEY" in content:
@@ -93,13 +94,13 @@ def load_public_key(path: Path) -> EllipticCurvePublicKey:
 
 
 def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
-    """Read a public P-256 key from PEM; `name` is what an error calls it."""
+    """Parses a public P-256 key in PEM; `name` identifies it in errors."""
     return _public(serialization.load_pem_public_key, pem, name=name, form=" in PEM")
 
 
 @lru_cache(maxsize=64)
 def decoded_key(encoded: str) -> EllipticCurvePublicKey:
-    """Reads a public key as a row of the ledger has it: Base64, DER."""
+    """Decodes a public key from a row of the ledger: Base64, DER."""
     try:
         return _public(
             serialization.load_der_public_key,
@@ -112,7 +113,7 @@ def decoded_key(encoded: str) -> EllipticCurvePublicKey:
 
 @lru_cache(maxsize=64)
 def encoded_key_id(encoded: str) -> str:
-    """Returns the id of a public key as a row of the ledger has it."""
+    """The id of a public key from a row of the ledger."""
     return key_id(decoded_key(encoded))
 
 
@@ -135,12 +136,12 @@ def public_pem(key: EllipticCurvePublicKey) -> bytes:
 
 
 def encoded_key(key: EllipticCurvePublicKey) -> str:
-    """Returns a public key as a row of the ledger has it: Base64, DER."""
+    """Encodes a public key for a row of the ledger: Base64, DER."""
     return base64.b64encode(_der(key)).decode()
 
 
 def key_id(key: EllipticCurvePublicKey) -> str:
-    """Return the SHA-256 of a public key's DER encoding, in hex."""
+    """SHA-256 of a public key's DER encoding, in hexadecimal."""
     return hashlib.sha256(_der(key)).hexdigest()
 
 
@@ -151,9 +152,7 @@ def _der(key: EllipticCurvePublicKey) -> bytes:
 
 
 def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
-    """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in
-    Base64.
-    """
+    """An ECDSA signature over a statement's canonical JSON without its signatures, in Base64."""
     return sign_bytes(_signed_bytes(statement), key)
 
 
@@ -166,7 +165,7 @@ def sign_bytes(content: bytes, key: EllipticCurvePrivateKey) -> str:
 
 
 def verify_encoded(content: bytes, signature: str, encoded: str) -> bool:
-    """Checks a signature over these bytes by a key as a row of the ledger has it."""
+    """Verifies a signature over these bytes by a key from a row of the ledger."""
     return _is_valid(content, signature, _der_of(encoded))
 
 
@@ -176,7 +175,7 @@ def _der_of(encoded: str) -> bytes:
 
 
 def verify_bytes(content: bytes, signature: str, key: EllipticCurvePublicKey) -> bool:
-    """Checks a signature over these bytes, once in a process for the same bytes and key."""
+    """Verifies a signature over these bytes; cached per process for the same bytes and key."""
     return _is_valid(content, signature, _der(key))
 
 

@@ -1,5 +1,5 @@
-"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in
-reader.py.
+"""The writing side of the ledger: reserve, mark drawn, commit or burn, and record internal results.
+`reader.py` is the reading side.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 
 class Ledger(LedgerReader):
-    """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
+    """A release ledger on SQLite or PostgreSQL, safe for concurrent use by many processes."""
 
     def __init__(
         self,
@@ -73,22 +73,23 @@ class Ledger(LedgerReader):
         journals: Sequence[Journal] = (),
         key: EllipticCurvePrivateKey | None = None,
     ) -> Ledger:
-        """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
+        """Opens a ledger. Creates or migrates a SQLite file; requires a migrated schema on
+        PostgreSQL.
 
         Args:
             url: `sqlite:///FILE` or `postgresql+psycopg://USER@HOST/DATABASE`.
-            policy: what reservations are checked against. The first one is recorded in the ledger
-                by `put_in_force`, at the latest with the first reservation; another one later is
-                refused until `change_policy` records it. Without one (or with the default one) the
-                policy in force holds.
+            policy: policy for reservations. The first one is recorded in the ledger by
+                `put_in_force`, at the latest with the first reservation. A different one is later
+                refused until `change_policy` records it. Without a policy (or with the default
+                one), the policy in force applies.
             lock_timeout: seconds to wait for other writers.
-            journals: what was kept of the ledger outside its database; it must go through each, and
-                continues in each.
-            key: of the releasing worker, with which it signs the rows of releases; without it
-                nothing is released.
+            journals: copies of the ledger's rows outside its database. The ledger must contain the
+                rows of each, and new rows are appended to each.
+            key: key of the releasing worker, which signs the rows of releases. Without it nothing
+                can be released.
 
         Raises:
-            ForeignLedger: it is not the one that a journal knows.
+            ForeignLedger: a journal belongs to another ledger, or has rows that this ledger lacks.
         """
         database = Database(url, lock_timeout=lock_timeout, journals=journals)
         database.prepare()
@@ -96,21 +97,23 @@ class Ledger(LedgerReader):
         return Ledger(database, policy=policy, key=key)
 
     def with_key(self, key: EllipticCurvePrivateKey) -> Ledger:
-        """Returns this ledger, opened and folded once, with the key of the releasing worker."""
+        """This ledger, without opening or folding it again, with the key of the releasing
+        worker.
+        """
         ledger = Ledger(self.database, policy=self._policy, key=key)
         ledger._folded = self._folded
         return ledger
 
     @staticmethod
     def open_existing(url: str, *, policy: Policy | None = None) -> Ledger | None:
-        """Open a ledger, or return None where the URL names a SQLite file that does not exist:
-        creates none.
+        """Opens a ledger; returns None if the URL is a SQLite file that does not exist, without
+        creating it.
         """
         return Ledger.open(url, policy=policy) if database_exists(url) else None
 
     @staticmethod
     def require_existing(url: str) -> Ledger:
-        """Open a ledger for reading: a mistyped folder must not get an empty one."""
+        """Opens a ledger for reading. A mistyped folder must not create an empty ledger."""
         ledger = Ledger.open_existing(url)
         if ledger is None:
             place = parse_url(url).database
@@ -121,14 +124,14 @@ class Ledger(LedgerReader):
             )
         return ledger
 
-    # -- writing
-    # -------------------------------------------------------------------------------------------
+    # -- Writing
+    # ---------------------------------------------------------------------------------------
 
     def _transact(
         self, work: Callable[[Connection, State], _Result], *, repeatable: bool = True
     ) -> _Result:
-        """Runs work in a write transaction on the state then; what it appended counts only once it
-        is committed.
+        """Runs work in a write transaction on the current state. Appended rows take effect only
+        once they are committed.
         """
 
         def folded(connection: Connection) -> _Result:
@@ -162,8 +165,8 @@ class Ledger(LedgerReader):
         self._append(connection, state, entry)
         return state.release(entry.release_id).row
 
-    # -- releases
-    # ------------------------------------------------------------------------------------------
+    # -- Releases
+    # --------------------------------------------------------------------------------------
 
     def reserve(
         self,
@@ -182,21 +185,21 @@ class Ledger(LedgerReader):
         nothing.
 
         Args:
-            plan_digest: SHA-256 of everything that is released, which the decisions are about.
-            policy_digest: of the policy that the plan was checked under; another one in force now
-                is refused.
-            decisions: signed approvals, as many as the policy in force demands; they are kept with
-                the row.
-            audit: what was measured beside the claim; kept with the row.
-            records: what it is made from. With it, it counts in the accounts of earlier releases of
-                the same records, and those count in its own, whatever population and cohorts they
-                are called by.
+            plan_digest: SHA-256 of everything that is released, which is the subject of the
+                decisions.
+            policy_digest: digest of the policy under which the plan was checked. Refused if another
+                policy is now in force.
+            decisions: signed approvals, as many as the policy in force requires; stored in the row.
+            audit: audit results for the claim; stored in the row.
+            records: the records of the release. With them, the release counts in the accounts of
+                earlier releases of the same records, and those count in its own, under any
+                population and cohorts.
 
         Raises:
-            BudgetRefused: when the sum exceeds a cap, an approval is missing, or someone refused
-                this plan.
-            InputError: when a number can't be kept, the key belongs to another plan, or an approval
-                doesn't count.
+            BudgetRefused: the sum exceeds a cap, an approval is missing, or a person refused this
+                plan.
+            InputError: an amount is invalid, the key belongs to another plan, or an approval is
+                invalid.
         """
 
         asked = settled(plan)
@@ -249,8 +252,8 @@ class Ledger(LedgerReader):
         plan_digest: str | None,
         decisions: Sequence[Decision],
     ) -> tuple[str, ...]:
-        """Returns who approved a plan; refuses one that may not be reserved for a rule beside the
-        budget.
+        """The names of those who approved a plan. Refuses plans that a rule other than the budget
+        forbids.
         """
         if policy.require_clean_code and plan.code_dirty:
             raise BudgetRefused(
@@ -271,7 +274,7 @@ class Ledger(LedgerReader):
         return approved
 
     def require_signer(self) -> None:
-        """Refuses a worker whose key is not listed: what it reserved would have no effect."""
+        """Refuses a worker with an unlisted key, because its reservations would have no effect."""
         listed = self.state().release_keys or self.policy().release_key_ids()
         if listed and self._key is not None and key_id(self._key.public_key()) not in listed:
             raise BudgetRefused(
@@ -282,9 +285,9 @@ class Ledger(LedgerReader):
             )
 
     def require_drawable(self, release_id: str, state: State | None = None) -> None:
-        """Refuses a release that may not be drawn here: one whose reservation is invalid.
+        """Refuses to draw a release with an invalid reservation.
 
-        Its approvals, the policy, the key and the charges were checked by the fold.
+        The fold has verified its approvals, policy, key and charges.
         """
         state = state or self.state()
         state.require_counted()
@@ -298,8 +301,8 @@ class Ledger(LedgerReader):
             )
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> ChainRow:
-        """Records that someone refused a plan; it can't be reserved any more. Again returns the
-        first refusal.
+        """Records that a person refused a plan, which can then no longer be reserved. Repeating
+        this returns the first refusal.
         """
 
         def work(connection: Connection, state: State) -> ChainRow:
@@ -337,20 +340,19 @@ class Ledger(LedgerReader):
         sensitivity: float | Decimal | None = None,
         epsilon: float | Decimal | None = None,
     ) -> ReleaseRow:
-        """Records the one draw of a release, and what it costs as measured at the draw itself.
+        """Records the single draw of a release, and its cost as measured at the draw.
 
-        The larger of planned and measured is what the row takes; a surplus is charged in the same
-        transaction. A second call with the same digest returns the release's row.
+        The row stores the larger of the planned and the measured cost. A surplus is charged in the
+        same transaction. A second call with the same digest returns the release's row.
 
         Args:
-            plan_digest: of the plan that was drawn; it has to be the reserved one's.
+            plan_digest: digest of the plan that was drawn, which must be the reserved one.
 
         Raises:
-            BudgetRefused: when the surplus exceeds a cap; the release is burned then.
-            StorageError: when another draw is recorded already, the plan is another, or the release
+            BudgetRefused: the surplus exceeds a cap, and the release was burned.
+            StorageError: another draw is already recorded, the plan is another one, or the release
                 is burned.
-            InputError: when a number can't be kept, or a larger sensitivity comes without its
-                epsilon.
+            InputError: an amount is invalid, or a larger sensitivity comes without its epsilon.
         """
         cost = None if epsilon is None else amounts.epsilon(epsilon)
         largest = None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity")
@@ -417,8 +419,8 @@ class Ledger(LedgerReader):
     def commit(
         self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None
     ) -> ReleaseRow:
-        """Records that the bundle stands; the release is done. Again with the same digest returns
-        its row.
+        """Records that the bundle is complete, which ends the release. Repeating this with the same
+        digest returns the row.
         """
 
         def work(connection: Connection, state: State) -> ReleaseRow:
@@ -444,7 +446,7 @@ class Ledger(LedgerReader):
         return self._transact(work)
 
     def burn(self, release_id: str, *, reason: str) -> ReleaseRow:
-        """Closes a release for ever without a bundle. What it spent stays spent."""
+        """Permanently closes a release without a bundle. Its spending is not returned."""
         if not reason.strip():
             raise Missing(
                 "reason: missing. Explain why the release is burned", kind="no-burn-reason"
@@ -464,11 +466,11 @@ class Ledger(LedgerReader):
 
         return self._transact(work)
 
-    # -- which ledger this is
-    # -------------------------------------------------------------------------------
+    # -- Identity of the ledger
+    # ------------------------------------------------------------------------
 
     def ensure_genesis_row(self, *, requester: str) -> LedgerPosition:
-        """Return which ledger this is and how far it went; an empty one gets its first row."""
+        """The identity and the newest row of this ledger. An empty ledger gets its first row."""
         mark = self.state().mark
         if mark is None:
             self.note(Begun(requester=requester))
@@ -476,12 +478,12 @@ class Ledger(LedgerReader):
         assert mark is not None
         return mark
 
-    # -- other rows
-    # ----------------------------------------------------------------------------------------
+    # -- Other rows
+    # ------------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Evaluated:
-        """Records an evaluation or an audit beside the chain, with every epsilon and Delta it has.
-        Charges nothing.
+        """Records an evaluation or an audit in the measurements, with all its amounts. Charges
+        nothing.
         """
         state = self.state()
         if evaluation.release_id is not None:
@@ -493,8 +495,8 @@ class Ledger(LedgerReader):
             return measurements.add(connection, evaluation)
 
     def note(self, entry: Noted) -> ChainRow:
-        """Records in the chain what a release rests on, what stopped it, or what became of it;
-        charges nothing. The same again returns the first row.
+        """Records the basis of a release, the reason why it was stopped, or its later fate, as a
+        row of the chain. Charges nothing. Repeating this returns the first row.
         """
 
         def work(connection: Connection, state: State) -> ChainRow:
@@ -509,8 +511,8 @@ class Ledger(LedgerReader):
     def change_policy(
         self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()
     ) -> Row[PolicySet]:
-        """Puts another policy in force where the one before is satisfied; records who asked, who
-        approved and why.
+        """Puts another policy in force if the current policy's rules for changes are satisfied.
+        Records the requester, the approvers and the reason.
         """
         if not reason.strip():
             raise Missing(
@@ -543,8 +545,8 @@ class Ledger(LedgerReader):
         return self._transact(work)
 
     def put_in_force(self, *, requester: str) -> Policy:
-        """Holds everything from now on against the policy of this ledger or of its opening, which
-        may not differ. Where it is in force already, nothing is written.
+        """Requires that this ledger's policy in force is the one that it was opened with, and
+        records that one if there is none yet.
         """
         state = self.state()
         if state.policy is not None:
@@ -593,8 +595,8 @@ def _require_same(existing: Release, plan: ReleasePlan) -> None:
 
 
 def _identity(plan: ReleasePlan) -> dict[str, object]:
-    """Returns what makes two plans of one key different releases; a rerun elsewhere may differ in
-    the rest.
+    """The fields that identify the release of an idempotency key. A rerun elsewhere may differ in
+    other fields.
     """
     return {
         "population": plan.population,
@@ -608,16 +610,16 @@ def _identity(plan: ReleasePlan) -> dict[str, object]:
 
 
 def require_plan(row: ReleaseRow, plan_digest: str | None) -> None:
-    """Refuses a step of a release for another plan than the one that was reserved; its digest
-    covers the artifacts.
+    """Refuses a step of a release for a plan other than the reserved one. The plan's digest covers
+    the artifacts.
     """
     if row.plan_digest != plan_digest:
-        shown, given = (
+        shown, passed = (
             f"plan {digest[:12]}…" if digest else "no plan digest"
             for digest in (row.plan_digest, plan_digest)
         )
         raise StorageError(
-            f"release {row.release_id} was reserved for {shown}, this is {given}. "
+            f"release {row.release_id} was reserved for {shown}, this is {passed}. "
             "Release the reserved plan, or plan again with another release.label, "
             "which spends again",
             kind="another-plan",

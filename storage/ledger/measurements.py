@@ -1,9 +1,10 @@
-"""Measurements: evaluations and audits, which training, upkeep and metrics record beside the chain.
+"""Measurements: evaluations and audits that training, maintenance and metrics record outside the
+chain.
 
-No one signs them, and nothing that stands in this table can stop a release or change what it
-costs. It is read with caution: a row that is not a measurement of this version is skipped, and of
-its details only figures of a known form are kept. What a release rests on, its releasing worker
-takes into the row of its reservation and signs.
+They are not signed, and nothing in this table can stop a release or change its cost. It is read
+defensively: rows that are not measurements of this version are skipped, and only details in a known
+form are kept. If a release depends on a measurement, its releasing worker copies it into the row of
+the reservation and signs it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _MOST_DETAILS, _MOST_CHARACTERS = 100, 65_536
 _LARGEST = 10**15
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_@. -]{0,79}")
 _TEXTS = ("verdict", "branch")
-"""Details that are names; every other one is a figure, or a list or table of some."""
+"""Details that are names. All others are figures, or lists or tables of them."""
 
 
 def add(connection: Connection, evaluation: Evaluation) -> Evaluated:
-    """Adds a measurement; the same kind and idempotency key again returns the first one."""
+    """Adds a measurement. Repeating the same kind and idempotency key returns the first one."""
     moment = chain.now()
-    Evaluated.of(0, moment, evaluation)  # refuses amounts that can't be kept
+    Evaluated.of(0, moment, evaluation)  # refuses invalid amounts
     values = {
         "recorded_at": moment,
         "kind": evaluation.kind,
@@ -69,12 +70,12 @@ def _insert(connection: Connection) -> Any:
 
 
 def every(connection: Connection) -> list[Evaluated]:
-    """Returns the measurements that can be read, oldest first."""
+    """The readable measurements, oldest first."""
     return list(_rows(connection, sa.true()))
 
 
 def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Evaluated]:
-    # No more than the length is read of a text that is too long to be a measurement.
+    # If a text is too long to be a measurement, only as much as proves its length is read.
     facts: Any = sa.func.substr(_T.facts, 1, _MOST_CHARACTERS + 1)
     if connection.dialect.name == "sqlite":
         facts = sa.cast(facts, sa.LargeBinary)
@@ -90,11 +91,11 @@ def _rows(connection: Connection, which: sa.ColumnElement[bool]) -> Iterator[Eva
 def _parse(number: int, recorded_at: object, facts: bytes | str) -> Evaluated | None:
     try:
         plain = json.loads(facts)
-        known = {name: value for name, value in plain.items() if name in Evaluation.model_fields}
-        known["details"] = dict(_figures(known["details"]))
-        known["sample"] = _sample(known.get("sample"))
+        fields = {name: value for name, value in plain.items() if name in Evaluation.model_fields}
+        fields["details"] = dict(_figures(fields["details"]))
+        fields["sample"] = _sample(fields.get("sample"))
         datetime.fromisoformat(str(recorded_at))
-        row = Evaluated.of(number, str(recorded_at), Evaluation.model_validate(known))
+        row = Evaluated.of(number, str(recorded_at), Evaluation.model_validate(fields))
         chain.canonical(row.as_json())
     except (
         ArithmeticError,

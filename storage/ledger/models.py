@@ -1,5 +1,5 @@
-"""Defines what the ledger takes: the plan of a release, and an evaluation; and the exact amounts of
-a claim. `entries.py` has the rows that follow from them.
+"""The inputs of the ledger: the plan of a release, an evaluation, and the exact amounts of a claim.
+`entries.py` defines the resulting rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mechanisms.privacy.events import Claim, Event, recorded_event
 from storage.ledger import amounts
 
 SCHEMA_VERSION = 2
-"""Version of the rows' JSON; a change of it is a change of what is hashed."""
+"""Version of the rows' JSON. Changing it changes what is hashed."""
 
 GENESIS = "0" * 64
 """Previous hash of the first row."""
@@ -50,25 +50,25 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Exact(BaseModel, frozen=True, extra="forbid"):
-    """The amounts of a claim as decimals, rounded up: what accounts add up."""
+    """The amounts of a claim as decimals, rounded up, which accounts add."""
 
     epsilon: Amount | None = None
     delta: Amount | None = None
     sensitivity: Amount | None = None
     epsilon_add_remove: Amount | None = None
     epsilon_replaced: Amount | None = None
-    """The epsilon of one unit's values replaced, by which claims of different relations compare. A
-    draw's 2 Delta is for that too. None: nothing finite is known.
+    """The epsilon for replacing one unit's values, with which claims for different relations can be
+    compared. For a posterior draw it is also 2 Delta. None if no finite value is known.
     """
     mc_failure_prob: Amount | None = None
 
     @staticmethod
     def of(claim: Claim | None) -> Exact:
-        """Returns a claim's amounts; refuses a number that no budget can be kept with."""
+        """A claim's amounts; refuses numbers that cannot be used in a budget."""
         if claim is None:
             return Exact()
-        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an
-        # underflow.
+        # A pure guarantee has delta 0 by proof. A zero without an explanation is an unset field or
+        # an underflow.
         pure = claim.delta == 0 and claim.delta_text != ""
         losses = {
             name: amounts.epsilon(value, name=name)
@@ -88,12 +88,12 @@ def _replaced(claim: Claim, epsilon: Decimal | None) -> Decimal | None:
         return epsilon
     if claim.guarantee_kind != "formal" or claim.epsilon_replaced is None:
         return None
-    # at a delta near 1 an accountant may say 0: rounded up as every measured amount is
+    # at a delta near 1 an accountant may report 0, which is rounded up like every measured amount
     return amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON))
 
 
 AnyRecordedEvent = Annotated[SerializeAsAny[Event], BeforeValidator(recorded_event)]
-"""Any event, also one of a kind that this process does not know."""
+"""Any event, including kinds that this process does not know."""
 
 
 class _Provenance(BaseModel):
@@ -112,7 +112,9 @@ class _Provenance(BaseModel):
 
 
 class LedgerPosition(BaseModel):
-    """A row of one ledger: which ledger, by the hash of its first row, and how far it went."""
+    """A row of one ledger: the ledger (as the hash of its first row), the sequence, and the
+    hash.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,23 +131,25 @@ class LedgerPosition(BaseModel):
 
 
 class ReleasePlan(_Provenance):
-    """One intended release: what it would disclose, of which records, at what cost."""
+    """An intended release: its content, its records, and its cost."""
 
     idempotency_key: Name
-    """The same plan has the same key; a key has one release, for ever."""
+    """The same plan always has the same key, and a key can have only one release."""
     release_label: Name
     population: Name
     cohorts: tuple[Name, ...] = Field(min_length=1)
-    """Reference periods whose records were used; the cost is charged to each."""
+    """Reference periods of the records. The cost is charged to each."""
     data_fingerprint: Name
     records_rounded: int = Field(ge=0)
-    """Records used; the ledger rounds to what the policy says."""
+    """Number of records. The ledger rounds it as the policy requires."""
     event: AnyRecordedEvent
     claim: Claim
     supersedes: Name | None = None
-    """Release id that this one replaces."""
+    """Id of the release that this one replaces."""
     ledger: LedgerPosition | None = None
-    """The ledger that it was made under, and its newest row then. It is released there alone."""
+    """The ledger under which the plan was made, and its newest row at that time. The plan can be
+    released only there.
+    """
 
 
 class _Subject(BaseModel):
@@ -159,7 +163,7 @@ class _Subject(BaseModel):
 
 
 class ComparisonFit(_Subject):
-    """Holds which fit of a comparison an evaluation is of."""
+    """The fit of a comparison to which an evaluation belongs."""
 
     LABEL: ClassVar[str] = "fit: {branch}, seed {seed}"
     kind: Literal["comparison"] = "comparison"
@@ -168,7 +172,7 @@ class ComparisonFit(_Subject):
 
 
 class SearchFit(_Subject):
-    """Holds which fit of a search for a target epsilon an evaluation is of."""
+    """The fit of a search for a target epsilon to which an evaluation belongs."""
 
     LABEL: ClassVar[str] = "tuning for epsilon {target_epsilon:g}: {round}"
     kind: Literal["search"] = "search"
@@ -177,7 +181,7 @@ class SearchFit(_Subject):
 
 
 class Sensitivity(_Subject):
-    """Holds which posterior of a training run an epsilon and a Delta are of."""
+    """The posterior of a training run to which an epsilon and a Delta belong."""
 
     LABEL: ClassVar[str] = "sensitivity of the {round} posterior, no release"
     kind: Literal["sensitivity"] = "sensitivity"
@@ -185,14 +189,14 @@ class Sensitivity(_Subject):
 
 
 class Scores(_Subject):
-    """Marks the scores of a training run on held-out records."""
+    """Scores of a training run on held-out records."""
 
     LABEL: ClassVar[str] = "internal evaluation on the test half"
     kind: Literal["scores"] = "scores"
 
 
 class Purge(_Subject):
-    """Holds that old stages were removed from a workspace."""
+    """The removal of old stages from a workspace."""
 
     LABEL: ClassVar[str] = "purge: {folders} folders older than {older_than_days:g} days"
     kind: Literal["purge"] = "purge"
@@ -206,19 +210,21 @@ Subject = Annotated[
 
 
 class Sample(BaseModel, frozen=True, extra="forbid"):
-    """The smallest marks of a set of records, by which two sets compare (`RecordSet.sample`)."""
+    """The smallest marks of a record set, with which two sets can be compared
+    (`RecordSet.sample`).
+    """
 
     key: str = Field(pattern="^[0-9a-f]{32}$")
     marks: tuple[Annotated[str, Field(pattern="^[0-9a-f]{16}$")], ...] = Field(max_length=64)
 
 
 class Evaluation(_Provenance):
-    """Holds what is not released: an internal or non-private evaluation, or an audit."""
+    """A result that is not released: an internal or non-private evaluation, or an audit."""
 
     kind: Literal["evaluation", "audit"] = "evaluation"
     subject: Subject | None = None
     label: str = Field(default="", max_length=300)
-    """For people; by default the subject's."""
+    """For display; by default the subject's."""
     population: Name
     cohorts: tuple[Name, ...] = ()
     data_fingerprint: Name
@@ -226,13 +232,13 @@ class Evaluation(_Provenance):
     event: AnyRecordedEvent | None = None
     claim: Claim | None = None
     release_id: Name | None = None
-    """The release that an audit looked at."""
+    """The release that was audited."""
     idempotency_key: Name | None = None
-    """With it, recording the same again returns the first row."""
+    """If set, recording the same evaluation again returns the first row."""
     sample: Sample | None = None
-    """Of its records."""
+    """Sample of its records."""
     details: dict[str, Any] = Field(default_factory=dict)
-    """Figures as plain JSON: F1 scores, attack advantage. No record content."""
+    """Figures as plain JSON: F1 scores, attack advantage. Never content of records."""
 
     @model_validator(mode="after")
     def _labelled(self) -> Evaluation:

@@ -1,14 +1,13 @@
-"""The budget policy: for each population, caps a type of guarantee and cohort, and who must
-approve.
+"""The budget policy: caps per population, kind of guarantee and cohort, and the required approvals.
 
 docs/reference/policy-file.md has an example with every field.
 
-A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts
-compose in parallel; a release over several cohorts spends from each. Where the claim protects a
-unit, whose records may be in several cohorts, all of them have one account beside (`all cohorts`),
-under the least cap of any. Composition is `exact`, by what each release's event costs, or `basic`:
-epsilons add up, deltas add up. `formal` and `asymptotic-local` are two accounts that nothing adds
-to each other. A kind without a cap is refused.
+A cap applies to each cohort separately: each record is in one cohort, so disjoint cohorts compose
+in parallel, and a release over several cohorts spends from each. If the claim protects a unit,
+whose records may be in several cohorts, there is an additional account for all of them (`all
+cohorts`), under the smallest cap of any cohort. Composition is `exact`, by the cost of each
+release's event, or `basic`, in which epsilons and deltas add up. `formal` and `asymptotic-local`
+have separate accounts that are never added. A kind without a cap is refused.
 """
 
 from __future__ import annotations
@@ -41,16 +40,14 @@ if TYPE_CHECKING:
 
 
 _MOST = 1 << 20
-"""Bytes of a policy's file."""
+"""Maximum size of a policy file in bytes."""
 ALL_COHORTS = "all cohorts"
-"""The account of a population's units, whatever cohorts their records are in; no cohort has that
-name.
-"""
+"""The account of a population's units, for records of any cohort. No cohort may have this name."""
 
 
 def _cap_epsilon(value: Any) -> Decimal:
-    # Through the shortest text: a cap is what someone wrote, so 0.1 means one tenth and not its
-    # float.
+    # Converted from the shortest text, because a cap was entered by a person: 0.1 means one tenth,
+    # not its float.
     return amounts.epsilon(str(value), name="cap epsilon")
 
 
@@ -62,21 +59,24 @@ _TEXT = PlainSerializer(amounts.text, when_used="json")
 
 
 class Cap(BaseModel):
-    """The most that one cohort of a population may spend of one type of guarantee."""
+    """The maximum spending of one cohort of a population for one kind of guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epsilon: Annotated[Decimal, BeforeValidator(_cap_epsilon), _TEXT]
     delta: Annotated[Decimal | None, BeforeValidator(_cap_delta), _TEXT] = None
     composition: Literal["exact", "basic"] = "exact"
-    """`basic`: epsilons and deltas of the claims add up. `exact`: see `storage.ledger.composition`.
+    """`basic`: epsilons and deltas of the claims add up. `exact`: see
+    `storage.ledger.composition`.
     """
     neighbouring_relation: NeighbouringRelation | None = None
-    """The relation the account is kept in; without it, that of the account's first release."""
+    """The neighbouring relation of the account. By default, the account's first release determines
+    it.
+    """
 
 
 class CohortBudget(BaseModel):
-    """Caps a type of guarantee."""
+    """Caps for each kind of guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -98,14 +98,14 @@ class CohortBudget(BaseModel):
 
 
 class PopulationBudget(CohortBudget):
-    """Caps for each cohort of a population, and the cohorts that have their own."""
+    """Caps for each cohort of a population, and for cohorts with their own caps."""
 
     cohorts: dict[str, CohortBudget] = Field(default_factory=dict)
 
 
 class ApprovalRule(BaseModel):
-    """Sets how many persons must have approved a release, and by whose keys; the requester never
-    counts.
+    """The number of persons who must approve a release, and their keys. The requester's approval is
+    never counted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -139,7 +139,9 @@ class ApprovalRule(BaseModel):
 
 
 class RegistryStatement(BaseModel):
-    """States what a public registry of deployments asks for and no ledger knows."""
+    """Information that a public registry of deployments requires and the ledger does not
+    contain.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -150,25 +152,25 @@ class RegistryStatement(BaseModel):
     region: str = Field(min_length=1)
     intended_use: str = "Suggests codes for narratives, which persons confirm."
     domain: str = Field(min_length=1)
-    """Which data sets are possible: how records are collected, which fields they have."""
+    """The possible datasets: how records are collected, and their fields."""
     actors: str = Field(min_length=1)
-    """Who may access data or product, and what each is trusted with."""
+    """Who may access data or product, and how far each is trusted."""
     refreshment: str = Field(min_length=1)
-    """How often new records come, and that budgets do not reset."""
+    """How often new records are added, and that budgets do not reset."""
     justification: str = Field(min_length=1)
     sources: tuple[str, ...] = ()
-    """Addresses of papers and pages about the release, and of the bundle where it is public."""
+    """URLs of papers and pages about the release, and of the bundle if it is public."""
     code: str = ""
-    """Address of the program's source; the ledger has its commit."""
+    """URL of the program's source code. The ledger contains its commit."""
     access: str = ""
-    """How the records are secured: who may read them, and what keeps others out."""
+    """How the records are secured: who may read them, and how access is restricted."""
     authors: tuple[str, ...] = Field(min_length=1)
-    """Who wrote the record."""
+    """Authors of the record."""
 
 
 class Policy(BaseModel):
-    """Everything that a reservation is checked against. Recorded whole in the ledger when it comes
-    into force.
+    """All rules for reservations. The ledger records the complete policy when it comes into
+    force.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -178,17 +180,17 @@ class Policy(BaseModel):
     approvals: ApprovalRule = ApprovalRule()
     require_clean_code: bool = False
     require_audit: bool = False
-    """Whether a candidate must have been audited. An audit that contradicts the claim blocks in any
-    case.
+    """Whether a candidate must have been audited. An audit that contradicts the claim always
+    blocks.
     """
     audit_reach: float = Field(default=1.0, gt=0, le=100, allow_inf_nan=False)
-    """The least power of an audit: the bound that its guesses would show if all were right, over
-    the claim. An audit with less is inconclusive, and does not count as one.
+    """Minimum power of an audit: the bound that it would find if all guesses were right, divided by
+    the claim. An audit below this is inconclusive and does not count.
     """
     release_keys: dict[str, str] = Field(default_factory=dict)
-    """Name and public P-256 key (PEM) of every releasing worker: rows of releases that another key
-    signed do not count. Without any, the key that signed the ledger's first release is the only
-    one.
+    """Name and public P-256 key (PEM) of every releasing worker. Rows of releases that are signed
+    by other keys have no effect. If empty, only the key that signed the ledger's first release
+    is valid.
     """
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
@@ -218,7 +220,7 @@ class Policy(BaseModel):
 
     @staticmethod
     def parse(data: Any, *, source: str = "policy") -> Policy:
-        """Validate plain data as a policy; errors name the field."""
+        """Validates plain data as a policy. Errors contain the field."""
         try:
             return Policy.model_validate(data)
         except ValidationError as error:
@@ -231,8 +233,8 @@ class Policy(BaseModel):
             raise OutOfRange(f"{source}: {error}", kind=error.kind, option=error.option) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the policy as plain data, decimals as text; without a statement for registries
-        where it has none.
+        """The policy as plain data, with decimals as text. A missing statement for registries is
+        omitted.
         """
         absent = {"registry"} if self.registry is None else None
         return self.model_dump(mode="json", by_alias=True, exclude=absent)
@@ -246,10 +248,10 @@ class Policy(BaseModel):
         return digest(self.as_json())
 
     def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
-        """Return the cap that holds for a cohort of a population, None where nothing may be spent.
+        """The cap for a cohort of a population; None if nothing may be spent.
 
-        For `ALL_COHORTS` it is the least that the population or any of its cohorts has, since a
-        unit may be in each.
+        For `ALL_COHORTS` it is the smallest cap of the population and its cohorts, because a unit
+        may be in each.
         """
         budget = self.populations.get(population, self.default)
         if budget is None:
@@ -267,7 +269,7 @@ class Policy(BaseModel):
         return (cohort_budget.cap(kind) if cohort_budget else None) or budget.cap(kind)
 
     def round_records(self, count: int) -> int:
-        """Round a record count to the nearest multiple that the policy names, halves up."""
+        """Rounds a record count to the nearest multiple of `record_count_rounding`, halves up."""
         base = self.record_count_rounding
         return (2 * count + base) // (2 * base) * base
 
@@ -278,8 +280,8 @@ def _key_ids(keys: tuple[tuple[str, str], ...]) -> frozenset[str]:
 
 
 def _least(caps: Sequence[Cap]) -> Cap | None:
-    """Every figure the smallest; under replace-one where one is, since an add/remove claim can be
-    kept there.
+    """The smallest value of every figure. The relation is replace-one if any cap requires it,
+    because an add-remove claim can also be counted there.
     """
     if not caps:
         return None
@@ -303,6 +305,6 @@ DEFAULT_POLICY = Policy.parse(
         },
     }
 )
-"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, no one need approve. For
-trying out.
+"""Every population: formal (10, 0.001) and asymptotic-local 20 per cohort, without approvals. For
+experiments only.
 """

@@ -1,4 +1,6 @@
-"""Reads a ledger; writes nothing. What it says is the fold of the rows (`storage.ledger.fold`)."""
+"""Reads a ledger without writing. Its answers come from the fold of the rows
+(`storage.ledger.fold`).
+"""
 
 from __future__ import annotations
 
@@ -48,18 +50,18 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Report:
-    """Holds the result of `verify`."""
+    """The result of `verify`."""
 
     rows: int
     sequence: int
     hash: str
-    """Of the last row up to which the chain is whole."""
+    """Hash of the last row up to which the chain is intact."""
     bad: tuple[BadRow, ...] = ()
-    """Every row that has no effect, or that says other than what follows from those before, oldest
-    first.
-    """
+    """Every row that has no effect or contradicts earlier rows, oldest first."""
     notes: tuple[str, ...] = ()
-    """What weakens the protection without being a change: a role with too many rights."""
+    """Weaknesses of the protection that are not changes, such as a role with too many
+    permissions.
+    """
 
     @property
     def ok(self) -> bool:
@@ -67,12 +69,12 @@ class Report:
 
     @property
     def problem(self) -> str:
-        """The first fault in words; empty where there is none."""
+        """The first fault as text; empty if there is none."""
         return self.bad[0].problem if self.bad else ""
 
 
 class LedgerReader:
-    """A ledger's rows, sums and policy, read from one state of the database."""
+    """The rows, accounts and policy of a ledger, read from one state of the database."""
 
     def __init__(self, database: Database, *, policy: Policy | None = None) -> None:
         self.database = database
@@ -93,7 +95,7 @@ class LedgerReader:
             or (chain.hash_of(connection, state.sequence) or GENESIS) != state.hash
         ):
             state = State()
-        self._folded = None  # an interrupted fold is no state
+        self._folded = None  # an interrupted fold must not be reused
         fold(chain.stored_rows(connection, state.sequence), state)
         state.require_sound()
         self._folded = state
@@ -104,7 +106,7 @@ class LedgerReader:
             return state
 
     def release(self, release_id: str) -> ReleaseRow:
-        """Returns a release as it is now, or refuses one that the ledger doesn't have."""
+        """The current state of a release; refuses ids that the ledger does not contain."""
         return self.state().release(release_id).row
 
     def revocation(self, release_id: str) -> Row[Revoked] | None:
@@ -121,7 +123,7 @@ class LedgerReader:
         return None if release is None else release.row
 
     def history(self, release_id: str) -> Sequence[LedgerRow | Evaluated]:
-        """Returns all rows about a release, oldest first, and then its audits."""
+        """All rows about a release, oldest first, followed by its audits."""
         state = self.state()
         state.release(release_id)
         rows: list[LedgerRow | Evaluated] = [
@@ -132,24 +134,24 @@ class LedgerReader:
         ]
 
     def measurements(self) -> Sequence[Evaluated]:
-        """Returns the evaluations and audits that were recorded beside the chain, oldest first.
+        """The evaluations and audits that were recorded outside the chain, oldest first.
 
-        Each has a number of its own. No one signed them.
+        Each has its own number. They are not signed.
         """
         with self.database.read() as connection:
             return measurements.every(connection)
 
     def rows(self) -> Sequence[LedgerRow]:
-        """Returns every row of the chain that has an effect, oldest first."""
+        """Every row of the chain that has an effect, oldest first."""
         return list(self.state().rows)
 
     def releases(self) -> Sequence[ReleaseRow]:
-        """Returns each release as it is now, in order of their newest row."""
+        """The current state of each release, in the order of their newest rows."""
         rows = [release.row for release in self.state().releases.values()]
         return sorted(rows, key=lambda row: row.sequence)
 
     def open_releases(self) -> Sequence[ReleaseRow]:
-        """Returns the releases that are reserved or drawn and not closed."""
+        """The releases that are reserved or drawn but not closed."""
         return [
             release.row
             for release in self.state().releases.values()
@@ -157,13 +159,13 @@ class LedgerReader:
         ]
 
     def head(self) -> tuple[int, str]:
-        """Returns sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
+        """Sequence and hash of the newest row; (0, 64 zeros) for an empty ledger."""
         with self.database.read() as connection:
             return chain.last(connection)
 
     def policy(self) -> Policy:
-        """Returns the policy in force; before the first reservation, the one that this ledger was
-        opened with.
+        """The policy in force or, before the first reservation, the one with which this ledger was
+        opened.
         """
         return self._in_force(self.state())
 
@@ -171,22 +173,21 @@ class LedgerReader:
         return state.policy or self._policy or DEFAULT_POLICY
 
     def budget(self) -> Sequence[Balance]:
-        """Returns every account beside its cap: those with spending, and those that the policy
-        names.
+        """Every account with its cap: accounts with spending, and accounts that the policy
+        lists.
         """
         state = self.state()
         return balances(self._in_force(state), state.accounts.values())
 
     def require_here(self, plan: ReleasePlan) -> None:
-        """Requires that a plan was made under this ledger, and under what is in it."""
+        """Requires that a plan was made under this ledger and its current content."""
         with self._reading() as (connection, state):
             self._require_here(connection, state, plan)
 
     def quote(self, plan: ReleasePlan, *, records: RecordSet | None = None) -> tuple[Charge, ...]:
-        """Returns what a plan would be charged now, with the sums before and after; charges
-        nothing.
+        """The charges of a plan at present, with the sums before and after. Charges nothing.
 
-        Refuses what would be refused for its cost. Earlier releases of the records count, too.
+        Refuses plans whose cost would be refused. Earlier releases of the records are included.
         """
         with self._reading() as (connection, state):
             return self._charges(connection, state, settled(plan), records)[0]
@@ -201,14 +202,13 @@ class LedgerReader:
         fingerprint: str = "",
         records: RecordSet | None = None,
     ) -> tuple[list[Account], str | None]:
-        """Returns the accounts that a release would be charged to, as they would be just before,
-        its own first.
-
-        With them what else the population protects, where that is something: the release would be
-        refused.
+        """The accounts to which a release would be charged, in their state just before it, its own
+        first. Also returns another unit that the population protects, if any; in that case the
+        release would be refused.
 
         Args:
-            records: what it would be made from, with the fingerprint; without it names alone tell.
+            records: the records of the release. Without them, only fingerprint and names are
+                compared.
         """
         with self._reading() as (connection, state):
             policy = self._in_force(state)
@@ -235,11 +235,11 @@ class LedgerReader:
             return accounts, state.other_unit(population, kind, privacy_unit)
 
     def overlaps(self, sought: Sought, *, records: RecordSet | None = None) -> tuple[Overlap, ...]:
-        """Returns the releases other than the sought one that share records or units with it, or
-        are of the same cohorts, oldest first.
+        """The other releases that share records, units or cohorts with the sought one, oldest
+        first.
 
         Args:
-            records: what it is made from; without it only fingerprints and names tell.
+            records: its records. Without them, only fingerprints and names are compared.
         """
         with self._reading() as (connection, state):
             shared = None
@@ -251,7 +251,7 @@ class LedgerReader:
         return self.state().refusals.get(plan.idempotency_key)
 
     def charges(self, release_id: str) -> tuple[Charge, ...]:
-        """Returns what a release was charged, its surplus at the draw included, oldest first."""
+        """All charges of a release, including the surplus of its draw, oldest first."""
         return tuple(self.state().release(release_id).charges)
 
     def verify(
@@ -261,18 +261,17 @@ class LedgerReader:
         earlier: Iterable[LedgerPosition] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Report:
-        """Folds the whole chain anew and names every row that is not as it was written or does not
-        follow.
+        """Folds the whole chain again and lists every row that was altered or does not follow.
 
-        Beside the fold: the sets of records beside the rows, and the checkpoints and copies that
-        someone else kept, without which a chain that was cut or rewritten from some row on looks
-        whole.
+        In addition to the fold, this verifies the stored record sets, and the checkpoints and
+        copies that others kept. Without these, a chain that was truncated or rewritten from some
+        row on looks intact.
 
         Args:
-            checkpoints: statements exported before; the chain must still go through each.
-            earlier: rows exported before; each must still be there, which names the first rewritten
-                row exactly.
-            progress: gets the number of rows checked, now and then.
+            checkpoints: statements exported earlier, through which the chain must still pass.
+            earlier: rows exported earlier, which must all still exist. They identify the first
+                rewritten row exactly.
+            progress: called occasionally with the number of verified rows.
         """
         state, whole = State(), 0
         hashes: dict[int, str] = {0: GENESIS}
@@ -289,14 +288,14 @@ class LedgerReader:
             BadRow(sequence, f"row {sequence}: {problem}", void=False)
             for sequence, problem in findings
         ]
-        every = sorted(
+        bad_rows = sorted(
             [*state.bad, *beside, *_compare(hashes, checkpoints, earlier)],
             key=lambda bad: bad.sequence,
         )
-        return Report(len(hashes) - 1, whole, hashes[whole], tuple(every), notes)
+        return Report(len(hashes) - 1, whole, hashes[whole], tuple(bad_rows), notes)
 
-    # -- within a transaction
-    # ------------------------------------------------------------------------------
+    # -- Within a transaction
+    # --------------------------------------------------------------------------
 
     def _require_here(self, connection: Connection, state: State, plan: ReleasePlan) -> None:
         mark = plan.ledger
@@ -352,7 +351,7 @@ class LedgerReader:
 
 
 def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[int, str]]:
-    """Compares the stored sets of records with what the reservations say that they share."""
+    """Compares the stored record sets with the overlaps that the reservations state."""
     named = state.named_sets()
     lost = set(named)
 
@@ -365,14 +364,14 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
     shares = sharing_sets(whole(), size=stored_bytes(connection))
     for sequence in set(stored_sequences(connection)) - named.keys():
         yield sequence, "a set of records is stored with it that it does not name"
-    gone: set[str] = set()
+    missing: set[str] = set()
     earlier: dict[int, Shared | None] = {}
     for release in list(state.releases.values()):
         sequence, stated = release.sequence, release.reserved.records
         if stated is None:
             continue
         if sequence in lost:
-            gone.add(release.row.release_id)
+            missing.add(release.row.release_id)
             yield sequence, "the set of records beside it is gone, or another"
             continue
         shared = earlier | {
@@ -385,7 +384,7 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
             if other.sequence < sequence
         }
         # guard: test_verify_names_a_row_that_hides_what_it_shares
-        if names - gone != set(stated.releases) - gone:
+        if names - missing != set(stated.releases) - missing:
             yield sequence, "it shares records with other releases than it says"
 
 

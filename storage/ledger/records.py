@@ -1,14 +1,14 @@
-"""Marks the records that a release is made from, so that the budget is theirs and not a name's.
+"""Marks the records of a release, so that budgets belong to records and not to names.
 
-A record is known only by keyed marks: 64 bits of a keyed BLAKE2b of each of its contents (an id, a
-text cell). The ledger keeps the marks of every release (`registry.py`); the key stays in the
-workspace (`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Anyone who has
-one of the two can try no guess.
+Records are represented only by keyed marks: 64 bits of a keyed BLAKE2b of each of their contents
+(an id, a text cell). The ledger stores the marks of every release (`registry.py`), and the key
+remains in the workspace (`private/registry.key`, or the file in AUTOCODER_REGISTRY_KEY). With only
+one of the two, guesses cannot be tested.
 
-Two releases share records where one content is in both. Releases whose claims protect units (a
-person, an establishment) share them where a unit's mark, made of its name, is in both. Not
-detected: records whose text was edited; units that are spelt otherwise. False alarm: two sets of n
-and m different contents share a mark with probability below n m / 2^64, 2e-9 for 200,000 each.
+Two releases share records if any content is in both. Releases with claims about units (a person, an
+establishment) share units if the mark of a unit's name is in both. Not detected: records with
+edited text, and units with a different spelling. False alarms: two sets of n and m different
+contents share a mark with probability below n m / 2^64, or 2e-9 for 200,000 each.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _SAMPLED = 64
 
 @dataclass(frozen=True)
 class RecordSet:
-    """Holds marks of a release's records, sorted and without repetitions."""
+    """Marks of a release's records, sorted and without duplicates."""
 
     key_id: bytes
-    """16 bytes that follow from the key: sets of two keys cannot be compared."""
+    """16 bytes derived from the key. Sets with different keys cannot be compared."""
     contents: NDArray[np.uint64]
     units: NDArray[np.uint64]
-    """Of the persons or establishments that the claim protects; none where that is a record."""
+    """Marks of the persons or establishments that the claim protects; empty if it protects
+    records.
+    """
 
     @staticmethod
     def of(contents: Iterable[bytes], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
-        """Mark normalised contents of records, and the units that they belong to where these are
-        protected.
-        """
+        """Marks normalised contents of records, and their units if units are protected."""
         of_contents = [_mark(content, key, b"content") for content in contents]
         of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
         return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(of_contents), _sorted(of_units))
@@ -80,26 +80,26 @@ class RecordSet:
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 of the encoded set, which the release's row holds."""
+        """SHA-256 of the encoded set, as stored in the release's row."""
         return hashlib.sha256(self.encode()).hexdigest()
 
     @property
     def sample(self) -> Sample:
-        """The smallest marks of contents: small enough for any row.
+        """The smallest marks of contents, few enough for any row.
 
-        Two sets of which a share f is common have none in common here with probability (1 - f)^64:
-        4 % at a twentieth.
+        If two sets share a fraction f of their contents, their samples have none in common with
+        probability (1 - f)^64: 4 % for a twentieth.
         """
         marks = (f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist())
         return Sample(key=self.key_id.hex(), marks=tuple(marks))
 
     def shared(self, other: RecordSet) -> Shared:
-        """Returns how many marks the two have in common."""
+        """The number of marks in both sets."""
         return Shared(_common(self.contents, other.contents), _common(self.units, other.units))
 
 
 class Shared(NamedTuple):
-    """Holds how many marks of each kind two sets have in common."""
+    """The number of marks of each kind that are in both of two sets."""
 
     contents: int
     units: int
@@ -111,12 +111,12 @@ class Shared(NamedTuple):
 
 
 def same_records(mine: Sample | None, other: Sample | None, *, share: float = 0.0) -> bool:
-    """Checks, by their samples, that more than this share of either set is in the other.
+    """Whether the samples show that more than this share of either set is in the other.
 
-    Compared are the marks below the smaller of the samples' ends, up to which both are complete:
-    contents added to a set leave fewer of the others in its sample, and still count as the whole
-    that they contain. Samples of two keys, which no one can compare, are taken to be the same.
-    Without one of them nothing is known.
+    Only marks up to the smaller of the samples' ends are compared, because both samples are
+    complete up to there. If a set grows, its sample contains fewer of the earlier contents, but
+    these still count as fully contained. Samples with different keys cannot be compared and are
+    assumed to be the same. If a sample is missing, the answer is False.
     """
     if mine is None or other is None:
         return False
@@ -129,17 +129,17 @@ def same_records(mine: Sample | None, other: Sample | None, *, share: float = 0.
 
 
 def has_registry_key(private: Path) -> bool:
-    """Checks that the machine or the workspace has one already."""
+    """Whether the machine or the workspace already has a registry key."""
     return VARIABLE in os.environ or (private / "registry.key").exists()
 
 
 def registry_key(private: Path) -> bytes:
-    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made
-    at the first call.
+    """The key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which the first call
+    creates.
     """
-    named = os.environ.get(VARIABLE)
-    file = Path(named).expanduser() if named else private / "registry.key"
-    if not named and not file.exists():
+    variable = os.environ.get(VARIABLE)
+    file = Path(variable).expanduser() if variable else private / "registry.key"
+    if not variable and not file.exists():
         _make_key(file)
     key = read_regular(file, 1 << 10, option=f"{VARIABLE}:")
     if len(key) != 32:
@@ -151,8 +151,8 @@ def registry_key(private: Path) -> bytes:
 
 
 def _make_key(file: Path) -> None:
-    """By a link, which fails where another process was first: at one moment, too, a workspace gets
-    one key.
+    """Creates the key as a hard link, which fails if another process was first, so that a workspace
+    never gets two keys.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{uuid.uuid4().hex}")

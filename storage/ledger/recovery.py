@@ -1,19 +1,16 @@
-"""Finishes what a crash left behind: each open release, by its row and its files.
+"""Completes what a crash interrupted: each open release, according to its row and its files.
 
-A release goes through these steps, each durable before the next, so that whatever the moment of a
-crash the ledger and the files together say how far it came:
+A release goes through these steps. Each is durable before the next, so that ledger and files
+together show the progress after a crash at any moment:
 
-1. `reserve`: the budget is charged.
-2. `draw.begun` is put at `private/releases/ID/`, the sample is taken, and its file is put at
-  `draw.safetensors`, by a link that fails where one is already. A sample that was begun and is not
-  there is never taken again: the release is burned.
-3. `mark_drawn`: its digest is recorded, with the cost measured at the draw; a surplus is charged.
-4. The bundle is built aside, its digest announced (`announce_bundle`), then moved to `bundles/ID`
-  in one rename.
-5. `commit`: the bundle's digest is recorded.
+1. `reserve`: the budget is charged. 2. `draw.begun` is created in `private/releases/ID/`, the draw
+is made, and its file is linked as `draw.safetensors`, which fails if one exists. A draw that was
+begun but is missing is never repeated: the release is burned. 3. `mark_drawn`: its digest is
+recorded, with the cost measured at the draw. A surplus is charged. 4. The bundle is built in a
+staging folder, its digest is announced (`announce_bundle`), and it is moved to `bundles/ID` in one
+rename. 5. `commit`: the bundle's digest is recorded.
 
-A ledger that is not the one used before is detected, and its rows put back from a journal, exactly
-as they were.
+A ledger other than the one used before is detected. Its rows are restored exactly from a journal.
 """
 
 from __future__ import annotations
@@ -52,40 +49,40 @@ if TYPE_CHECKING:
 
 DRAW_NAME = "draw.safetensors"
 FRESH_DRAW = "draw.new"
-"""A sample whose file is whole and not in its place yet."""
+"""A draw whose file is complete but not yet in its final place."""
 BEGUN_DRAW = "draw.begun"
-"""Says that a sample was being taken; removed once its file is in place."""
+"""Exists while a draw is being made; removed once its file is in place."""
 _ANNOUNCED_NAME = "bundle.sha256"
 
 
 class Step(StrEnum):
-    """Names what an open release, or a bundle without one, needs."""
+    """The step that an open release, or a bundle without one, requires."""
 
     DRAW = "draw"
-    """Nothing was drawn: run the same release again, or burn it."""
+    """No draw exists: run the same release again, or burn it."""
     MEASURE = "measure"
-    """Drawn; the cost at the draw has to be measured: run the same release again, which does and
+    """A draw exists but its cost is not measured: run the same release again, which measures it and
     continues.
     """
     MARK_DRAWN = "mark-drawn"
-    """Drawn under a guarantee that doesn't depend on the draw, and not recorded yet."""
+    """A draw exists that does not affect the guarantee, but it is not recorded."""
     BUILD = "build"
-    """The recorded draw is there, its bundle isn't committed: run the same release again, which
-    builds it.
+    """The recorded draw exists, but no committed bundle: run the same release again, which builds
+    it.
     """
     COMMIT = "commit"
-    """The bundle is as announced and isn't recorded yet."""
+    """The bundle is the announced one, but it is not recorded."""
     BURN = "burn"
-    """The recorded draw is lost or changed; it can't be made again."""
+    """The recorded draw is missing or altered and cannot be repeated."""
     LOST_BUNDLE = "lost-bundle"
-    """Committed, and its bundle is gone or changed: restore it from a copy."""
+    """The release is committed, but its bundle is missing or altered: restore it from a copy."""
     STRAY_BUNDLE = "stray-bundle"
-    """A folder among the bundles that the ledger doesn't confirm: take it away."""
+    """A folder among the bundles that the ledger does not confirm: remove it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One release's state after a crash, and what it needs."""
+    """The state of one release after a crash, and the required step."""
 
     release_id: str
     state: str
@@ -105,25 +102,25 @@ def draw_path(workspace: Workspace, release_id: str) -> Path:
 
 
 def draws(workspace: Workspace) -> list[Path]:
-    """Return every draw that is in a workspace, whichever ledger paid for it."""
+    """Every draw in a workspace, whichever ledger paid for it."""
     return sorted((workspace.private / "releases").glob(f"*/{DRAW_NAME}"))
 
 
 def announce_bundle(workspace: Workspace, release_id: str, digest: str) -> None:
-    """Keep the digest of the bundle that is about to be moved into place; one built anew replaces
-    it.
+    """Stores the digest of the bundle that is about to be moved into place. A rebuilt bundle
+    replaces it.
     """
     write_atomically(release_folder(workspace, release_id) / _ANNOUNCED_NAME, digest.encode())
 
 
 def announced_bundle(workspace: Workspace, release_id: str) -> str | None:
-    """Return the digest that `announce_bundle` kept, None where no bundle was announced."""
+    """The digest stored by `announce_bundle`; None if no bundle was announced."""
     file = release_folder(workspace, release_id) / _ANNOUNCED_NAME
     return file.read_text(encoding="ascii") if file.is_file() else None
 
 
 def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
-    """Say what each open release needs, and which bundles the ledger doesn't confirm. Changes
+    """The required step of each open release, and bundles that the ledger does not confirm. Changes
     nothing.
     """
     findings = [assess(row, workspace) for row in ledger.open_releases()]
@@ -137,7 +134,7 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
             findings.append(Finding(release_id, row.state, Step.LOST_BUNDLE, why))
     if workspace.bundles.is_dir():
         for path in sorted(workspace.bundles.iterdir()):
-            # Folders with a dot are bundles still being built.
+            # Folders that start with a dot are bundles under construction.
             if path.is_dir() and not path.name.startswith("."):
                 row = releases.get(path.name)
                 state = "unknown" if row is None else row.state
@@ -148,11 +145,11 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
 
 
 RESUMED = frozenset({Step.DRAW, Step.MEASURE, Step.MARK_DRAWN, Step.BUILD, Step.COMMIT})
-"""What the same release does when it is run again, without a second charge."""
+"""Steps that running the same release again completes, without a second charge."""
 
 
 def assess(row: ReleaseRow, workspace: Workspace) -> Finding:
-    """Finds what one open release needs."""
+    """The required step of one open release."""
     release_id, state, plan_digest = row.release_id, row.state, row.plan_digest
     draw = draw_path(workspace, release_id)
     drawn = file_digest(draw) if draw.is_file() else None
@@ -199,15 +196,15 @@ def assess(row: ReleaseRow, workspace: Workspace) -> Finding:
 def recover(
     ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ()
 ) -> Sequence[Finding]:
-    """Do what each release needs and can be done without the model: record a draw, commit a bundle,
-    burn.
+    """Completes the steps that need no model: record a draw, commit a bundle, burn.
 
     Args:
         workspace: the ledger's own. With another one every drawn release looks lost.
-        burn: ids of further releases to burn, whatever they need; committed ones are refused.
+        burn: ids of further releases to burn, whatever their step. Committed ones are refused.
 
-    Returns the findings, `done` where that step was taken. A release marked drawn here is found
-    again with its next step.
+    Returns:
+        The findings, with `done` set for completed steps. A release that is marked drawn here is
+        listed again with its next step.
     """
     results: list[Finding] = []
     remaining = set(burn)
@@ -254,18 +251,18 @@ def _plan_of(draw: Path) -> str | None:
 
 @dataclass(frozen=True)
 class RollbackFinding:
-    """Holds what is wrong with a ledger, and the rows that would put it right."""
+    """A discrepancy between a ledger and a journal, and the rows that would repair it."""
 
     problem: str
     mark: LedgerPosition
     """The row that was used before."""
     missing: tuple[StoredRow, ...]
-    """The rows that the ledger lacks, in order; empty where they do not follow its last one."""
+    """The rows that the ledger lacks, in order; empty if they do not continue its last row."""
 
 
 def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
-    """Returns what is wrong with a ledger by the workspace's journal and the witness; None where
-    nothing is.
+    """The discrepancy between a ledger and the workspace's journal or witness; None if there is
+    none.
     """
     journals, database = journals_of(workspace), Database(url, lock_timeout=60.0)
     if not database_exists(url):
@@ -300,16 +297,15 @@ def restore(
     key: EllipticCurvePublicKey | None = None,
     policy: Policy | None = None,
 ) -> int:
-    """Adds the rows that the ledger does not have and that follow from those that it has; returns
-    how many.
+    """Appends missing rows that continue the ledger's rows; returns their number.
 
-    Anyone who writes in the workspace can write in its journal. So a policy that no one signed is
-    not put in force, unless the operator names it, or a later row that this machine's key signed
-    depends on it.
+    Anyone with write access to the workspace can write to its journal. An unsigned policy is
+    therefore not restored, unless the operator specifies it, or a later row signed by this
+    machine's key depends on it.
 
     Args:
-        key: this machine's.
-        policy: that may come into force without a signature.
+        key: this machine's key.
+        policy: a policy that may come into force without a signature.
     """
     database = Database(url, lock_timeout=60.0)
     database.prepare()
@@ -318,8 +314,10 @@ def restore(
         present = state.sequence
         rows = [row for stored in finding.missing if (row := state.apply(stored)) is not None]
         state.require_sound()
-        own = None if key is None else encoded_key(key)
-        vouched = max((row.sequence for row in rows if own and row.signer == own), default=0)
+        own_key = None if key is None else encoded_key(key)
+        vouched = max(
+            (row.sequence for row in rows if own_key and row.signer == own_key), default=0
+        )
         for bad in state.bad:
             # guard: test_a_policy_that_nobody_signed_in_the_journal
             if present < bad.sequence and bad.sequence > vouched:
@@ -340,20 +338,20 @@ def restore(
 
 
 def _restore_records(connection: Connection, workspace: Workspace, row: LedgerRow | None) -> None:
-    # a release without its set is taken to share all records
+    # a release without its set is assumed to share all records
     if not isinstance(row, ReleaseRow) or row.state != "reserved":
         return
-    records, named = load_marks(workspace, row), row.reserved.records
-    if records is not None and named is not None and records.digest == named.set:
+    records, reserved_set = load_marks(workspace, row), row.reserved.records
+    if records is not None and reserved_set is not None and records.digest == reserved_set.set:
         register(connection, row.sequence, records)
 
 
 def _require_known_policy(row: LedgerRow, named: Policy | None) -> None:
     if isinstance(row, ReleaseRow) or not isinstance(row.entry, PolicySet):
         return
-    known = {DEFAULT_POLICY.digest, None if named is None else named.digest}
+    accepted = {DEFAULT_POLICY.digest, None if named is None else named.digest}
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
-    if not row.entry.approvals and row.entry.policy.digest not in known:
+    if not row.entry.approvals and row.entry.policy.digest not in accepted:
         raise StorageError(
             f"recover: row {row.sequence} would restore policy {row.title}, which "
             "nobody signed. No row was put back. Read it, then pass its file with "
@@ -363,7 +361,7 @@ def _require_known_policy(row: LedgerRow, named: Policy | None) -> None:
 
 
 def save_marks(workspace: Workspace, records: RecordSet) -> None:
-    """Keeps a release's set of records in the workspace, to put it back beside its row."""
+    """Stores a release's record set in the workspace, so that it can be restored with its row."""
     file = workspace.private / "registry" / f"{records.digest}.marks"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -371,7 +369,7 @@ def save_marks(workspace: Workspace, records: RecordSet) -> None:
 
 
 def load_marks(workspace: Workspace, row: ReleaseRow) -> RecordSet | None:
-    """Returns the set of records of a reserved release, where it is kept here."""
+    """The record set of a reserved release, if it is stored here."""
     named = row.reserved.records
     if named is None:
         return None

@@ -1,9 +1,9 @@
-"""Stores the sets of records of all releases beside their rows, and compares them.
+"""Stores the record sets of all releases with their rows, and compares them.
 
-The accounts add up what is of one kind; an officer has to know of the others all the same. Found by
-the registry's keyed marks; where marks cannot be compared, by the fingerprint of the whole data
-set, or by the cohorts of the same population (`State.overlaps`). It depends on single records, so
-none of it leaves in a bundle.
+Accounts add releases of one kind, but an officer must also see the others. Related releases are
+found through the registry's keyed marks or, if marks cannot be compared, through the fingerprint of
+the whole dataset or the cohorts of the same population (`State.overlaps`). The result depends on
+single records, so it is never part of a bundle.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from storage.ledger.schema import record_set
 def stored_sets(
     connection: Connection, named: Mapping[int, str]
 ) -> Iterator[tuple[int, RecordSet | None]]:
-    """Yields the stored sets of records with the sequences of their rows, in their order; None in
-    the place of one that is not what its row names.
+    """Yields the stored record sets with the sequences of their rows, in order; None instead of a
+    set that does not match its row.
 
     Args:
-        named: the digest of each set, by the sequence of the row that names it.
+        named: the digest of each set, by the sequence of its row.
     """
     marks = record_set.c.marks
     if connection.dialect.name == "sqlite":
@@ -57,8 +57,8 @@ def _verified(content: bytes | None, digest: str | None) -> RecordSet | None:
 def compare(
     connection: Connection, records: RecordSet, named: Mapping[int, str]
 ) -> dict[int, Shared | None]:
-    """Returns what records share with each stored set, by the sequence of its row; None where that
-    has another key. A set that is lost, or not what its row names, is left out.
+    """The overlap of records with each stored set, by the sequence of its row; None if that set has
+    another key. Sets that are missing or do not match their row are left out.
     """
     return {
         sequence: records.shared(of) if of.key_id == records.key_id else None
@@ -68,22 +68,22 @@ def compare(
 
 
 _BUCKET = 1 << 26
-"""About how many bytes of marks are compared at a time."""
+"""Approximate number of bytes of marks that are compared at a time."""
 
 
 def sharing_sets(
     sets: Iterable[tuple[int, RecordSet]], *, size: int
 ) -> dict[int, dict[int, Shared]]:
-    """Returns, for each set, the ones that share marks with it, and whether contents or units: 1
-    for some, however many.
+    """For each set, the other sets that share marks with it, and whether they share contents or
+    units: 1 for any number, otherwise 0.
 
-    The sets are read once, one at a time. Their marks go to files by their first bits, and those of
-    one file are sorted together: memory is that of the largest set and of one file, whatever the
-    number of sets.
+    The sets are read once, one at a time. Their marks are distributed to files by their first bits,
+    and the marks of each file are sorted. This needs the memory of the largest set and of one file,
+    whatever the number of sets.
 
     Args:
-        sets: with the sequences of their rows.
-        size: bytes of all marks, about.
+        sets: record sets with the sequences of their rows.
+        size: approximate size of all marks in bytes.
     """
     bits = max(0, math.ceil(math.log2(max(size, 1) / _BUCKET)))
     contents, units = _common_pairs(sets, bits)
@@ -127,7 +127,7 @@ def _pairs_in(file: IO[bytes]) -> Iterator[tuple[int, int]]:
     pairs = np.frombuffer(file.read(), dtype=_PAIR)
     pairs = pairs[np.lexsort((pairs["set"], pairs["mark"]))]
     distance = 1
-    while True:  # a mark that n sets share has them in n neighbouring places
+    while True:  # a mark shared by n sets is in n adjacent positions
         first, second = pairs[:-distance], pairs[distance:]
         same = first["mark"] == second["mark"]
         if not same.any():
@@ -138,29 +138,29 @@ def _pairs_in(file: IO[bytes]) -> Iterator[tuple[int, int]]:
 
 
 def stored_sequences(connection: Connection) -> list[int]:
-    """Returns the sequences of the rows beside which a set is stored."""
+    """The sequences of the rows with which a set is stored."""
     return list(connection.scalars(sa.select(record_set.c.sequence)))
 
 
 def stored_bytes(connection: Connection) -> int:
-    """Returns how many bytes all sets have."""
+    """The total size of all sets in bytes."""
     total = sa.func.coalesce(sa.func.sum(sa.func.length(record_set.c.marks)), 0)
     return int(connection.execute(sa.select(total)).scalar() or 0)
 
 
 def register(connection: Connection, sequence: int, records: RecordSet) -> None:
-    """Adds a release's set of records beside its row, which is the newest."""
+    """Stores a release's record set with its row, which must be the newest."""
     connection.execute(record_set.insert(), {"sequence": sequence, "marks": records.encode()})
 
 
 def other_population_names(population: str, overlaps: Sequence[Overlap]) -> tuple[str, ...]:
-    """Returns populations of another name that the same records or units were released under."""
+    """The other population names under which the same records or units were released."""
     names = [other.release.plan.population for other in overlaps if other.depends_on_same_data]
     return tuple(name for name in dict.fromkeys(names) if name != population)
 
 
 def population_name_warning(names: Sequence[str], population: str) -> str:
-    """Returns the warning that the same records or units were released as another population."""
+    """The warning that the same records or units were released as another population."""
     return (
         "the same records or units were released under another population name "
         f"({', '.join(names)}); "

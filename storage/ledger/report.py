@@ -1,5 +1,5 @@
-"""The ledger for people and other programs: one release in sections, as text or Markdown; rows and
-budgets as data.
+"""The ledger for people and other programs: one release in sections, as text or Markdown, and rows
+and budgets as data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.ledger.reader import LedgerReader
 from storage.ledger.wording import cost_text
 
 Section = Sequence[tuple[str, str]]
-"""Labels and values; a value without label is a line of a list."""
+"""Labels and values. A value without a label is a list item."""
 
 _MEANING = {
     "formal": (
@@ -133,13 +133,13 @@ def partners_of(ledger: LedgerReader, release_id: str) -> list[str]:
 
 
 def shared_text(ledger: LedgerReader, release_id: str) -> str:
-    """Says who has the bundle of a release."""
+    """Which partners have the bundle of a release, as a sentence."""
     return f"Shared with: {', '.join(partners_of(ledger, release_id)) or 'no one'}."
 
 
 def revocation_text(ledger: LedgerReader, release_id: str) -> str:
-    """Says that a release was revoked, when, why and who has the bundle; empty of
-    one that was not.
+    """That a release was revoked, when and why, and who has the bundle; empty if it was not
+    revoked.
     """
     revoked = ledger.revocation(release_id)
     if revoked is None:
@@ -157,7 +157,7 @@ def _present(**fields: Any) -> Section:
 
 
 def page(ledger: LedgerReader, release_id: str) -> str:
-    """Returns all that the ledger says of a release as Markdown, for a review board's files."""
+    """All ledger information about a release as Markdown, for a review board's files."""
     return markdown(f"Release {release_id}", describe(ledger, release_id))
 
 
@@ -173,8 +173,8 @@ def markdown(title: str, sections: Mapping[str, Section]) -> str:
 
 
 def export(ledger: LedgerReader) -> str:
-    """Returns every row as it is stored, as a JSON array; each has its hash, so the file can be
-    verified against.
+    """Every row as stored, as a JSON array. Each includes its hash, so that the ledger can be
+    verified against the file.
     """
     with ledger.database.read() as connection:
         rows = [json.loads(row.body) | {"hash": row.hash} for row in chain.whole_rows(connection)]
@@ -193,13 +193,13 @@ def read_export(path: Path) -> Sequence[LedgerPosition]:
 
 
 def current_rows(ledger: LedgerReader) -> list[LedgerRow]:
-    """Returns each release as it is now and every other row, in order of their newest row."""
+    """The current state of each release and every other row, in the order of their newest rows."""
     newest = {row.sequence for row in ledger.releases()}
     rows = ledger.rows()
     return [row for row in rows if isinstance(row, Row) or row.sequence in newest]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; pipes and line breaks inside a cell are escaped."""
-    first, *others = ("| " + " | ".join(map(escape, row)) + " |" for row in (header, *rows))
-    return "\n".join([first, "|" + "---|" * len(header), *others])
+    """A Markdown table. Pipes and line breaks inside cells are escaped."""
+    first, *body = ("| " + " | ".join(map(escape, row)) + " |" for row in (header, *rows))
+    return "\n".join([first, "|" + "---|" * len(header), *body])

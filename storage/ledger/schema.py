@@ -1,9 +1,9 @@
-"""Names the ledger's tables and columns; `sql/DIALECT/schema.sql` makes them.
+"""The ledger's tables and columns, which `sql/DIALECT/schema.sql` creates.
 
-Every fact of a row of the chain is in `body`, whose SHA-256 is beside it. `record_set` keeps the
-keyed marks of each release's records, beside the row of its reservation, which has their digest.
-`measurement` is no part of the chain: training, upkeep and metrics add to it, and it is read with
-caution (`measurements.py`).
+`body` contains all facts of a row of the chain, and its SHA-256 is stored with it. `record_set`
+contains the keyed marks of each release's records, for the row of its reservation, which contains
+their digest. `measurement` is not part of the chain: training, maintenance and metrics add to it,
+and it is read defensively (`measurements.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Strin
 from sqlalchemy.engine import Connection
 
 REVISION = "0003"
-"""Of the tables; a database with another one is refused."""
+"""Revision of the tables. A database with another revision is refused."""
 VERSION_TABLE = "ledger_version"
 
 metadata = MetaData()
 
-# SQLite's INTEGER PRIMARY KEY is its row id; BIGINT would add a second key.
+# SQLite's INTEGER PRIMARY KEY is its row id. BIGINT would add a second key.
 _SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 
 ledger_row = Table(
@@ -51,8 +51,8 @@ measurement = Table(
 
 
 def statements(dialect: str) -> list[str]:
-    """Return the statements of a dialect's file, which a blank line ends each, without comments
-    before them.
+    """The statements in a dialect's file, which are separated by blank lines, without preceding
+    comments.
     """
     text = (files("storage.ledger") / "sql" / dialect / "schema.sql").read_text("utf-8")
     parts = [re.sub(r"\A(--.*\n?)+", "", part).strip() for part in text.split("\n\n")]
@@ -60,7 +60,7 @@ def statements(dialect: str) -> list[str]:
 
 
 def create(connection: Connection) -> None:
-    """Creates the tables; on PostgreSQL also the lock of the chain, with a fixed search path."""
+    """Creates the tables and, on PostgreSQL, the lock of the chain with a fixed search path."""
     texts = statements(connection.dialect.name)
     if connection.dialect.name == "postgresql":
         ((schema, before),) = connection.execute(

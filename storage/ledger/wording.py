@@ -1,5 +1,5 @@
-"""Words and data for what an account is charged and has left: every page, message
-and JSON of it.
+"""Text and data about an account's charges and remaining budget, for every page, message and
+JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def describe_excess(charges: Sequence[Charge], policy: str, *, adds: str) -> str:
-    """Says by how much charges exceed their caps, in whole sentences without the last full stop;
-    accounts with equal amounts share them.
+    """By how much charges exceed their caps, in whole sentences without the final full stop.
+    Accounts with equal amounts share a sentence.
 
     Args:
-        charges: those that do not fit, at least one.
-        policy: the name of the policy in force.
+        charges: charges that do not fit, at least one.
+        policy: name of the policy in force.
         adds: what is charged, such as `this release`.
     """
     groups: dict[tuple[str, str], list[str]] = {}
@@ -58,7 +58,7 @@ def _excess(charge: Charge, policy: str, adds: str) -> str:
 
 
 def _summed_delta_cap(charge: Charge) -> Decimal | None:
-    """Returns what the claims' deltas may add up to, where the account adds them up."""
+    """The cap on the sum of the claims' deltas, if the account sums them."""
     after = charge.after
     if after.exact or after.delta_cap is None:
         return None
@@ -66,12 +66,14 @@ def _summed_delta_cap(charge: Charge) -> Decimal | None:
 
 
 def _earlier_delta(charge: Charge) -> Decimal:
-    """Returns the δ that was spent before on the records of a release, under whatever name."""
+    """The δ that was spent earlier on the records of a release, under any name."""
     return charge.after.spent.plus(charge.own_loss, -1).delta
 
 
 def _over(charge: Charge) -> Iterator[tuple[str, Decimal, Decimal, Decimal]]:
-    """Yields the sign of what exceeds its cap, what was spent before and after, and the cap."""
+    """Yields the sign of each amount that exceeds its cap, with its values before and after, and
+    the cap.
+    """
     after, delta_cap = charge.after, _summed_delta_cap(charge)
     if after.epsilon > charge.epsilon_cap:
         yield "ε", charge.earlier, after.epsilon, charge.epsilon_cap
@@ -80,7 +82,7 @@ def _over(charge: Charge) -> Iterator[tuple[str, Decimal, Decimal, Decimal]]:
 
 
 def describe_need(charges: Iterable[Charge]) -> str:
-    """Says what would let charges fit that do not."""
+    """What would have to change for the charges to fit, as a sentence."""
     over = [each for charge in charges for each in _over(charge)]
     if not over or any(before >= cap for _, before, _, cap in over):
         return "A new policy would be needed"
@@ -89,7 +91,7 @@ def describe_need(charges: Iterable[Charge]) -> str:
 
 
 def _cents(epsilon: Decimal) -> str:
-    """Writes an epsilon that is spent with two decimals, rounded up."""
+    """A spent epsilon with two decimals, rounded up."""
     return short(epsilon.quantize(Decimal("0.01"), ROUND_CEILING, Context(prec=80)))
 
 
@@ -99,9 +101,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def cost_text(charge: Charge) -> str:
-    """Says what an account was charged, and what is used and left of it, each ε with the δ at which
-    it holds.
-    """
+    """The charge of an account, and its used and remaining budget, each ε with its δ."""
     before, after, loss = charge.before, charge.after, charge.loss
     counted = after.delta_cap is not None
     cost = f"ε {epsilon_text(loss.epsilon)}" + (
@@ -119,8 +119,8 @@ def cost_text(charge: Charge) -> str:
 
 
 def budget_after(charge: Charge) -> str:
-    """Says what is used and left of an account after a charge, with the delta at which that epsilon
-    holds.
+    """The used and remaining budget of an account after a charge, with the delta of that
+    epsilon.
     """
     account = charge.after
     holds = "" if not account.delta else f" at δ {delta_text(account.delta)}"
@@ -129,9 +129,7 @@ def budget_after(charge: Charge) -> str:
 
 
 def charge_json(charge: Charge) -> dict[str, Any]:
-    """Returns a charge as plain data, amounts as text; each epsilon beside the delta that it holds
-    at.
-    """
+    """A charge as plain data, with amounts as text; each epsilon is next to its delta."""
     account, loss, text = charge.after, charge.loss, amounts.text
     sums = {"epsilon": loss.epsilon, "delta": loss.delta, "mu_squared": loss.mu_squared}
     return {
@@ -152,7 +150,7 @@ def charge_json(charge: Charge) -> dict[str, Any]:
 
 
 def describe_balance(balance: Balance, policy: str) -> str:
-    """Describes what an account has left for a release."""
+    """The remaining budget of an account for a release, as text."""
     if balance.cap is None:
         return f"policy {policy} grants nothing of this kind"
     left, cap = left_text(balance.left), short(balance.cap.epsilon)
@@ -164,12 +162,12 @@ def describe_balance(balance: Balance, policy: str) -> str:
 
 
 def describe_successors(more: int) -> str:
-    """Describes how many releases of a release's size fit after it."""
+    """How many releases of the same size fit after a release, as text."""
     return f"room for about {more} more like this" if more > 0 else "no room for another like this"
 
 
 class BudgetLine(TypedDict):
-    """An account and what it has left; amounts are text."""
+    """An account and its remaining budget, with amounts as text."""
 
     population: str
     cohort: str
@@ -186,7 +184,7 @@ class BudgetLine(TypedDict):
 
 
 def budget_json(lines: Iterable[Balance]) -> list[BudgetLine]:
-    """Return the accounts as plain data, amounts as text."""
+    """The accounts as plain data, with amounts as text."""
     return [
         {
             "population": line.account.population,
