@@ -148,20 +148,20 @@ class SharedStore:
         return f"remove {self.url}/stages/{name}/{key} and run again"
 
     def _put(self, file: Path, to: str) -> None:
-        """Writes a file, all or nothing: S3 shows none before it is whole, a folder gets it by
-        rename.
+        """Atomically writes a file: S3 shows a file only once it is complete, and a folder receives
+        it by rename.
         """
         if not self._folder:
             self._fs.put_file(str(file), to)
             return
         with replace_atomically(
             Path(to)
-        ) as partial:  # the manifest says that it is there, after a power cut, too
+        ) as partial:  # the manifest requires that the file exists, also after a power failure
             self._fs.put_file(str(file), str(partial))
 
     def _create(self, to: str, content: bytes) -> None:
-        """Writes a small file, all or nothing, unless one exists. A server without conditional
-        writes replaces it.
+        """Atomically creates a small file, unless one exists. A server without conditional writes
+        replaces an existing one.
         """
         try:
             if not self._folder:
@@ -180,7 +180,7 @@ class SharedStore:
 
     @contextmanager
     def _safe_errors(self) -> Iterator[None]:
-        """Reports errors of a folder or a server in one line; a library's text may contain
+        """Reports errors of a folder or a server in one line, because a library's text may contain
         anything.
         """
         try:
@@ -210,8 +210,8 @@ _S3_OPTIONS = {"use_listings_cache": False}
 
 
 def _parsed(url: str) -> tuple[str, str]:
-    """Returns scheme (`file` or `s3`) and place; errors do not repeat the URL, which may contain a
-    password.
+    """The scheme (`file` or `s3`) and the location. Errors do not repeat the URL, which may contain
+    a password.
     """
     if "://" not in url:
         return "file", str(Path(url).expanduser().resolve())
@@ -232,8 +232,8 @@ def _parsed(url: str) -> tuple[str, str]:
 
 
 def _require_closed(folder: Path) -> None:
-    """Creates the folder, closed to others, or refuses one that is open to them. A group may share
-    it.
+    """Creates the folder with restricted permissions, or refuses one that others can access. A
+    group may share it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

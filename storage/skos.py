@@ -1,7 +1,7 @@
-"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), ClaML, SDMX
-or FHIR, in one language.
+"""Converts a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), ClaML, SDMX or FHIR to a
+code list in one language.
 
-Messages quote languages, schemes and notations: a published classification is public.
+Messages quote languages, schemes and notations, because a published classification is public.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NOTES = (
     f"{_XKOS}additionalContentNote",
 )
 _INSIDE = (f"{_XL}literalForm", f"{_XKOS}plainText", f"{_RDF}value")
-"""Where a title or note that is a resource of its own has its text."""
+"""Properties with the text of a title or note that is a resource of its own."""
 _ENDED = {"deprecated", "obsolete", "retired", "withdrawn"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """Holds the concepts of a classification and what was left out."""
+    """The concepts of a classification, and counts of what was left out."""
 
     rows: list[tuple[str, str, str, str]]
     """Code, title, description and the code above, sorted by code."""
@@ -45,7 +45,7 @@ class Import:
     deprecated: int
     without_notation: int
     without_title: int
-    """Of `rows`, those without a title in the language."""
+    """Number of `rows` without a title in the language."""
 
 
 def import_codes(
@@ -55,18 +55,17 @@ def import_codes(
     scheme: str | None = None,
     notation: str | None = None,
 ) -> Import:
-    """Returns the concepts of one scheme with their titles in one language.
+    """The concepts of one scheme, with their titles in one language.
 
     Args:
-        language: tag of the titles; untagged texts serve every language. None: the only one there
-            is.
-        scheme: address of the concept scheme, or the end of it.
-        notation: where concepts have several: `dotted`, `plain`, or the end of the data type's
-            address.
+        language: tag of the titles. Untagged texts are used for every language. None: the only
+            language in the file.
+        scheme: URI of the concept scheme, or the end of it.
+        notation: if concepts have several: `dotted`, `plain`, or the end of the data type's URI.
 
     Raises:
-        InputError: the file cannot be read, or has several languages, schemes or notations of which
-            none was named.
+        InputError: the file cannot be read, or has several languages, schemes or notations and none
+            was chosen.
     """
     if (form := published_form(path)) not in (None, "RDF"):
         return _import_tree(concepts_of(path, form), path, language=language, scheme=scheme)
@@ -111,7 +110,7 @@ def import_codes(
 def _import_tree(
     concepts: list[Concept], path: Path, *, language: str | None, scheme: str | None
 ) -> Import:
-    """Returns the concepts of ClaML, SDMX or FHIR, whose codes are their names."""
+    """The concepts of ClaML, SDMX or FHIR, whose codes identify them."""
     schemes = Counter(concept.scheme for concept in concepts)
     fitting = [name for name in schemes if scheme in (None, name, _end(name))]
     if len(fitting) != 1:
@@ -121,10 +120,10 @@ def _import_tree(
             "Choose one of them",
             kind="several-lists",
         )
-    own = [concept for concept in concepts if concept.scheme == fitting[0]]
-    titles = [_lower(concept.titles) for concept in own]
+    members = [concept for concept in concepts if concept.scheme == fitting[0]]
+    titles = [_lower(concept.titles) for concept in members]
     tag = _language(_tags(titles), language, path)
-    coded = {concept.code: concept for concept in own if concept.code}
+    coded = {concept.code: concept for concept in members if concept.code}
     if len(coded) < 2 or max(map(len, coded)) > MAX_CODE:
         raise OutOfRange(
             f"codelist: {path} has {len(coded)} codes. It needs at least two, of at "
@@ -139,7 +138,7 @@ def _import_tree(
         rows=sorted(rows),
         language=tag,
         deprecated=0,
-        without_notation=len(own) - len(coded),
+        without_notation=len(members) - len(coded),
         without_title=sum(not title for _, title, _, _ in rows),
     )
 

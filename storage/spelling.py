@@ -1,4 +1,4 @@
-"""Reads codes that were written in another way than their list has them; no sentence here quotes a
+"""Matches codes with different spellings to a code list. No sentence in this module quotes a
 value.
 """
 
@@ -23,7 +23,9 @@ _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
     ),
     "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
 }
-"""Forms that two spellings of one code share, in the order in which they are applied together."""
+"""Normal forms that different spellings of a code share, in the order in which they are
+combined.
+"""
 _BEHIND: Final = "without zeros behind"
 
 
@@ -55,14 +57,16 @@ _NO_CODES = (
     "brak danych|brak|neznámé|neuvedeno"
 )
 _NO_CODE = frozenset(_NO_CODES.split("|"))
-"""Words that stand for a missing code, in the languages that agencies write."""
+"""Words for a missing code, in the languages of agencies."""
 _BETWEEN: Final = {
     r"\s*[;|]\s*": True,
     r"\s*,\s*": False,
     r"\s*[/&+]\s*": False,
     r"\s+": False,
 }
-"""What may be between codes, and whether nothing else has it inside; the first that separates."""
+"""Possible separators of codes, and whether they never occur inside a code. The first one that
+splits a cell is used.
+"""
 
 
 def _together(code: str) -> str:
@@ -72,11 +76,13 @@ def _together(code: str) -> str:
 
 
 _TOO_MANY = 10
-"""Codes by people, none of which is among the model's: then the column has something else."""
+"""Number of human codes from which, if none is among the model's codes, the column must contain
+something else.
+"""
 
 
 class Spellings:
-    """Finds the listed code that a value means, where its forms leave one alone."""
+    """Finds the listed code that a value stands for, if its normal forms identify a single one."""
 
     def __init__(self, listed: Collection[str]) -> None:
         self._listed = set(listed)
@@ -86,13 +92,13 @@ class Spellings:
         self._lengths = sorted({len(code) for code in listed}, reverse=True)
 
     def match(self, value: str) -> str | None:
-        """Returns the only listed code with the same forms."""
+        """The only listed code with the same normal forms."""
         matches = self._all.get(_together(value), ())
         return matches[0] if len(matches) == 1 else None
 
     def match_padded(self, value: str) -> str | None:
-        """Returns what `match` does or, where no code has the forms, the only listed code that
-        differs in zeros behind it.
+        """The result of `match` or, if no code has the same forms, the only listed code that
+        differs in trailing zeros.
         """
         if self._all.get(_together(value)):
             return self.match(value)
@@ -100,12 +106,12 @@ class Spellings:
         return matches[0] if len(matches) == 1 else None
 
     def is_ambiguous(self, value: str) -> bool:
-        """Checks whether several listed codes have the same forms."""
+        """Whether several listed codes have the same normal forms."""
         return len(self._all.get(_together(value), ())) > 1
 
     def coarser(self, value: str) -> str | None:
-        """Returns the longest listed code that the value begins with: the code that it is a
-        finer one of.
+        """The longest listed code that is a prefix of the value, of which the value is a finer
+        code.
         """
         for length in self._lengths:
             if length < len(value) and value[:length] in self._listed:
@@ -113,8 +119,8 @@ class Spellings:
         return None
 
     def described(self, values: Mapping[str, int]) -> str:
-        """Says how many records would have a listed code under each form; empty
-        where none would.
+        """How many records would have a listed code under each form, as text; empty if none
+        would.
         """
         total = sum(values.values())
         notes = []
@@ -146,16 +152,16 @@ class Spellings:
         return "; ".join([*notes, *odd(values)])
 
     def is_several(self, value: str) -> bool:
-        """Checks whether a cell has several codes, each of them listed."""
+        """Whether a cell contains several codes, all of them listed."""
         parts = parts_of(value, self._listed)
         return len(parts) > 1 and all(part in self._listed or self.match(part) for part in parts)
 
 
 def parts_of(value: str, known: Container[str] = ()) -> list[str]:
-    """Returns the parts of a cell that may have several codes; the cell where it has one.
+    """The parts of a cell that may contain several codes; the cell itself if it contains one.
 
-    Only ; and | separate any words. The other signs occur inside names, as in `Slip/trip`, and
-    separate parts that have a digit each, are one sign, or are codes that are known.
+    Only ; and | always separate. The other separators occur inside names, as in `Slip/trip`. They
+    separate only parts that contain a digit, are a single character, or are known codes.
     """
     for sign, certain in _BETWEEN.items():
         parts = [part for part in re.split(sign, value) if any(map(str.isalnum, part))]
@@ -197,12 +203,12 @@ _MARKS_ADVICE = (
     "where these mark a missing code, name them all: --read 'missing=[NA,-9,999,unknown]'"
 )
 _CERTAIN = 2
-"""Of `_ODD` the kinds that no advice on marks follows."""
+"""Number of first kinds in `_ODD` that need no advice on marks."""
 
 
 def odd(values: Mapping[str, int]) -> list[str]:
-    """Says how many records have a code that no classification has: what a spreadsheet made of it,
-    or a mark of a missing one.
+    """How many records have a value that no classification uses: damaged by a spreadsheet, or a
+    mark of a missing code.
     """
     counts = {
         kind: count
@@ -216,11 +222,11 @@ def odd(values: Mapping[str, int]) -> list[str]:
 
 
 def twins(codes: Mapping[str, int]) -> list[str]:
-    """Says, of codes without a list, which may be one code in several spellings, several codes in
-    one cell, or levels of one another.
+    """Without a code list: codes that may be spellings of one code, several codes in one cell, or
+    levels of each other, as sentences.
 
     Args:
-        codes: records by code.
+        codes: number of records by code.
     """
     notes = []
     for name, form in _FORMS.items():
@@ -246,13 +252,13 @@ def twins(codes: Mapping[str, int]) -> list[str]:
 
 
 _SHORTEST_LEVEL = 3
-"""Characters of a code without a point that others may be finer ones of; shorter ones are
-numbers in a row, as 1 and 10.
+"""Minimum length of a code without a point that others may refine. Shorter codes are usually
+sequence numbers, such as 1 and 10.
 """
 
 
 def _levels(code: str) -> list[str]:
-    """Returns what a code begins with and could be its level above."""
+    """The prefixes of a code that could be the level above it."""
     if len(parts_of(code)) > 1 or not any(sign.isdigit() for sign in code):
         return []
     pointed = "." in code
@@ -284,11 +290,11 @@ def _shape(code: str) -> str:
 
 
 def above_finer(codes: Mapping[str, int], listed: Collection[str]) -> tuple[int, int]:
-    """Counts the records whose code has finer ones on the list, and those of them for which it has
-    the code with a zero behind, as 86.1 and 86.10.
+    """The number of records whose code has finer codes in the list, and among them the number for
+    which the list contains the code with a trailing zero, such as 86.1 and 86.10.
 
     Args:
-        codes: records by code, all of them on the list.
+        codes: number of records by code; all codes are in the list.
     """
     above = {code[:end] for code in listed for end in range(1, len(code))}
     upper = {code: count for code, count in codes.items() if code in above}
@@ -297,7 +303,9 @@ def above_finer(codes: Mapping[str, int], listed: Collection[str]) -> tuple[int,
 
 
 def with_zero(code: str, listed: Collection[str]) -> str | None:
-    """Returns the listed code that a number makes this one of: with zeros behind its point."""
+    """The listed code that a spreadsheet may have turned into this number: the same with trailing
+    zeros after the point.
+    """
     for more in ("0", "00") if "." in code else (".0", ".00"):
         if code + more in listed:
             return code + more
@@ -313,22 +321,22 @@ def human_codes(
     complete: bool = True,
     marks: Collection[str] = MARKS,
 ) -> tuple[list[str], str]:
-    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted
-    or missing.
+    """Reads codes assigned by people and compares them with a list. Every cell is counted as
+    listed, unlisted or missing.
 
-    Other spellings count only where every cell that is not listed has a listed one.
+    Other spellings are accepted only if every unlisted cell matches a listed code.
 
     Args:
-        place: option, file and column, for the message.
-        allowed: unlisted codes count as codes of their own.
-        complete: the list has every code; otherwise a code beside it may be right.
+        place: option, file and column, for messages.
+        allowed: whether to accept unlisted codes unchanged.
+        complete: whether the list contains every code; otherwise an unlisted code may be right.
 
     Returns:
-        a code for each cell, in the list's spelling, "" where it has none; and a sentence that
-        accounts for all.
+        A code for each cell, in the list's spelling ("" if it has none), and a sentence that
+        accounts for all cells.
 
     Raises:
-        InputError: a code is not on a complete list, or none of many is on any.
+        InputError: a code is missing in a complete list, or none of many codes is in the list.
     """
     codes = [_code_of(cell, listed, marks) for cell in cells]
     odd_ones = Counter(code for code in codes if code and code not in listed)
@@ -358,6 +366,6 @@ def human_codes(
 
 
 def _code_of(cell: str, listed: Collection[str], marks: Collection[str]) -> str:
-    """Returns the code of a cell as the list spells it; "" where the cell marks a missing one."""
+    """The code in a cell, in the list's spelling; "" if the cell marks a missing code."""
     code = normalise_code(cell, listed)
     return "" if code in marks and code not in listed else code

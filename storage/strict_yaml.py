@@ -1,4 +1,4 @@
-"""Reads settings from YAML: safely, each key once, keys as they are written."""
+"""Strictly reads settings from YAML: safe types only, unique keys, and keys as they are written."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import yaml
 _MOST_CHARACTERS, _DEEPEST, _MOST_VALUES = 1 << 20, 40, 100_000
 
 
-class _Loader(yaml.CSafeLoader):  # libyaml's, ten times faster
+class _Loader(yaml.CSafeLoader):  # libyaml's loader is ten times faster
     pass
 
 
 def load(text: str) -> Any:
-    """Returns the document; keys are strings.
+    """The parsed document, with string keys.
 
     Raises:
-        yaml.YAMLError: it cannot be read, is too large or too deep, a key is given twice, where the
-        last would win in
-            silence, a key is not a string in YAML, or a value holds itself.
+        yaml.YAMLError: the document cannot be read, is too large or too deep, repeats a key (in
+            which case YAML would silently use the last one), has a key that is not a string, or
+            contains itself.
     """
     if len(text) > _MOST_CHARACTERS:
         raise yaml.YAMLError(f"it is longer than {_MOST_CHARACTERS:,} characters")
     try:
         _check_size(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  (a safe one)
-    except (ValueError, RecursionError):  # a day that no month has, a number of thousands of digits
+    # a date that does not exist, or a number with thousands of digits
+    except (ValueError, RecursionError):
         raise yaml.YAMLError("a value cannot be read") from None
 
 
 def _check_size(text: str) -> None:
-    """Counts the document's values as if each alias were written out, without making one."""
+    """Counts the document's values as if each alias were expanded, without expanding any."""
     sizes: dict[str, int] = {}
     open_at: list[tuple[str | None, int]] = [(None, 0)]
     for event in yaml.parse(text, Loader=_Loader):
@@ -61,7 +62,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
         number = key_node.tag.endswith((":int", ":float"))
         key = None if number else loader.construct_object(key_node, deep=True)
         if key_node.tag.endswith(":int") and re.fullmatch("0|-?[1-9][0-9]*", key_node.value):
-            key = key_node.value  # a year, or a code: written as it is read
+            key = key_node.value  # a year or a code, kept as it is written
         if not isinstance(key, str):
             problem = f"key {str(key_node.value)[:40]!r} is not a string in YAML. Put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -74,8 +75,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which no
-    one means.
+    """A decimal number. YAML would read 1:30 as 90, 010 as 8 and 1_0 as 10, which is never
+    intended.
     """
     if re.search(r"[:_]|\A[-+]?0[0-9box]", node.value):
         problem = (
@@ -83,8 +84,8 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
             "put it in quotes"
         )
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-    whole = node.tag.endswith(":int")
-    return loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+    is_integer = node.tag.endswith(":int")
+    return loader.construct_yaml_int(node) if is_integer else loader.construct_yaml_float(node)
 
 
 for _kind in ("int", "float"):

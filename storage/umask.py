@@ -1,4 +1,4 @@
-"""Keeps files that this process makes from being written by anyone."""
+"""Prevents files created by this process from being writable by everyone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 
 def forbid_other_writers() -> None:
-    """Sets the usual umask where the process has one that lets every user write its files.
+    """Sets the usual umask if the current one lets every user write the process's files.
 
-    One that shares with a group stays: storage may belong to several users.
+    A umask that grants write access to a group is kept, because storage may belong to several
+    users.
     """
     before = os.umask(0o022)
     # guard: test_a_umask_that_lets_everyone_write

@@ -1,3 +1,3 @@
-"""Reads and writes CSV, Parquet and JSON Lines row by row in bounded memory, in
-training and use.
+"""Reads and writes CSV, Parquet and JSON Lines row by row in bounded memory, for training and
+coding.
 """

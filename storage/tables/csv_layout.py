@@ -1,4 +1,4 @@
-"""Finds the encoding, separator, quotes and header of a CSV by what makes its first rows fit."""
+"""Detects the encoding, separator, quotes and header of a CSV from its first rows."""
 
 import codecs
 import csv
@@ -21,9 +21,11 @@ from storage.tables.source import (
 )
 
 LONGEST_RECORD = 1 << 24
-"""Bytes of a record, at most."""
+"""Maximum size of a record in bytes."""
 _LOOKED_AT, _TITLES = 200, 50
-"""Rows that the separator must fit, and those among which the header is looked for."""
+"""Number of rows that the separator must fit, and number of rows in which the header is
+searched.
+"""
 _WIDE = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
@@ -45,11 +47,11 @@ class _Layout:
     below: Sequence[Sequence[str]]
     broken: bool
     required: bool
-    """The header has every required column."""
+    """Whether the header contains every required column."""
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Orders layouts: by the required columns, whole rows, and the share of rows that have the
+        """Sort key of layouts: required columns, complete rows, and the share of rows with the
         header's width.
         """
         width = len(self.header)
@@ -64,11 +66,11 @@ class _Layout:
 def open_source(
     path: Path, option: str = "data", read: ReadOptions = AS_IT_LOOKS, required: Sequence[str] = ()
 ) -> Source:
-    """Returns what a file is; of a CSV with the encoding, separator, quotes and header that fit its
-    first rows.
+    """The format of a file; for a CSV, including the encoding, separator, quotes and header that
+    fit its first rows.
 
     Args:
-        required: columns by which the header is found below lines of titles.
+        required: columns with which the header is found below lines of titles.
     """
     source, head = recognise(path, option, read)
     if source.kind != "csv":
@@ -82,7 +84,7 @@ def open_source(
         read = read.model_copy(update=published_layout(text))
     layout = max(
         _layouts(text, read, required, whole=whole), key=lambda each: each.rank
-    )  # the first of the best
+    )  # the first of the best layouts
     header, below = layout.header, layout.below
     if not header:
         raise Unreadable(
@@ -123,7 +125,7 @@ def open_source(
 
 
 def _encoding_of(source: Source, head: bytes, *, whole: bool) -> str:
-    """Returns the encoding that the first bytes of a file fit; refuses UTF-16 and UTF-32."""
+    """The encoding that fits the first bytes of a file. Refuses UTF-16 and UTF-32."""
     for name, marks in _WIDE.items():
         if head.startswith(marks):
             raise Unreadable(
@@ -148,8 +150,8 @@ def _encoding_of(source: Source, head: bytes, *, whole: bool) -> str:
 
 
 def _fitted_header(header: Sequence[str], below: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the header with as many names as the rows have cells, where a table program wrote one
-    more or less.
+    """The header with as many names as the rows have cells, if a spreadsheet program wrote one more
+    or less.
     """
     fitted = list(header)
     if below and not fitted[-1].strip() and all(len(row) == len(fitted) - 1 for row in below):
@@ -157,12 +159,12 @@ def _fitted_header(header: Sequence[str], below: Sequence[Sequence[str]]) -> lis
     numbers = list(map(str, range(1, len(below) + 1)))
     numbered = len(below) > 2 and [row[0] for row in below] == numbers
     if numbered and all(len(row) == len(fitted) + 1 for row in below):
-        return ["", *fitted]  # R's row names, which have no header
+        return ["", *fitted]  # R's row names have no header
     return fitted
 
 
 def _has_blank_end(header: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Checks whether every row ends with a separator that the header lacks."""
+    """Whether every row ends with a separator that is missing in the header."""
     if not below:
         return False
     return all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
@@ -173,15 +175,15 @@ def _layouts(
 ) -> Iterator[_Layout]:
     if read.widths:
         text = "\n".join(map(Cut(read.widths).line, text.splitlines()))
-    declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
-    own = read.separator or (declared and declared[1])
+    declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as written and read by Excel
+    specified = read.separator or (declared and declared[1])
     kinds: tuple[Quotes, ...] = (
         ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
     )
     if read.widths:
-        own, kinds = CUT, ("none",)
+        specified, kinds = CUT, ("none",)
     for quotes in kinds:
-        for delimiter in [own] if own else _SEPARATORS:
+        for delimiter in [specified] if specified else _SEPARATORS:
             unlikely = (quotes == "backslash" and '\\"' not in text) or (
                 quotes == "none" and delimiter not in "\t|^~$"
             )
@@ -223,7 +225,8 @@ def _layouts(
 def _first_rows(
     text: str, delimiter: str, quotes: Quotes, skip: int, *, whole: bool
 ) -> tuple[list[tuple[int, int, list[str]]], bool]:
-    end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1  # the last line may be cut
+    # the last line may be truncated
+    end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1
     file = io.StringIO(text[: end or None], newline="")
     for _ in range(skip):
         file.readline()
@@ -237,12 +240,12 @@ def _first_rows(
             if len(rows) == _LOOKED_AT:
                 return rows, False
     except csv.Error:
-        return rows, whole or bool(file.read(1))  # a quote may be open where the text was cut
+        return rows, whole or bool(file.read(1))  # a quote may be open where the text was truncated
     return rows, False
 
 
 def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
-    """Returns the settings of Python's `csv` that read what `csv_batches` does."""
+    """The settings of Python's `csv` that match `csv_batches`."""
     more: dict[str, Any] = {
         "double": {},
         "backslash": {"escapechar": "\\", "doublequote": False},
@@ -264,7 +267,7 @@ def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[
 
 
 def _name_of(cell: str) -> str:
-    """Returns a column's name without outer blanks and quotes, which some programs pad it with."""
+    """A column's name without outer whitespace and quotes, which some programs add."""
     name = cell.strip()
     return name[1:-1].strip() if is_quoted(name) and name[1:-1].strip() else name
 
@@ -274,5 +277,7 @@ def is_quoted(cell: str) -> bool:
 
 
 def _are_quoted(rows: Sequence[Sequence[str]]) -> bool:
-    """Checks whether most rows have cells in quotes, so that a stray quote made them text."""
+    """Whether most rows have quoted cells, so that only a stray quote caused them to be read as
+    text.
+    """
     return 2 * sum(any(map(is_quoted, row)) for row in rows) > len(rows)

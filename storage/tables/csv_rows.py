@@ -1,7 +1,7 @@
-"""Reads the rows of a CSV by Arrow.
+"""Reads the rows of a CSV with Arrow.
 
-Arrow's errors quote rows, so they are caught and replaced outside their handlers, which leaves no
-chain to them.
+Arrow's errors quote rows, so they are caught, and replaced outside their handlers so that no
+exception chain leads to them.
 """
 
 import codecs
@@ -33,11 +33,13 @@ _OPEN = Fault("a quote is open to the end of the file", kind="open-quote")
 _ENDS = "\r\n"
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 _PATIENCE = 10.0
-"""Seconds that arrow's threads have to let a file go, or wait to read ahead."""
+"""Seconds within which Arrow's threads must release a file, or that they wait to read ahead."""
 _CUT_AT_ONCE = 1 << 20
-"""Characters of lines of fixed widths that make a block."""
+"""Number of characters per block of fixed-width lines."""
 _AHEAD = 4
-"""Blocks that arrow's threads read ahead; without a bound they are 32, of `LONGEST_RECORD` each."""
+"""Number of blocks that Arrow's threads read ahead. Without a bound it is 32, of `LONGEST_RECORD`
+each.
+"""
 
 
 class _Bytes:
@@ -47,8 +49,8 @@ class _Bytes:
         self.released = Event()
         self._ended, self._room = False, Semaphore(_AHEAD)
         self.full: list[bool] = [False]
-        """Of each block, whether it was as long as one may be, so that a record that it does not
-        end is longer.
+        """For each block, whether it had the maximum size, so that a record without an end in it is
+        too long.
         """
         self._cut = Cut(source.widths).line if source.widths else None
         if codecs.lookup(source.encoding).name == "utf-8" and self._cut is None:
@@ -63,11 +65,11 @@ class _Bytes:
             self._text.readline(LONGEST_RECORD)
 
     def taken(self) -> None:
-        """Says that a block came back as rows, so that another may be read."""
+        """Called when a block came back as rows, so that another one may be read."""
         self._room.release()
 
     def end(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
         self._ended = True
         self._room.release(_AHEAD)
 
@@ -102,8 +104,8 @@ class _Bytes:
 
 
 class _Handle:
-    """What arrow reads from. Its threads read ahead, and abort the process if the interpreter ends
-    under them.
+    """The object from which Arrow reads. Its threads read ahead, and abort the process if the
+    interpreter exits meanwhile.
     """
 
     closed = False
@@ -115,23 +117,23 @@ class _Handle:
 
 @dataclass
 class ScanResult:
-    """What a first reading of all rows found."""
+    """The findings of a first pass over all rows."""
 
     bad: int = 0
-    """Bad rows that were skipped, where the source says so."""
+    """Number of bad rows that were skipped, if the source allows it."""
     headers: list[int] = field(default_factory=list)
-    """Numbers of the rows, from 0, that repeat the header, as in files put together."""
+    """Numbers of the rows, from 0, that repeat the header, as in concatenated files."""
     total: bool = False
-    """The last row looks like a total."""
+    """Whether the last row looks like a total."""
     strays: list[int] = field(default_factory=list)
-    """Rows with a quote that does not pair, where quotes are taken off the ends of cells."""
+    """Rows with an unpaired quote, if quotes are removed from the ends of cells."""
 
 
 def csv_batches(
     source: Source, columns: Sequence[str] | None, seen: ScanResult | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields these columns of all rows as text; None: all of them, and checks their cells for open
-    quotes.
+    """Yields these columns of all rows as text. None yields all columns, and checks their cells for
+    open quotes.
     """
     seen = seen or ScanResult(headers=list(source.repeated))
     wanted = source.columns if columns is None else tuple(columns)
@@ -178,7 +180,7 @@ def csv_batches(
                     batch = _without_quotes(batch)
                 yield _selected(batch, places, wanted)
         except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
-            # bytes that do not decode were refused before, and rows of another width are in `bad`
+            # undecodable bytes were refused earlier, and rows of another width are in `bad`
             unended, broken = isinstance(error, pa.ArrowInvalid), True
         finally:
             stream.end()
@@ -198,7 +200,7 @@ def csv_batches(
             "manually",
             kind="unreadable-csv",
         )
-    # a row of marks behind the last shows that no open quote swallowed rows
+    # a row of marks after the last one proves that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)
 
@@ -218,8 +220,8 @@ def _parse_options(
 
 
 def _selected(batch: pa.RecordBatch, places: Sequence[str], names: Sequence[str]) -> pa.RecordBatch:
-    """Returns these columns under these names; the batch itself, which has the number of rows,
-    where there are none.
+    """These columns under these names. Without columns it is the batch itself, which has the number
+    of rows.
     """
     if not places:
         return batch
@@ -228,7 +230,7 @@ def _selected(batch: pa.RecordBatch, places: Sequence[str], names: Sequence[str]
 
 
 def _without_mark(batch: pa.RecordBatch, mark: str) -> tuple[pa.RecordBatch, bool]:
-    """Returns a batch without the row of marks that ends the table, and whether it had it."""
+    """A batch without the row of marks that ends the table, and whether it had that row."""
     last = batch.num_rows - 1
     if last < 0 or batch.column(0)[last].as_py() != mark:
         return batch, False
@@ -236,7 +238,7 @@ def _without_mark(batch: pa.RecordBatch, mark: str) -> tuple[pa.RecordBatch, boo
 
 
 def _require_whole_rows(source: Source, batch: pa.RecordBatch, rows: int, mark: str) -> None:
-    """Refuses a row with a cell behind its last column, and one that swallowed the mark."""
+    """Refuses a row with a cell after its last column, or one that swallowed the mark."""
     end = batch.column(batch.num_columns - 1)
     filled = _first_filled(end) if source.blank_end else 0
     if filled:
@@ -247,10 +249,10 @@ def _require_whole_rows(source: Source, batch: pa.RecordBatch, rows: int, mark: 
 
 
 def _scan(source: Source, batch: pa.RecordBatch, rows: int, seen: ScanResult) -> None:
-    """Notes repeated headers and a total; refuses a cell that swallowed records.
+    """Records repeated headers and a total; refuses a cell that swallowed records.
 
     Args:
-        rows: of the batches before.
+        rows: number of rows in earlier batches.
     """
     # guard: test_an_open_quote_swallows_rows
     if swallowed := _swallowed(batch, source.delimiter):
@@ -267,7 +269,7 @@ def _scan(source: Source, batch: pa.RecordBatch, rows: int, seen: ScanResult) ->
 
 
 def _without_headers(batch: pa.RecordBatch, first: int, headers: Sequence[int]) -> pa.RecordBatch:
-    """Returns a batch without the rows that repeat the header, by their numbers in the table."""
+    """A batch without the rows that repeat the header, given by their numbers in the table."""
     numbers = np.arange(first, first + batch.num_rows)
     repeated = np.isin(numbers, headers)
     return batch.filter(to_arrow(~repeated)) if repeated.any() else batch
@@ -365,12 +367,12 @@ def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
 
 
 def _records_inside(row: Sequence[str], delimiter: str) -> int:
-    """Counts the records that a cell swallowed: a quote left open that met another makes one valid
-    cell of rows.
+    """Counts the records that a cell swallowed: an open quote that meets a later one creates one
+    valid cell from several rows.
 
-    Its lines then have just the delimiters that complete the row before it, of whole records, and
-    of the row's rest. Texts of several lines may have them by chance, so that another cell of each
-    has to look alike where lines are few.
+    The lines of such a cell have exactly the delimiters that complete the row before it, whole
+    records, and the rest of the row. Multi-line texts may match this by chance, so if there are few
+    lines, another cell of each record must look alike as well.
     """
     for position, cell in enumerate(row):
         lines = [line for line in re.split(r"\r\n|\n|\r", cell) if line]
@@ -382,8 +384,8 @@ def _records_inside(row: Sequence[str], delimiter: str) -> int:
         records = [[*row[:position], *first], *inner, [*last, *row[position + 1 :]]]
         looks = [{_look(record[n]) for record in records} for n in range(len(row)) if n != position]
         alike = [look.pop() for look in looks if len(look) == 1]
-        # Two records are told by a cell with digits, as a number, a date or a code; more by any
-        # that is not blank.
+        # Two records are recognised by a cell with digits, such as a number, a date or a code; more
+        # records by any cell that is not blank.
         if len(lines) >= _MANY_LINES or any(
             words == 1 and (digits or inner) for words, digits in alike
         ):

@@ -1,5 +1,5 @@
-"""Determines the encoding of a text by all of its bytes, and names what else fits where the look of
-its words is against it.
+"""Determines the encoding of a text from all of its bytes, and suggests others if its words
+contradict it.
 """
 
 import codecs
@@ -17,11 +17,11 @@ _CHUNK = 1 << 22
 _LONGEST_LINE = 1 << 24
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 _LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x81-\x84\x86-\x90\x98\x9a\x9d-\x9f]([a-z ,.;]|$)")
-"""What cp1252 hardly has behind a letter, and is a letter in cp850 or Mac Roman."""
+"""Characters that are rare after a letter in cp1252, but are letters in cp850 or Mac Roman."""
 _SIGN_INSIDE = re.compile(
     rb"[A-Za-z\xc0-\xff][\xa3\xa5\xaa\xaf\xb3\xb5\xb6\xb9-\xbf][a-z\xe0-\xff]"
 )
-"""A sign of cp1252 inside a word, which is a letter of cp1250 or ISO 8859-2."""
+"""A cp1252 symbol inside a word, which is a letter in cp1250 or ISO 8859-2."""
 _FOREIGN_WORD = re.compile(rb"(?<![A-Za-z\x80-\xff])[\x80-\xff]{3,}(?![A-Za-z\x80-\xff])")
 _ACCENTED_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
 _OTHER_SCRIPTS: Final = (
@@ -44,22 +44,22 @@ _TWICE = (
     b"\xc3\xa2\xe2\x82\xac",
     b"\xc3\x90\xc2",
 )
-"""What the first bytes of a letter in UTF-8 become where they are read as cp1252 and saved as
-UTF-8 again.
+"""The result of reading the first bytes of a UTF-8 letter as cp1252 and saving them as UTF-8
+again.
 """
 
 
 def require_one_encoding(source: Source, read: ReadOptions) -> Source:
-    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds
-    too far.
+    """Reads all bytes of a text once to determine its encoding. Refuses NUL bytes and excessive
+    expansion.
 
-    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the
-    other's characters.
+    Without an option, the encoding is UTF-8, or cp1252 if no line is non-ASCII UTF-8. Each would
+    misread the other's characters.
     """
     if source.container in AS_CSV:
         return source
     encoding = read.encoding or "utf-8"
-    decoder, line, size, whole = codecs.getincrementaldecoder(encoding)(), 1, 0, True
+    decoder, line, size, is_valid = codecs.getincrementaldecoder(encoding)(), 1, 0, True
     twice = 0
     limit = max(SMALL, MOST_EXPANSION * source.path.stat().st_size)
     with source.open() as file:
@@ -80,8 +80,8 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
                     kind="expands-too-far",
                 )
             line += chunk.count(b"\n")
-            whole = whole and decodes(decoder, chunk)
-    if whole and decodes(decoder, b"", final=True):
+            is_valid = is_valid and decodes(decoder, chunk)
+    if is_valid and decodes(decoder, b"", final=True):
         return replace(source, encoding=encoding, encoded_twice=twice)
     if read.encoding is not None:
         raise Unreadable(
@@ -95,13 +95,13 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
 
 @dataclass
 class _Accents:
-    """Counts what speaks against cp1252 in lines that are not ASCII."""
+    """Counts evidence against cp1252 in lines that are not ASCII."""
 
     lines: int = 0
-    """Lines with a sign inside a word."""
+    """Lines with a symbol inside a word."""
     letters: Counter[int] = field(default_factory=Counter)
     foreign: bytearray = field(default_factory=bytearray)
-    """Words that have no letter of ASCII, at most `_SEEN` bytes of them."""
+    """Words without ASCII letters, at most `_SEEN` bytes."""
     words: int = 0
     foreign_words: int = 0
 
@@ -116,7 +116,7 @@ class _Accents:
 
     @property
     def other_script(self) -> list[str]:
-        """Returns the encodings of other scripts in which most accented words are words."""
+        """Encodings of other scripts in which most accented words are plausible words."""
         if 2 * self.foreign_words <= self.words:
             return []
         fits = {name: _share_of_words(bytes(self.foreign), name) for name in _OTHER_SCRIPTS}
@@ -125,8 +125,8 @@ class _Accents:
         ]
 
     def central_european(self, lines: int) -> bool:
-        """Checks whether the letters are those of cp1250: a sign inside words, or letters that no
-        language of Western Europe has together.
+        """Whether the letters are those of cp1250: symbols inside words, or combinations of letters
+        that no Western European language has.
         """
         has = self.letters.__getitem__
         czech = bool(has(0x9A) or has(0x9E)) and bool(has(0xF8) or has(0xEC) or has(0xE8))
@@ -146,7 +146,9 @@ _SEEN = 1 << 14
 
 
 def _share_of_words(sample: bytes, encoding: str) -> float:
-    """Returns the share of words that an encoding makes lower case, or of a script without case."""
+    """The share of words that are plausible in an encoding: lower case, or in a script without
+    case.
+    """
     try:
         words = sample.decode(encoding).split()
     except UnicodeDecodeError:
@@ -160,7 +162,7 @@ def _share_of_words(sample: bytes, encoding: str) -> float:
 def _require_cp1252(source: Source) -> None:
     valid = invalid = number = 0
     accents = _Accents()
-    whole, damaged, undefined, elsewhere = [], [], [], []
+    valid_lines, damaged, undefined, elsewhere = [], [], [], []
     with source.open() as file:
         while line := file.readline(_LONGEST_LINE):
             number += 1
@@ -173,7 +175,7 @@ def _require_cp1252(source: Source) -> None:
                 invalid + bad,
                 valid + len(text) - bad - len(text.encode("ascii", "ignore")),
             )
-            (damaged if bad else whole).append(number)
+            (damaged if bad else valid_lines).append(number)
             if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
                 undefined.append(number)
             if _LETTER_ELSEWHERE.search(line):
@@ -184,9 +186,9 @@ def _require_cp1252(source: Source) -> None:
             "cp1252 would misread",
             kind="damaged-utf-8",
         )
-    elif whole:
+    elif valid_lines:
         fault = Fault(
-            f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
+            f" has lines in two encodings, UTF-8 in {_lines_named(valid_lines)} and another in "
             f"{_lines_named(damaged)}",
             kind="two-encodings",
         )

@@ -1,4 +1,4 @@
-"""Turns cells that a table program would take for formulas into text."""
+"""Escapes cells that spreadsheet programs would interpret as formulas."""
 
 import re
 
@@ -6,11 +6,11 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
 
 
 def escape_formula(text: str) -> str:
-    """Puts an apostrophe before a cell that begins like a formula, so that no table program takes
-    it for one.
+    """Puts an apostrophe before a cell that begins like a formula, so that no spreadsheet program
+    evaluates it.
 
-    Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage
-    return, also behind blanks and in the full-width forms of Asian keyboards.
+    Plain numbers such as `-5` are unchanged. The rule is OWASP's (CSV injection): = + - @, tab,
+    carriage return, including after spaces and in the full-width forms of Asian keyboards.
     """
     start = text.lstrip(" \n")[:1]
     if start and start in "=+-@\t\r＝＋－＠" and not _NUMBER.fullmatch(text.strip(" \n")):
@@ -19,10 +19,10 @@ def escape_formula(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Escapes a formula in a form from which `unquote` restores every text."""
+    """Escapes a formula so that `unquote` can restore every text."""
     return "'" + text if text.startswith("'") or escape_formula(text) != text else text
 
 
 def unquote(cell: str) -> str:
-    """Restores the text of a cell that `quote` made; leaves any other cell unchanged."""
+    """Restores the text of a cell that `quote` escaped; leaves any other cell unchanged."""
     return cell[1:] if cell[:1] == "'" and quote(cell[1:]) == cell else cell

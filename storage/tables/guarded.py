@@ -1,10 +1,10 @@
-"""Reads what may unfold in memory, in a program of limited memory: Parquet to its end, a workbook
-or a file of Stata, SPSS or SAS as CSV.
+"""Reads files that may expand in memory in a subprocess with limited memory: a whole Parquet file,
+or a workbook or a file of Stata, SPSS or SAS, which it converts to CSV.
 
-Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it
-does not fit. Of a workbook it writes a sheet as CSV, and exits with 1 where that needs more memory,
-2 where it cannot be read, 3 where several sheets have rows, whose names it writes to standard
-error as JSON.
+For Parquet the exit status is 0 if it fits or is damaged (the reader reports the damage), and 1 if
+it does not fit. For a workbook it writes a sheet as CSV. The exit status is 1 if that needs more
+memory, 2 if the file cannot be read, and 3 if several sheets have rows, in which case their names
+are written to standard error as JSON.
 """
 
 import csv
@@ -18,8 +18,8 @@ SHEETS = 3
 
 
 def check_parquet(rows: int, most_bytes: int) -> int:
-    """Reads the Parquet file at standard input; returns 1 where some rows take more bytes than they
-    may.
+    """Reads the Parquet file at standard input; returns 1 if a batch of rows exceeds the allowed
+    bytes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -50,7 +50,7 @@ def write_csv(path: str, wanted: str) -> int:
         for sheet in sheets:
             out.writerows([text_of(cell) for cell in row] for row in sheet.iter_rows())
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has what it wants
+    except BrokenPipeError:  # the reader has all it needs
         os._exit(0)
     except python_calamine.CalamineError:
         return 2
@@ -58,8 +58,8 @@ def write_csv(path: str, wanted: str) -> int:
 
 
 def write_statistics(path: str, program: str) -> int:
-    """Writes the data of a file of Stata, SPSS or SAS to standard output: values, not their labels,
-    and nothing for those that its users defined as missing.
+    """Writes the data of a file of Stata, SPSS or SAS to standard output: values instead of their
+    labels, and blanks for user-defined missing values.
     """
     import pyreadstat
 
@@ -81,7 +81,7 @@ def write_statistics(path: str, program: str) -> int:
         rows = zip(*columns.values(), strict=True)
         out.writerows(["" if _is_missing(cell) else text_of(cell) for cell in row] for row in rows)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has what it wants
+    except BrokenPipeError:  # the reader has all it needs
         os._exit(0)
     return 0
 
@@ -91,7 +91,7 @@ def _is_missing(cell: Any) -> bool:
 
 
 def text_of(cell: Any) -> str:
-    """Returns a cell as a person sees it: whole numbers without a point, days without a time."""
+    """A cell as it is displayed: whole numbers without a point, days without a time."""
     if isinstance(cell, bool):
         return str(cell).upper()
     if isinstance(cell, float):
@@ -120,11 +120,11 @@ def main(kind: str, memory: int, *settings: str) -> int:
         return write_csv(path, wanted) if kind == "workbook" else write_statistics(path, wanted)
     except MemoryError:
         return 1
-    except Exception:  # whatever is wrong with it otherwise, its reader says
+    except Exception:  # the reader reports all other faults
         return 0 if kind == "parquet" else 2
 
 
 if __name__ == "__main__":
     done = main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     sys.stderr.flush()
-    os._exit(done)  # Arrow's threads may still wait for the input, and would abort the end
+    os._exit(done)  # Arrow's threads may still wait for the input, and would abort a normal exit

@@ -1,4 +1,6 @@
-"""Finds the files that an input names: itself, those of a folder, or a stream that is kept."""
+"""Resolves the files of an input: a file, the files in a folder, or a stream, which is stored
+first.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from typing import IO, Final
 from storage.errors import Contradiction, Missing, Unreadable
 
 _LEFT_OUT = re.compile(r"\..*|~\$.*|Thumbs\.db|desktop\.ini", re.IGNORECASE)
-"""What programs leave in folders next to the files."""
+"""Files that programs leave in folders."""
 _KEPT: Final = re.compile(r"/proc/(self|\d+)/fd/\d+|.*[/\\]\.autocoder-[^/\\]+[/\\]stream")
 _OPEN_FILES: Final = Path("/proc/self/fd")
 STREAM: Final = Path("-")
@@ -23,12 +25,10 @@ STREAM: Final = Path("-")
 
 
 def files_in(path: Path | Sequence[Path], option: str) -> list[Path]:
-    """Returns the files of a table: those named, and for a folder the files in it
-    by their names.
-    """
+    """The files of a table: the given files and, for a folder, the files in it sorted by name."""
     files: list[Path] = []
-    for named in [path] if isinstance(path, Path) else path:
-        files += _inside(named, option) if named.is_dir() else [named]
+    for item in [path] if isinstance(path, Path) else path:
+        files += _inside(item, option) if item.is_dir() else [item]
     if len({file.resolve() for file in files}) < len(files):
         raise Contradiction(
             f"{option}: a file is listed twice. List each once", kind="repeated-file", option=option
@@ -53,20 +53,21 @@ def _inside(folder: Path, option: str) -> list[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Checks for what can be read only once: standard input, or a pipe."""
+    """Whether the input can be read only once: standard input, or a pipe."""
     return path == STREAM or path.is_fifo() or path.is_char_device()
 
 
 def title_of(path: Path) -> str:
-    """Returns the path for messages; of a stream that is kept its kind."""
+    """The path for messages; for a stored stream, its kind."""
     return "standard input" if _KEPT.fullmatch(str(path)) else str(path)
 
 
 @contextmanager
 def kept(path: Path, folder: Path) -> Iterator[Path]:
-    """Yields a file with the content of a stream, or the file that the path names.
+    """Yields a file with the content of a stream, or the given file.
 
-    The content is in the folder without a name, so that no death of the process leaves it there.
+    The content of a stream is in an unnamed file in the folder, so that it never remains there if
+    the process dies.
     """
     if not is_stream(path):
         yield path
@@ -83,14 +84,14 @@ def kept(path: Path, folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _unnamed(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """Yields a file without a name, and a path to read it again; with a name where the system has
-    no paths of open files.
+    """Yields an unnamed file and a path for reading it again. The file has a name if the system
+    provides no paths of open files.
     """
     if _OPEN_FILES.is_dir():
         with TemporaryFile(dir=folder) as file:
             yield file, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         return
-    with TemporaryDirectory(prefix=".autocoder-", dir=folder) as own:
-        place = Path(own) / "stream"
+    with TemporaryDirectory(prefix=".autocoder-", dir=folder) as created:
+        place = Path(created) / "stream"
         with place.open("wb") as file:
             yield file, place

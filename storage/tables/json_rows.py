@@ -1,4 +1,6 @@
-"""Reads records of JSON: an object a line, or an array of objects. No message quotes a value."""
+"""Reads records from JSON: one object per line, or an array of objects. No message quotes a
+value.
+"""
 
 import json
 import math
@@ -13,23 +15,23 @@ from storage.errors import Fault, Missing, OutOfRange, Unreadable
 from storage.tables.source import MOST_COLUMNS, Source, read_safely
 
 ABSENT: Final = "\x00absent\x00"
-"""Marks a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces
-NUL.
+"""Marks a key that is missing in a JSON object. No cell equals it, because the reader refuses or
+replaces NUL.
 """
 LONGEST_RECORD = 1 << 22
-"""Bytes of a record, which may unfold to thirty times as many."""
+"""Maximum size of a record in bytes. In memory it may take thirty times as much."""
 LONGEST_ARRAY = 1 << 24
 _LONGEST_KEYS = 1 << 24
 
 
 def json_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yields these values of each record; `ABSENT` where it has no such key."""
+    """Yields these values of each record; `ABSENT` if it has no such key."""
     for _, record in _records(source, [0]):
         yield tuple(_value(record, name) for name in columns)
 
 
 def _value(record: dict[str, Any], name: str) -> Any:
-    """Returns the value of a key, or of a path of keys and places with points between them."""
+    """The value at a key, or at a path of keys and indices separated by points."""
     if name in record or "." not in name:
         return record.get(name, ABSENT)
     value: Any = record
@@ -50,7 +52,7 @@ def _is_text(value: Any) -> bool:
 
 
 def path_to(record: dict[str, Any], name: str) -> str | None:
-    """Returns the path of keys to a value inside a record whose last key is `name`."""
+    """The path of keys to a value inside a record whose last key is `name`."""
     waiting: list[tuple[str, Any]] = [("", record)]
     while waiting and len(waiting) < _MOST_PATHS:
         path, value = waiting.pop(0)
@@ -69,11 +71,11 @@ _MOST_PATHS = 1000
 def scan_json(
     source: Source, required: Sequence[str], skipped: list[int]
 ) -> tuple[Source, pa.Schema, int]:
-    """Returns the source with its columns, their types, and the number of records.
+    """The source with its columns, their types, and the number of records.
 
     Args:
-        skipped: its first number is raised by each bad record that is skipped, where the source
-            says so.
+        skipped: its first element is incremented for each bad record that is skipped, if the source
+            allows it.
     """
     kinds: dict[str, set[type]] = {}
     characters = rows = 0
@@ -114,7 +116,8 @@ def _arrow_type(kinds: set[type]) -> pa.DataType:
     kinds = kinds - {type(None)}
     if kinds == {bool}:
         return pa.bool_()
-    return pa.float64() if kinds == {float} else pa.string()  # integers too: JSON's have no bound
+    # also for integers, which are unbounded in JSON
+    return pa.float64() if kinds == {float} else pa.string()
 
 
 def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -163,7 +166,7 @@ def _array(source: Source) -> Iterator[tuple[str, Any, Fault | None]]:
         else []
     )
     if len(lists) == 1:
-        records = lists[0]  # as services answer: {"count": 2, "results": [...]}
+        records = lists[0]  # as in responses of web services: {"count": 2, "results": [...]}
     if not isinstance(records, list):
         fault = fault or Fault("one JSON object, not a list of records", kind="not-an-array")
         raise Unreadable(
@@ -180,7 +183,7 @@ def _parsed(content: bytes) -> tuple[Any, Fault | None]:
         value = json.loads(
             text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number
         )
-        if "\\ud" in text.lower():  # only an escape can make half a character
+        if "\\ud" in text.lower():  # only an escape can create half a character
             json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeDecodeError:
         return None, Fault("it is not UTF-8", kind="json-not-utf-8")
@@ -203,7 +206,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | Decimal:
-    """Returns a float where it is the same number, otherwise a decimal with all its digits."""
+    """A float if it represents the number exactly, otherwise a decimal with all digits."""
     value = float(text)
     return (
         value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)

@@ -1,5 +1,5 @@
-"""Cuts files of fixed widths into columns, and knows the layouts of lists that are published
-without a header.
+"""Splits fixed-width files into columns, and knows the layouts of lists that are published without
+a header.
 """
 
 import re
@@ -9,11 +9,13 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 CUT: Final = "\x1f"
-"""Between the columns of a line that was cut: no text has it."""
+"""Separates the columns of a split line; does not occur in texts."""
 
 
 class Cut:
-    """Cuts lines at fixed places; outer blanks of cells go, and the last takes the rest."""
+    """Splits lines at fixed positions. Outer whitespace of cells is removed, and the last cell
+    takes the rest.
+    """
 
     def __init__(self, widths: Sequence[int]) -> None:
         ends: list[int | None] = [*accumulate(widths[:-1])]
@@ -38,7 +40,7 @@ _PUBLISHED = (
         ("order", "code", "is_code", "short_description", "title"),
         widths=(6, 8, 2, 61, 400),
     ),
-    # their lists of codes
+    # code lists of ICD-10-CM and ICD-10-PCS
     _Layout(
         re.compile(r"(?=.{7} [A-Z0-9])[A-Z0-9]{3,7} {1,5}\S.*"), ("code", "title"), widths=(8, 400)
     ),
@@ -59,7 +61,7 @@ _LINES = 20
 
 
 def published_layout(text: str) -> dict[str, Any]:
-    """Returns the options that read a published list without a header, by its first lines."""
+    """The options for reading a published list without a header, recognised by its first lines."""
     lines = [line for line in text.splitlines()[:_LINES] if line.strip()]
     if len(lines) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""Joins a record's text columns into the one text that a coder reads, in training and in use."""
+"""Joins a record's text columns into the text that a coder reads, in training and in coding."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from storage.errors import OutOfRange
 
 SEPARATOR = " | "
-"""Separates text columns where no template is given."""
+"""Separates text columns if no template is set."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
 @dataclass(frozen=True)
 class Narratives:
-    """Names the text columns and how they are joined: by a template, or in order
-    where not blank.
-    """
+    """The text columns and how they are joined: with a template, or in order if not blank."""
 
     columns: tuple[str, ...]
     template: str | None = None
@@ -26,8 +24,8 @@ class Narratives:
             raise OutOfRange(f"text columns: {fault}", kind="text-template")
 
     def join(self, values: Sequence[str]) -> str:
-        """Joins a record's cells, in the order of the columns, without outer blanks. Blank if all
-        are.
+        """Joins a record's cells without outer whitespace, in the order of the columns. Blank if
+        all are blank.
         """
         trimmed = [value.strip() for value in values]
         if self.template is None or not any(trimmed):

@@ -1,4 +1,4 @@
-"""Says how a table is to be read, where what it looks like is not what it is."""
+"""Options for reading a table, which override its detected settings."""
 
 import codecs
 from typing import Final, Literal
@@ -26,23 +26,19 @@ MARKS: Final = (
     ),
     *(".", "-", "--", "?", "[REDACTED]", "REDACTED", "#VALUE!", "#REF!", "#NAME?", "#DIV/0!"),
 )
-"""Cells that say that there is no value: those of R, SQL, pandas, spreadsheets, SAS and Stata."""
+"""Cells that mark a missing value in R, SQL, pandas, spreadsheets, SAS and Stata."""
 
 _NO_FILES = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
-"""Codecs of names and of Python's source; the time of `punycode` grows with the square of the
-length.
-"""
+"""Codecs for names and for Python source code. The run time of `punycode` is quadratic."""
 
 
 def title_of(name: str, _: object) -> str:
-    """Titles a field of a form by its name."""
+    """Title of a form field, derived from its name."""
     return name.capitalize().replace("_", " ")
 
 
 class ReadOptions(BaseModel):
-    """Holds the settings of every command that reads a table; what is left out is
-    found by looking.
-    """
+    """Settings of every command that reads a table. Unset fields are detected."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", title="Reading", field_title_generator=title_of
@@ -118,10 +114,10 @@ class ReadOptions(BaseModel):
     def _known(cls, value: str | None) -> str | None:
         try:
             codec = None if value is None else codecs.lookup(value)
-            known = codec is None or (codec._is_text_encoding and codec.name not in _NO_FILES)
+            is_known = codec is None or (codec._is_text_encoding and codec.name not in _NO_FILES)
         except (LookupError, ValueError):
-            known = False
-        if not known:
+            is_known = False
+        if not is_known:
             raise ValueError(
                 "encoding is unknown. Give one such as utf-8, cp1252, cp850, mac_roman or utf-16"
             )

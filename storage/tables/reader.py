@@ -1,7 +1,7 @@
-"""Reads a table of any size: checks it once before work starts, then reads it in pieces.
+"""Reads a table of any size: validates it once before work starts, then reads it in pieces.
 
-A row is a tuple of values in the order of `Table.columns`: text from a CSV, what they are from
-Parquet and JSON Lines. No message quotes a cell.
+A row is a tuple of values in the order of `Table.columns`: text for CSV, typed values for Parquet
+and JSON Lines. No message quotes a cell.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ _PIECE_CHARACTERS = 1 << 24
 _PIECE_ROWS = 2048
 _PARQUET_ROWS = 256
 _IN_MEMORY = 32 << 20
-"""Bytes of a CSV up to which its rows are kept in memory."""
+"""Size in bytes up to which the rows of a CSV are kept in memory."""
 _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
-"""Bytes of the process that checks a Parquet file, and of the rows that it reads at a time."""
+"""Memory limit in bytes of the process that checks a Parquet file, and of each batch of rows that
+it reads.
+"""
 _ROWS_A_BYTE, _FEW_ROWS = 8, 1_000_000
 
 
 class MissingValues:
-    """Blanks the cells that say that there is no value, and counts them by column and mark."""
+    """Blanks cells that mark a missing value, and counts them by column and mark."""
 
     def __init__(self, values: Collection[str], *, codes: Collection[str] = ()) -> None:
         self._values = to_arrow(sorted(set(values) - set(codes)))
@@ -76,30 +78,30 @@ class MissingValues:
 
 @dataclass(frozen=True)
 class Table:
-    """Reads a table of counted rows from the first to the last, or raises."""
+    """A table with a known number of rows, which is always read completely or raises an error."""
 
     source: Source
     columns: tuple[str, ...]
     rows: int
-    """Counted on opening; `read` refuses to end at another number. Of several files together."""
+    """Counted on opening, for all files together. `read` raises an error if the number differs."""
     sha256: str
     schema: pa.Schema
-    """Arrow types of the columns: text for a CSV; for JSON the type of all values of a key, or
+    """Arrow types of the columns: text for CSV; for JSON the common type of a key's values, or
     text.
     """
     skipped: int = 0
-    """Bad rows that are skipped, where that was asked for."""
+    """Number of bad rows that are skipped, if this was requested."""
     options: ReadOptions = AS_IT_LOOKS
     total: bool = False
-    """The last row looks like a total."""
+    """Whether the last row looks like a total."""
     strays: tuple[int, ...] = ()
-    """Rows with a quote that does not pair."""
+    """Rows with an unpaired quote."""
     in_memory: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False, compare=False)
-    """All rows of a small CSV, which is read once."""
+    """All rows of a small CSV, which is read only once."""
     more: tuple[Table, ...] = ()
-    """Further files that have the required columns, too, read after this one."""
+    """Further files, which also have the required columns and are read after this one."""
     apart: int = 0
-    """Columns that this file or the first has and the other lacks, where it is a further one."""
+    """For a further file: number of columns that only this file or only the first one has."""
 
     @property
     def kind(self) -> Kind:
@@ -143,8 +145,8 @@ class Table:
         ]
 
     def require_one_layout(self) -> None:
-        """Refuses further files that have other columns, or columns of another type, than the
-        first, where all are to be written.
+        """Refuses further files with other columns or column types than the first, if all columns
+        are to be written.
         """
         for part in self.more:
             if part.apart or {field.name: field.type for field in part.schema} != {
@@ -169,11 +171,11 @@ class Table:
     def texts(
         self, columns: Sequence[str], marks: MissingValues | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the columns in this order, every cell a string and absent ones empty, for training
-        and coding.
+        """Yields the columns in this order for training and coding, with every cell a string and
+        absent cells empty.
 
         Args:
-            marks: read as blank.
+            marks: cells that are read as blank.
         """
         for part in self.files:
             for batch in part._texts(columns):
@@ -187,7 +189,7 @@ class Table:
             yield from self._batches(columns)
         elif self.kind == "parquet":
             for batch in self._batches(self.columns):
-                # Coding returns every column, so training also reads the others and refuses what
+                # Coding returns every column, so training also reads the others, to refuse what
                 # coding would refuse.
                 _values(self.source, batch)
                 texts = [_parquet_text(self.source, batch, name) for name in columns]
@@ -202,16 +204,16 @@ class Table:
     def text_rows(
         self, columns: Sequence[str], marks: MissingValues | None = None
     ) -> Generator[tuple[str, ...], None, None]:
-        """Yields what `texts` does, row by row."""
+        """Yields the cells of `texts` row by row."""
         for batch in self.texts(columns, marks):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def marks(self, codes: Collection[str] = ()) -> MissingValues:
-        """Returns the marks of missing values to read it with, except for those that are codes."""
+        """The marks of missing values for reading this table, except those that are codes."""
         return MissingValues(self.options.missing, codes=codes)
 
     def changed(self) -> bool:
-        """Checks whether a file has other bytes than when it was opened."""
+        """Whether a file has changed since it was opened."""
         return _together([file_digest(part.source.path) for part in self.files]) != self.sha256
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -246,11 +248,16 @@ def open_table(
     column_options: Mapping[str, str] | None = None,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
-    """Opens a table of one or more files, or of those in a folder, determines its encoding and
-    reads it to its end, which counts its rows.
+    """Opens a table of one or more files, or of the files in a folder; determines its encoding, and
+    reads it completely to count its rows.
 
-    The columns `required` must exist. Messages name the options by which file and columns were
-    given.
+    Args:
+        required: columns that must exist.
+        option: option that specified the file, for messages.
+        column_options: options that specified the columns, for messages.
+
+    Raises:
+        InputError: the table or a column is missing, damaged or too large.
     """
     paths = files_in(path, option)
     first, *others = (_open_file(file, required, option, column_options, read) for file in paths)
@@ -304,7 +311,7 @@ def _open_file(
             )
         if cut := [
             field.name for field in schema if "time64[ns]" in str(field.type)
-        ]:  # Python's times are shorter
+        ]:  # Python's times have no nanoseconds
             raise OutOfRange(
                 f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. "
                 "Write it as text",
@@ -350,7 +357,7 @@ def survey(
     column_options: Mapping[str, str] | None = None,
     read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
-    """Reads a table to its end, so that its faults show before work starts."""
+    """Reads a table completely, so that its faults are found before work starts."""
     table = open_table(path, text_columns, option=option, column_options=column_options, read=read)
     if table.kind == "parquet":
         for _ in table.texts(text_columns):
@@ -361,7 +368,7 @@ def survey(
 def read_small(
     path: Path, required: Sequence[str], *, option: str, read: ReadOptions = AS_IT_LOOKS
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the columns and all rows, as text, of a small table that is not a file of records."""
+    """The columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_dir():
         raise Unreadable(f"{option}: {path} is a folder. Specify a file", kind="folder")
     if path.is_file() and path.stat().st_size > SMALL:
@@ -376,10 +383,9 @@ def read_small(
 
 
 def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
-    """Yields rows in lists of bounded size: by their number, their cells and their characters of
-    text.
+    """Yields lists of rows, bounded by the number of rows, cells and characters.
 
-    The cuts depend only on the rows, so that a second reading gives the same pieces.
+    The boundaries depend only on the rows, so that a second reading gives the same lists.
     """
     most = max(1, min(_PIECE_ROWS, _PIECE_CELLS // max(1, columns)))
     piece: list[Row] = []
@@ -395,8 +401,8 @@ def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
 
 
 _OF_NESTED = 16
-"""Characters that one of a nested value's text counts for: an empty list takes 64 bytes, and its
-text has four.
+"""Number of characters for which each character of a nested value's text counts: an empty list
+takes 64 bytes, and its text has four characters.
 """
 
 
@@ -409,7 +415,7 @@ def _weight(value: Any) -> int:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, list):  # as tools for labelling write one label
+    if isinstance(value, list):  # labelling tools write a single label as a list
         return _as_text(value[0]) if value else ""
     if isinstance(value, str):
         return "" if value == ABSENT else value.replace("\0", " ")
@@ -420,7 +426,7 @@ def _as_text(value: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _check_memory(source: Source, sha256: str) -> None:
-    """Refuses a Parquet file that takes more memory than its reader could hold."""
+    """Refuses a Parquet file that needs more memory than its reader could allocate."""
     if source.rows > max(_FEW_ROWS, _ROWS_A_BYTE * source.path.stat().st_size):
         raise OutOfRange(
             f"{source.label}: {source.rows:,} rows in such a small file. Use a file of records",

@@ -1,7 +1,7 @@
-"""Finds out what a file of records is, and opens its bytes.
+"""Recognises the format of a file of records, and opens its bytes.
 
-Nothing here puts a cell into a message: the libraries' errors quote the faulty line, so they are
-caught and replaced outside their handlers, which leaves no chain to them.
+No message contains a cell: errors of libraries quote the faulty line, so they are caught, and
+replaced outside their handlers so that no exception chain leads to them.
 """
 
 import bz2
@@ -40,17 +40,17 @@ Container = Literal["plain", "zip", "gzip", "bzip2", "xz", "workbook", "statisti
 JSON_LINES: Final = {".jsonl", ".ndjson"}
 MOST_COLUMNS = 100_000
 MOST_EXPANSION, SMALL = 200, 64 << 20
-"""How many times a packed file may unfold, where it is not small."""
+"""Maximum expansion factor of a packed file, unless it is small."""
 HEAD = 1 << 18
-"""First bytes, by which a file is recognised."""
+"""Number of first bytes with which a file is recognised."""
 _BOOK_MEMORY = 4 << 30
 AS_CSV: Final = ("workbook", "statistics")
-"""Containers that a program of limited memory writes as CSV in UTF-8."""
+"""Containers that a subprocess with limited memory converts to CSV in UTF-8."""
 _MAGIC = 1 << 10
 _PACKED: Final[dict[bytes, Container]] = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-"""First bytes of an archive; the second is empty. A CSV may begin with `PK`, such as a column of
-keys.
+"""First bytes of an archive; the second is that of an empty one. A CSV may begin with `PK`, such as
+a column of keys.
 """
 UNPACK_FAULTS = (
     *(
@@ -113,15 +113,15 @@ _STATISTICS: Final = {
     rb"HEADER RECORD\*{7}": "SAS transport",
     b"\0{12}\xc2\xea\x81\x60": "SAS",
 }
-"""Files that pyreadstat reads, where it is installed."""
+"""Files that pyreadstat reads, if it is installed."""
 _XLS = b"\xd0\xcf\x11\xe0"
 _PARQUET = b"PAR1"
-"""First bytes of a Parquet file; a CSV may begin so, too, but continues as text."""
+"""First bytes of a Parquet file. A CSV may also begin like this, but continues as text."""
 _TEXTS = {".csv", ".txt", ".tsv", ".tab", ".psv", ".dat", ".json", *JSON_LINES}
 
 
 def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
-    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes
+    """Converts numbers, truth values or texts to Arrow. `pa.array` would import pandas, which takes
     a second.
     """
     if not isinstance(values, np.ndarray):
@@ -147,11 +147,11 @@ _READ_BY: Final = {
     **dict.fromkeys(("code list", "--codelist", "--groups"), "--read-codelist"),
     "SECOND": "--read-second",
 }
-"""Options by which the reading of a table is changed that another option names."""
+"""Options that change how a table is read, by the option that specifies the table."""
 
 
 class SeveralSheets(InputError):
-    """A workbook has rows in several sheets, of which none was named."""
+    """A workbook has rows in several sheets, and none was chosen."""
 
     def __init__(self, message: str, names: Sequence[str], *, kind: str = "") -> None:
         super().__init__(message, kind=kind)
@@ -163,9 +163,9 @@ class Source:
     path: Path
     kind: Kind
     columns: tuple[str, ...]
-    """Names without outer blanks and quotes."""
+    """Names without outer whitespace and quotes."""
     bytes: int
-    """Unpacked, where that is known."""
+    """Size after unpacking, if known."""
     rows: int = 1
     """Estimated from the first bytes; exact for Parquet."""
     member: str | None = None
@@ -173,30 +173,28 @@ class Source:
     encoding: str = "utf-8"
     delimiter: str = ","
     option: str = "data"
-    """Option that named the file, for messages."""
+    """Option that specified the file, for messages."""
     container: Container = "plain"
     quotes: Quotes = "double"
     header_line: int | None = 0
-    """Lines above the header; None: it has none, and the columns are named by an option."""
+    """Lines above the header. None: there is no header, and an option names the columns."""
     first_line: int = 0
     """Lines above the first record."""
     blank_end: bool = False
-    """Every row ends in one blank field more than the header."""
+    """Whether every row ends in one more blank field than the header."""
     array: bool = False
-    """JSON in one array, not in lines."""
+    """Whether the JSON is one array instead of lines."""
     skips_bad_rows: bool = False
     repeated: tuple[int, ...] = ()
     """Numbers of the rows, from 0, that repeat the header."""
     written: tuple[str, ...] = ()
-    """Names of the columns as the header has them, where it is text."""
+    """Names of the columns as written in the header, if it is text."""
     nested: Mapping[str, str | None] = field(default_factory=dict, hash=False)
-    """Of JSON whose first record has values inside values: the path to each
-    required key, if any.
-    """
+    """For JSON with nested values in its first record: the path to each required key, if any."""
     widths: tuple[int, ...] = ()
-    """Characters of each column, where the file has fixed widths."""
+    """Width of each column in characters, if the file has fixed widths."""
     encoded_twice: int = 0
-    """Letters that look like UTF-8 that was read as cp1252 and saved as UTF-8 again."""
+    """Number of letters that look like UTF-8 that was read as cp1252 and saved as UTF-8 again."""
     beside: int = 0
     """Number of further files."""
 
@@ -208,7 +206,7 @@ class Source:
 
     @property
     def read_option(self) -> str:
-        """Returns the option by which this file's reading is changed."""
+        """The option that changes how this file is read."""
         return _READ_BY.get(self.option, "--read")
 
     @property
@@ -244,7 +242,7 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Opens the bytes of the text, unpacked as they are read."""
+        """Opens the bytes of the text, which are unpacked while they are read."""
         if self.container in AS_CSV:
             with _open_guarded(self) as file:
                 yield file
@@ -263,8 +261,8 @@ class Source:
 
 
 def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes]:
-    """Returns what a file is by its first bytes, and these, unpacked; the columns of text stay
-    open.
+    """Recognises a file by its first bytes; also returns these, unpacked. The columns of text files
+    are not determined here.
     """
     if path.is_dir():
         raise Unreadable(f"{option}: {path} is a folder. Specify a file", kind="folder")
@@ -344,10 +342,10 @@ def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:
 def require_columns(
     source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses a source that lacks a column, or has it twice.
+    """Refuses a source in which a column is missing or repeated.
 
-    A message names the column, with its option, a similar one, and those with recognised names;
-    nothing else: a damaged header may contain a piece of a record.
+    The message contains the column with its option, a similar column, and columns with common
+    names, but nothing else, because a damaged header may contain part of a record.
     """
     for name in required:
         count = source.columns.count(name)
@@ -400,8 +398,8 @@ def require_columns(
 
 
 def like_header(columns: Sequence[str]) -> bool:
-    """Checks whether a first row may be shown as column names. A narrative, a number or a date
-    suggests a record.
+    """Whether a first row may be shown as column names. A narrative, a number or a date suggests
+    that it is a record.
     """
     return all(
         len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name)
@@ -450,10 +448,10 @@ def _usual(columns: Sequence[str]) -> bool:
 
 
 def read_safely(source: Source, action: Callable[[], T]) -> T:
-    """Runs a library's reading; replaces its error by one that quotes no cell.
+    """Runs a library's reading and replaces its error by one that quotes no cell.
 
-    A function and no context manager: an error raised while another is handled drags it along as
-    its context.
+    This is a function and not a context manager, because an error that is raised while another one
+    is handled keeps that one as its context.
     """
     try:
         return action()
@@ -476,7 +474,7 @@ def _parquet(path: Path, option: str) -> Source:
         with pq.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, tuple(file.schema_arrow.names)
         readable = True
-    except (pa.ArrowException, OSError, ValueError):  # the last: a column's name is not UTF-8
+    except (pa.ArrowException, OSError, ValueError):  # ValueError: a column's name is not UTF-8
         readable = False
     if not readable:
         raise Unreadable(
@@ -558,7 +556,7 @@ def _open_guarded(source: Source) -> Iterator[IO[bytes]]:
         try:
             yield cast(IO[bytes], child.stdout)
         finally:
-            child.stdout.close()  # ends the program where not all is read
+            child.stdout.close()  # ends the program if not everything was read
             report, status = child.stderr.read().decode(errors="replace"), child.wait()
     if status == guarded.SHEETS:
         names = json.loads(report)

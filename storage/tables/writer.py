@@ -1,4 +1,4 @@
-"""Writes rows as CSV that no table program runs, as JSON Lines and as Parquet."""
+"""Writes rows as JSON Lines, Parquet, or CSV without executable formulas."""
 
 import base64
 import csv
@@ -53,13 +53,13 @@ def open_writer(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
 
 
 def csv_lines(rows: Iterable[Row]) -> str:
-    """Returns rows as lines of a CSV, each cell such that no table program takes it
-    for a formula.
+    """Rows as lines of a CSV, with cells escaped so that no spreadsheet program evaluates a
+    formula.
     """
     text = io.StringIO(newline="")
     lines = csv.writer(
         text
-    )  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
+    )  # ends lines with CR LF (RFC 4180): with only LF it would leave a bare CR unquoted
     lines.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue()
 
@@ -68,7 +68,7 @@ def _cell(value: Any) -> str:
     if value is None or value == ABSENT:
         return ""
     if isinstance(value, str):
-        return escape_formula(value.replace("\0", " "))  # which no reader of CSV takes
+        return escape_formula(value.replace("\0", " "))  # no reader of CSV accepts NUL
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float | int):
@@ -84,8 +84,8 @@ def _json_line(names: Sequence[str], row: Row) -> str:
 
 
 def _json(value: Any) -> str:
-    """Returns JSON with all digits of a number; NaN and infinities, which JSON lacks, become null
-    at any depth.
+    """JSON with all digits of a number. NaN and infinities, which JSON lacks, become null at any
+    depth.
     """
     if isinstance(value, dict):
         return (
