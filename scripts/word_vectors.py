@@ -3,7 +3,7 @@
     .venv/bin/python scripts/word_vectors.py
 
 Run it after a change of the packaged encoder, and put the digest that it prints into
-`mechanisms/model/word_vectors.py`. No record is read.
+`mechanisms/model/title_words.py`. No record is read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import hashlib
 
 import torch
 
-from mechanisms.model import checkpoint, encoder_files, lexicon, packaged, prior, word_vectors
+from mechanisms.model import checkpoint, encoder_files, packaged, prior, title_words, word_vectors
 from mechanisms.model.config import ModelConfig
 
 
 def main() -> None:
     """Write the file and print its digest."""
     config = ModelConfig(encoder=packaged.MINILM, trainable="head", pooling="mean")
-    of_titles = (word for title in lexicon.injury_titles() for word in lexicon.words_of(title))
+    of_titles = (
+        word for title in title_words.injury_titles() for word in title_words.words_of(title)
+    )
     words = sorted({*encoder_files.whole_words(packaged.MINILM), *of_titles})
     vectors = word_vectors.in_units(prior.embed(config, words, device=torch.device("cpu")))
-    checkpoint.save(word_vectors.FILE, {"vectors": vectors}, {"words": words})
-    print(hashlib.sha256(word_vectors.FILE.read_bytes()).hexdigest())
+    checkpoint.save(title_words.VECTORS, {"vectors": vectors}, {"words": words})
+    print(hashlib.sha256(title_words.VECTORS.read_bytes()).hexdigest())
 
 
 if __name__ == "__main__":

@@ -419,16 +419,14 @@ class CopiedStore(Store):
     Args:
         source: a store to which others may write.
         folder: an empty folder that no other user can access (`own_folder`).
-        named: digests of artifacts that may be found by their key; None allows all. A step that
-            finds any other stage by its key computes it again, because nobody signed that stage.
+        named: digests of artifacts that may be found by their key. A step that finds any other
+            stage by its key computes it again, because nobody signed that stage.
     """
 
-    def __init__(self, source: Store, folder: Path, named: Collection[str] | None = ()) -> None:
+    def __init__(self, source: Store, folder: Path, named: Collection[str] = ()) -> None:
         super().__init__(folder)
         self.source = source
-        self.found: set[str] = set()
-        """Digests of the artifacts that were found by their key."""
-        self._named = None if named is None else frozenset(named)
+        self._named = frozenset(named)
 
     @property
     def has_key(self) -> bool:
@@ -452,9 +450,8 @@ class CopiedStore(Store):
             return computed
         found = self.source.find(name, key)
         # guard: test_a_cached_stage_that_nobody_signed
-        if found is None or (self._named is not None and found.sha256 not in self._named):
+        if found is None or found.sha256 not in self._named:
             return None
-        self.found.add(found.sha256)
         return found
 
     def open(self, ref: ArtifactRef) -> Path:

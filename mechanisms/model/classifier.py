@@ -326,13 +326,7 @@ def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
     Raises:
         MechanismError: the encoder cannot be loaded, or reads fewer tokens than `max_length`.
     """
-    longest = encoder_files.longest(config.encoder)
-    if config.max_length > longest:
-        raise MechanismError(
-            f"model.max_length is {config.max_length}, but this encoder reads at "
-            f"most {longest} tokens",
-            kind="max-length",
-        )
+    encoder_files.require_length(config.encoder, config.max_length)
     return partial(
         encoders.token_inputs,
         encoder_files.load_tokenizer(config.encoder),

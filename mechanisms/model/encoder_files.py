@@ -196,19 +196,50 @@ def _names() -> frozenset[str]:
     return frozenset(dir(transformers))
 
 
+def require_length(name: str, tokens: int) -> None:
+    """Refuses to cut narratives at more tokens than the encoder reads.
+
+    Raises:
+        MechanismError: it reads fewer, or it cannot be had.
+    """
+    most = longest(name)
+    if tokens > most:
+        raise MechanismError(
+            f"model.max_length is {tokens}, but this encoder reads at most {most} tokens. Set it "
+            f"to {most} or less",
+            kind="max-length",
+        )
+
+
 def longest(name: str) -> int:
     """Number of tokens that the encoder can read: its position embeddings minus those that RoBERTa
-    reserves for padding.
+    reserves for padding. Read from `config.json` alone if it has them, because transformers takes a
+    second to import.
     """
-    from transformers import AutoConfig
+    source = resolve(name)
+    family, positions, padding = _positions(Path(source) / "config.json")
+    if family is None:
+        from transformers import AutoConfig
 
-    config = load(AutoConfig, name)
-    positions = int(getattr(config, "max_position_embeddings", 1 << 30))
-    return (
-        positions - config.pad_token_id - 1
-        if config.model_type in _POSITIONS_AFTER_PADDING
-        else positions
-    )
+        config = load(AutoConfig, name)
+        family, padding = config.model_type, config.pad_token_id
+        positions = int(getattr(config, "max_position_embeddings", 1 << 30))
+    return positions - padding - 1 if family in _POSITIONS_AFTER_PADDING else positions
+
+
+def _positions(file: Path) -> tuple[str | None, int, int]:
+    """Returns family, position embeddings and the token of padding; no family where the file leaves
+    one of them to transformers.
+    """
+    try:
+        read = json.loads(file.read_bytes())
+        family, positions = read["model_type"], read["max_position_embeddings"]
+        padding = read["pad_token_id"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return None, 0, 0
+    if type(family) is str and type(positions) is int and type(padding) is int:
+        return family, positions, padding
+    return None, 0, 0
 
 
 _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}

@@ -28,12 +28,10 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -44,8 +42,16 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import packaged
-from mechanisms.model.config import HASHED_COLUMNS, stemmer
+from mechanisms.model.config import HASHED_COLUMNS
 from mechanisms.model.scorer import MOST_CHARACTERS
+from mechanisms.model.title_words import (
+    NORMS,
+    injury_titles,
+    stem_of,
+    stems_of,
+    vocabulary_of,
+    words_of,
+)
 from mechanisms.model.word_vectors import Embed, WordVectors
 
 FILE = "lexicon.json"
@@ -56,22 +62,10 @@ of OIICS, 0.07 % of pairs exceed it.
 """
 _ROWS = 4096
 _STEPS = 255
-_NORMS = {packaged.MINILM: 5.98839}
-"""Root mean square norms of the encoders' features of `injury_titles`."""
 _ENDINGS = 64
 """Number of endings. On OSHA's reports they miss 12 of the 35,561 words that have a stem of OIICS's
 titles.
 """
-_WORD = re.compile(r"[^\W\d_]{3,}")
-# Published stop lists contain `back`, `first`, `third` and `system`, which injury titles need. In
-# cross-validation on the training half of OSHA's reports they cost 0.009 of weighted and 0.03 of
-# macro F1 at epsilon 5. Other languages have no stop list and use only the minimum word length.
-_ENGLISH = (
-    "and are for from has into its nor not off onto other out per than that the their them then "
-    "there these they this "
-    "those under unspecified upon was were which who with without within"
-)
-
 
 Kind = Literal["titles", "hashed"]
 Table = dict[str, tuple[tuple[int, int], ...]]
@@ -150,20 +144,6 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
             ) from None
 
 
-def injury_titles() -> list[str]:
-    lines = Path(__file__).with_name("injury_titles.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if not line.startswith("#")]
-
-
-def vocabulary_of(
-    texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english"
-) -> tuple[str, ...]:
-    """Sorted stems of public texts, without words of `leave_out` and, in English, stop words."""
-    out = [*leave_out, _ENGLISH] if language == "english" else leave_out
-    dropped = {stem for text in out for stem in stems_of(text, language)}
-    return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
-
-
 def similarities(
     known: WordVectors, stems: Sequence[str], title_words: Collection[str], *, language: str
 ) -> Table:
@@ -176,7 +156,7 @@ def similarities(
         title_words: words of the titles with stems in `stems`.
     """
     places = {stem: column for column, stem in enumerate(stems)}
-    of_words = [_stem(word, language) for word in known.words]
+    of_words = [stem_of(word, language) for word in known.words]
     in_titles = [row for row, word in enumerate(known.words) if word in title_words]
     in_titles.sort(key=lambda row: places[of_words[row]])
     columns = [places[of_words[row]] for row in in_titles]
@@ -239,7 +219,7 @@ def of_titles(
     if stems:
         columns = frozenset(stems)
         all_words = {word for title in titles for word in words_of(title)}
-        title_words = {word for word in all_words if _stem(word, language) in columns}
+        title_words = {word for word in all_words if stem_of(word, language) in columns}
         table = similarities(vectors_of(all_words), stems, title_words, language=language)
     return build(
         "titles",
@@ -260,12 +240,12 @@ def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) ->
     An ending follows a stem, or replaces the stem's last letter (`injuri`: `injury`).
     """
     counts = Counter(
-        ending for word in words if (ending := _ending(word, _stem(word, language))) is not None
+        ending for word in words if (ending := _ending(word, stem_of(word, language))) is not None
     )
     endings = heapq.nsmallest(_ENDINGS, counts, key=lambda ending: (-counts[ending], ending))
     forms = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
     places = {stem: column for column, stem in enumerate(stems)}
-    known = ((word, _stem(word, language)) for word in sorted(forms | words))
+    known = ((word, stem_of(word, language)) for word in sorted(forms | words))
     return {word: places[stem] for word, stem in known if stem in places}
 
 
@@ -342,26 +322,8 @@ def unit_of(encoder: str, embed: Embed) -> float:
     Args:
         embed: computes features with this encoder; not called for a packaged encoder.
     """
-    known_norm = _NORMS.get(encoder)
-    return (known_norm or _root_mean_square(embed(injury_titles()))) / _NORMS[packaged.MINILM]
-
-
-def words_of(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-def stems_of(text: str, language: str = "english") -> list[str]:
-    return [_stem(word, language) for word in words_of(text)]
-
-
-@lru_cache(maxsize=1 << 17)
-def _stem(word: str, language: str) -> str:
-    with _STEMMING:
-        return stemmer(language).stemWord(word)
-
-
-_STEMMING = Lock()
-"""A stemmer stores the word that it works on, so threads take turns."""
+    known_norm = NORMS.get(encoder)
+    return (known_norm or _root_mean_square(embed(injury_titles()))) / NORMS[packaged.MINILM]
 
 
 def _root_mean_square(rows: Tensor) -> float:

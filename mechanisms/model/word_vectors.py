@@ -12,21 +12,16 @@ No record is read. `scripts/word_vectors.py` writes the file.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mechanisms.errors import MechanismError
-from mechanisms.model import checkpoint, encoder_files, packaged
+from mechanisms.model import checkpoint, packaged
+from mechanisms.model.title_words import VECTORS, shipped_words, to_embed
 
-FILE = Path(__file__).with_name("minilm_words.safetensors")
-DIGEST = "e84e28c585c8ff2251b3c9aa0f767a60031df324649b953a472f528f5776f98e"
-"""SHA-256 of the file."""
 _UNIT = 2.0**-6
 _MOST = 127
 
@@ -48,11 +43,10 @@ def of(encoder: str, further: Iterable[str], embed: Embed) -> WordVectors:
         embed: computes features with this encoder. It is called at most once, and not at all if
             every word is known.
     """
+    unknown = to_embed(encoder, further)
     if encoder != packaged.MINILM:
-        words = sorted({*encoder_files.whole_words(encoder), *further})
-        return WordVectors(tuple(words), embed(words))
+        return WordVectors(tuple(unknown), embed(unknown))
     packaged_vectors = shipped()
-    unknown = sorted(set(further).difference(packaged_vectors.words))
     if not unknown:
         return packaged_vectors
     words = (*packaged_vectors.words, *unknown)
@@ -73,9 +67,5 @@ def shipped() -> WordVectors:
     Raises:
         MechanismError: the file is not the one that this version was released with.
     """
-    if hashlib.sha256(FILE.read_bytes()).hexdigest() != DIGEST:
-        raise MechanismError(
-            f"{FILE} is damaged. Install the program again", kind="damaged-vectors"
-        )
-    tensors, described = checkpoint.load(FILE)
-    return WordVectors(tuple(described["words"]), tensors["vectors"].float().mul(_UNIT))
+    words = shipped_words()
+    return WordVectors(words, checkpoint.load(VECTORS)[0]["vectors"].float().mul(_UNIT))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from absl import logging as absl_logging
+from numpy.typing import NDArray
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import (
@@ -38,7 +39,6 @@ from mechanisms.privacy.numerics import safe_root
 if TYPE_CHECKING:
     from dp_accounting import dp_event
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
 Relation = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
 """Names in dp-accounting's `NeighboringRelation`."""
@@ -83,8 +83,8 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
         delta=delta,
         epsilon=epsilon,
         epsilon_replace_one=_epsilon(event, delta, 1, _INTERVAL, "REPLACE_ONE"),
-        epsilon_rdp=float(of_orders.get_epsilon(delta)),
-        epsilon_rdp_mironov=_mironov(of_orders, delta),
+        epsilon_rdp=of_orders.epsilon(delta),
+        epsilon_rdp_mironov=of_orders.epsilon_mironov(delta),
     )
 
 
@@ -324,7 +324,7 @@ def calibrate(
     def excess(interval: float, log_noise: float) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
-            return _mironov(renyi(event), delta) - target_epsilon
+            return renyi(event).epsilon_mironov(delta) - target_epsilon
         return (
             epsilon_of_event(
                 event, delta=delta, records_per_unit=records_per_unit, interval=interval
@@ -464,10 +464,42 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     return accountant
 
 
-def renyi(event: Event) -> RdpAccountant:
-    """Composes the event at dp-accounting's orders, which omit those near 1 whose sums do not
-    converge.
+_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
+"""Those of dp-accounting."""
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """Holds the Renyi divergences of an event, by their orders, float64 [orders]."""
+
+    orders: NDArray[np.float64]
+    divergences: NDArray[np.float64]
+
+    def epsilon(self, delta: float) -> float:
+        """Converts by Canonne et al. 2020, proposition 12, as dp-accounting does."""
+        pairs = zip(self.orders.tolist(), self.divergences.tolist(), strict=True)
+        return max(0.0, min(_canonne(order, divergence, delta) for order, divergence in pairs))
+
+    def epsilon_mironov(self, delta: float) -> float:
+        """Converts by Mironov 2017, proposition 3 (v3): divergence + log(1/delta) / (order - 1)."""
+        return float(np.min(self.divergences - math.log(delta) / (self.orders - 1)))
+
+
+def _canonne(order: float, divergence: float, delta: float) -> float:
+    # by Kullback and Leibler's divergence, which is not larger, delta is sqrt(1 - exp(-it)) at most
+    if delta**2 + math.expm1(-divergence) > 0:
+        return 0.0
+    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+
+
+def renyi(event: Event) -> Renyi:
+    """Divergences of an event at dp-accounting's orders, which omit those near 1 whose sums do not
+    converge. For one Gaussian they have a closed form (Mironov 2017, corollary 3).
     """
+    rate = gaussian_rate(event)
+    if rate is not None:
+        orders = np.array(_ORDERS)
+        return Renyi(orders, orders / (2 * (1 / rate) ** 2))
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     accountant, verbosity = RdpAccountant(), absl_logging.get_verbosity()
@@ -476,14 +508,7 @@ def renyi(event: Event) -> RdpAccountant:
         accountant.compose(to_dp_event(event))
     finally:
         absl_logging.set_verbosity(verbosity)
-    return accountant
-
-
-def _mironov(accountant: RdpAccountant, delta: float) -> float:
-    """Mironov 2017, proposition 3 (v3): (alpha, rdp)-RDP gives epsilon = rdp + log(1/delta) /
-    (alpha - 1).
-    """
-    return float(np.min(accountant.rdp - math.log(delta) / (accountant.orders - 1)))
+    return Renyi(accountant.orders, accountant.rdp)
 
 
 def _check_delta(delta: float) -> None:

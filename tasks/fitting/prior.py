@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mechanisms.model import encoder_files, packaged
+from mechanisms.model import encoder_files, packaged, title_words
 from mechanisms.model.config import ModelConfig
 from storage import demo_data
 from storage.artifacts import digest, files_digest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mechanisms.model.classifier import Classifier
     from mechanisms.model.lexicon import Lexicon
-    from mechanisms.model.word_vectors import WordVectors
+    from mechanisms.model.word_vectors import Embed, WordVectors
 
 _FILE, _HEAD = "titles.safetensors", "head.safetensors"
 INDEX_TEXTS, INDEX_HEAD = "coding index", "head at the coding index"
@@ -232,26 +232,71 @@ def head_at_index(model: ModelConfig, codes: Sequence[Code], index: CodingIndex)
     )
 
 
+class PublicOfLexicon(NamedTuple):
+    """Stages that embed the public texts of a lexicon."""
+
+    scales: Step
+    """Of texts that set the scales of its blocks."""
+    unit: Step | None = None
+    """Of titles that tell the unit of the encoder's features; None where it is known."""
+    words: Step | None = None
+    """Of words whose vectors do not come with the program; None without any."""
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for step in self if step is not None]
+
+
+def public_of_lexicon(model: ModelConfig, codes: Sequence[Code]) -> PublicOfLexicon | None:
+    """Returns the stages that the lexicon of a code list reads; None where the model reads no
+    words. Loads no torch where the encoder comes with the program.
+    """
+    if model.lexical == "none":
+        return None
+    of_injuries = _step("titles", model, [title_words.injury_titles()])
+    unit = None if model.encoder in title_words.NORMS else of_injuries
+    if model.lexical == "hashed":
+        return PublicOfLexicon(narratives(model), unit)
+    by = model.model_copy(update={"encoder": packaged.for_words(model.encoder)})
+    titled = _titles_of_lexicon(model, codes)
+    words = title_words.to_embed(
+        by.encoder, (word for title in titled for word in title_words.words_of(title))
+    )
+    return PublicOfLexicon(
+        of_injuries if model.lexical_titles == "injuries" else titles(model, codes),
+        unit,
+        _step("words", by, [words]) if words else None,
+    )
+
+
+def _titles_of_lexicon(model: ModelConfig, codes: Sequence[Code]) -> list[str]:
+    return title_words.injury_titles() if model.lexical_titles == "injuries" else describe(codes)
+
+
 def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> Lexicon | None:
     """Builds the lexicon of a code list. Returns None if the model has no word features.
 
     The scales come from the titles, within the sentence if the model has one. `hashed` needs no
     code list, because its scales come from synthetic narratives.
     """
-    from mechanisms.model import lexicon as words
-    from mechanisms.model import word_vectors
+    from mechanisms.model import lexicon, word_vectors
 
-    if model.lexical == "none":
+    public = public_of_lexicon(model, codes)
+    if public is None:
         return None
+
+    def embed(step: Step | None) -> Embed:
+        def features(texts: list[str]) -> torch.Tensor:
+            assert step is not None  # nothing is asked for that comes with the program
+            return embeddings(context, step)[0][0]
+
+        return features
+
     language = model.lexical_language
-
-    def embed(public: list[str], label: str, by: ModelConfig = model) -> torch.Tensor:
-        return embeddings(context, _step(label, by, [public]))[0][0]
-
-    unit = words.unit_of(model.encoder, partial(embed, label="titles"))
+    unit = lexicon.unit_of(model.encoder, embed(public.unit))
+    embedded, with_title = embeddings(context, public.scales)
     if model.lexical == "hashed":
-        embedded, _ = embeddings(context, narratives(model))
-        return words.build(
+        return lexicon.build(
             "hashed",
             texts=invented_narratives(),
             features=embedded[0],
@@ -259,21 +304,17 @@ def lexicon_of(context: Context, model: ModelConfig, codes: Sequence[Code]) -> L
             language=language,
         )
 
-    of_words = model.model_copy(update={"encoder": packaged.for_words(model.encoder)})
+    def vectors_of(words: set[str]) -> WordVectors:
+        return word_vectors.of(packaged.for_words(model.encoder), words, embed(public.words))
 
-    def vectors_of(public: set[str]) -> WordVectors:
-        return word_vectors.of(of_words.encoder, public, partial(embed, label="words", by=of_words))
-
-    if model.lexical_titles == "injuries":
-        public = texts = words.injury_titles()
-        features = embed(texts, "titles")
-    else:
-        embedded, with_title = embeddings(context, titles(model, codes))
+    titled = texts = _titles_of_lexicon(model, codes)
+    features = embedded[0]
+    if model.lexical_titles == "codelist":
         kind = -1 if model.prior_sentence else 0
-        public, texts = describe(codes), [text for text in texts_of(model, codes)[kind] if text]
+        texts = [text for text in texts_of(model, codes)[kind] if text]
         features = embedded[kind][with_title]
-    return words.of_titles(
-        public,
+    return lexicon.of_titles(
+        titled,
         vectors_of,
         texts=texts,
         features=features,

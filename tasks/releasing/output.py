@@ -17,6 +17,7 @@ from tasks.bundle import licence
 from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, own_texts
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.prior import public_of_lexicon
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
@@ -107,8 +108,9 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
 
 def _public_stages(context: Context, candidate: Candidate) -> tuple[str, ...]:
-    from tasks.fitting.prior import lexicon_of  # imports torch
-
-    with context.copying(named=None) as own:
-        lexicon_of(own, candidate.model, load_codes(own.store.open(candidate.dataset)))
-        return () if own.copies is None else tuple(sorted(own.copies.found))
+    public = public_of_lexicon(candidate.model, load_codes(context.store.open(candidate.dataset)))
+    steps = [] if public is None else public.steps
+    stages = [stage for step in steps if (stage := step.find(context.store)) is not None]
+    for stage in stages:
+        context.store.open(stage)  # a damaged one is refused before anyone signs it
+    return tuple(sorted({stage.sha256 for stage in stages}))

@@ -219,6 +219,7 @@ def check(
                 kind="lexicon-without-list",
             )
     require_index(parameters)
+    encoder_files.require_length(parameters.model.encoder, parameters.model.max_length)
     device = check_device(context)
     context.store.check()
     engine.check(context.engine)

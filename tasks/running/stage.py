@@ -61,7 +61,7 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
         return Store(self.workspace.private, SharedStore(url) if url else None)
 
     @contextmanager
-    def copying(self, named: Collection[str] | None = ()) -> Iterator[Context]:
+    def copying(self, named: Collection[str] = ()) -> Iterator[Context]:
         """Yields this context with a `CopiedStore`, which copies the files that it opens."""
         with own_folder("release") as folder:
             copies = CopiedStore(self.store, folder, named)

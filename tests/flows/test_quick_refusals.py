@@ -2,6 +2,7 @@
 that takes seconds.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_it_is_answered_before_the_imports(name: str, refused: dict[str, Done]) 
 
 DEMO = ("train", "--data", "injuries.csv", "--codelist", "codelist.csv", "--epsilon", "5")
 LARGE_BATCH = ("--set", "method.name=dp-sgd", "--set", "method.batch_size=1000000")
+TOO_LONG = ("--set", "model.encoder=./encoder", "--set", "model.max_length=65")
 OF_THE_RECORDS: dict[str, tuple[Sequence[str], str]] = {
     "dry run": ([*DEMO, "--profile", "demo-formal", "--dry-run"], "to compute"),
     "a device that is absent": (
@@ -91,6 +93,14 @@ OF_THE_RECORDS: dict[str, tuple[Sequence[str], str]] = {
         [*DEMO, "--profile", "formal", "--dry-run", *LARGE_BATCH],
         "larger than the data",
     ),
+    "more tokens than the encoder reads": (
+        [*DEMO, "--profile", "demo-formal", *TOO_LONG],
+        "reads at most 64 tokens",
+    ),
+    "dry run, more tokens than the encoder reads": (
+        [*DEMO, "--profile", "demo-formal", "--dry-run", *TOO_LONG],
+        "reads at most 64 tokens",
+    ),
 }
 
 
@@ -98,6 +108,9 @@ OF_THE_RECORDS: dict[str, tuple[Sequence[str], str]] = {
 def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     folder = tmp_path_factory.mktemp("demo")
     write_demo_data(folder, records=200, seed=1)
+    (folder / "encoder").mkdir()
+    config = {"model_type": "bert", "max_position_embeddings": 64, "pad_token_id": 0}
+    (folder / "encoder" / "config.json").write_text(json.dumps(config))
     done = run([words for words, _ in OF_THE_RECORDS.values()], folder)
     return dict(zip(OF_THE_RECORDS, done, strict=True))
 
@@ -107,6 +120,21 @@ def test_the_records_are_read_without_the_imports(name: str, answered: dict[str,
     """No stage computes, so that no one waits for torch, Prefect, or an accountant."""
     assert OF_THE_RECORDS[name][1] in answered[name].said
     assert answered[name].imported == ()
+
+
+def test_a_run_whose_stages_are_all_there_takes_no_torch(tmp_path: Path) -> None:
+    """The second of two equal runs computes nothing but the claim, and writes the same plan."""
+    write_demo_data(tmp_path, records=60, seed=1)
+    command = (*DEMO, "--profile", "demo-formal", "--home", str(tmp_path / "home"))
+    (first,), (again,) = run([command], tmp_path), run([command], tmp_path)
+    assert (first.code, again.code) == (0, 0), first.said + again.said
+    assert "torch" in first.imported
+    assert again.imported == ("scipy",)
+    assert _plan_named(again.said) == _plan_named(first.said)
+
+
+def _plan_named(said: str) -> str:
+    return next(line for line in said.splitlines() if line.startswith("plan: "))
 
 
 def test_a_ledger_is_read_without_the_imports(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 the encoder.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from small_heads import Fresh
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier
+from mechanisms.model import classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
@@ -180,6 +181,19 @@ def test_more_tokens_than_the_encoder_has_positions(encoder: Path) -> None:
     config = ModelConfig(encoder=str(encoder), max_length=65)
     with pytest.raises(MechanismError, check=of_kind("max-length"), match=r"\b65\b.*\b64\b"):
         classifier.tokenize(config, ["fell"])
+
+
+def test_what_a_configuration_leaves_out_transformers_says(
+    tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """Positions, padding and family give the longest text; one that is not in the file has the
+    value that transformers gives it.
+    """
+    assert encoder_files.longest(str(tiny_roberta)) == 64
+    stated = json.loads((tiny_roberta / "config.json").read_text())
+    del stated["pad_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert encoder_files.longest(str(tmp_path)) == 64  # transformers' RoBERTa pads with 1
 
 
 def test_side_by_side_passes_equal_one_after_the_other(fresh: Fresh) -> None:

@@ -12,7 +12,7 @@ from refusals import of_kind
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import lexicon, packaged, prior, word_vectors
+from mechanisms.model import lexicon, packaged, prior, title_words, word_vectors
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.word_vectors import WordVectors
 
@@ -183,10 +183,10 @@ def test_a_damaged_file_of_words_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit is enough."""
-    damaged = bytearray(word_vectors.FILE.read_bytes())
+    damaged = bytearray(title_words.VECTORS.read_bytes())
     damaged[-1] ^= 1
     (tmp_path / "words.safetensors").write_bytes(damaged)
-    monkeypatch.setattr(word_vectors, "FILE", tmp_path / "words.safetensors")
+    monkeypatch.setattr(title_words, "VECTORS", tmp_path / "words.safetensors")
     word_vectors.shipped.cache_clear()
     with pytest.raises(MechanismError, check=of_kind("damaged-vectors")):
         word_vectors.shipped()

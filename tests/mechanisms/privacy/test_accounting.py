@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from refusals import of_kind
 from scipy.stats import norm
 from small_heads import claim
@@ -45,6 +46,26 @@ SWAG = SwagPpmEvent(
 
 
 class TestFormal:
+    @pytest.mark.parametrize("noise", [0.03, 0.7, 1.3, 25.0, 900.0])
+    def test_renyi_figures_of_one_gaussian_are_dp_accountings(self, noise: float) -> None:
+        """Bit for bit, although the divergences have a closed form and the conversion is our
+        own.
+        """
+        event = release(noise)
+        theirs, ours = RdpAccountant(), gaussian_cost.renyi(event)
+        theirs.compose(gaussian_cost.to_dp_event(event))
+        assert np.array_equal(ours.orders, theirs.orders)
+        assert np.array_equal(ours.divergences, theirs.rdp)
+        for delta in (1e-9, 1e-5, 1e-2, 0.3):
+            assert ours.epsilon(delta) == theirs.get_epsilon(delta)
+
+    def test_renyi_figures_of_sampled_steps_are_dp_accountings(self) -> None:
+        event = sgd(1.1, prob=0.01, steps=300)
+        theirs = RdpAccountant()
+        theirs.compose(gaussian_cost.to_dp_event(event))
+        for delta in (1e-9, 1e-5, 1e-2):
+            assert gaussian_cost.renyi(event).epsilon(delta) == theirs.get_epsilon(delta)
+
     @pytest.mark.parametrize(
         ("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)]
     )

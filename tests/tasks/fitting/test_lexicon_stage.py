@@ -128,6 +128,33 @@ def test_titles_without_a_code_list(context: Context, tiny_bert: Path, tmp_path:
     assert of_injuries.columns == len(of_injuries.vocabulary) > 500
 
 
+@pytest.mark.parametrize(
+    ("changed", "stages"),
+    [
+        ({"lexical": "none"}, 0),
+        ({"lexical": "hashed"}, 2),
+        ({}, 3),
+        ({"prior_sentence": "An employee suffered {}."}, 3),
+        ({"lexical_titles": "injuries"}, 2),
+    ],
+)
+def test_the_stages_of_a_lexicon_are_named_before_it_is_made(
+    context: Context, tiny_bert: Path, tmp_path: Path, changed: dict[str, str], stages: int
+) -> None:
+    """They are those that making it computes, no more: of titles or narratives, of the unit, and of
+    the words.
+    """
+    codes = load_codes(ingested(context, tmp_path).path)
+    config = model(tiny_bert, **changed)
+    public = prior.public_of_lexicon(config, codes)
+    named = set() if public is None else {step.key(context.store) for step in public.steps}
+    assert len(named) == stages
+    made = lexicon_of(context, config, codes)
+    assert (made is None) == (public is None)
+    computed = context.workspace.private / "stages" / "titles"
+    assert named == ({stage.name for stage in computed.iterdir()} if computed.exists() else set())
+
+
 def test_another_vocabulary_is_another_stage(
     context: Context, tiny_bert: Path, tmp_path: Path
 ) -> None:
