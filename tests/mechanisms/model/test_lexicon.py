@@ -187,10 +187,15 @@ def test_a_damaged_file_of_words_is_refused(
     damaged[-1] ^= 1
     (tmp_path / "words.safetensors").write_bytes(damaged)
     monkeypatch.setattr(title_words, "VECTORS", tmp_path / "words.safetensors")
-    word_vectors.shipped.cache_clear()
+    _forget_shipped()
     with pytest.raises(MechanismError, check=of_kind("damaged-vectors")):
         word_vectors.shipped()
+    _forget_shipped()
+
+
+def _forget_shipped() -> None:
     word_vectors.shipped.cache_clear()
+    title_words.shipped_words.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
