@@ -19,6 +19,7 @@ from storage.ledger.registry import (
     population_name_warning,
 )
 from tasks.branches.plan import Origin
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import RetrainParameters
 from tasks.releasing import plan_page, prefect_page, publish
 from tasks.releasing.publish import Released
@@ -93,7 +94,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
         )
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
     warned += tuple(word.warning for word in here.lists or () if word.warning is not None)
-    facts = context.store.figures(planned.candidate.dataset)
+    facts = ingest_figures(context.store, planned.candidate.dataset)
     sizes = {"train": facts["train"], "test": facts["test"], "codes": facts["codes_observed"]}
     warned += tuple(retraining.warnings_of(parameters.data, **sizes))
     return RetrainResult(

@@ -17,10 +17,11 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
+from storage.json_values import Config
 from tasks.branches import branch as branches
 from tasks.branches.branch import ComparisonSettings
 from tasks.fitting import data, fits, prior, scores
-from tasks.fitting.ingest import ingest_records
+from tasks.fitting.ingest import IngestFigures, ingest_figures, ingest_records
 from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_access
@@ -67,7 +68,7 @@ class Study:
     terms: ComparisonSettings
     dataset: ArtifactRef
     prepared: ArtifactRef
-    facts: Mapping[str, Any]
+    facts: IngestFigures
     """Figures of the ingest."""
     run_step: RunStep
 
@@ -82,7 +83,7 @@ class Study:
         """Prepares the records for these branches. Refuses a branch that cannot be fitted."""
         models = [branches.model_for(branch, parameters) for branch in chosen]
         dataset = run_step(ingest_records(parameters.data))
-        facts = context.store.figures(dataset)
+        facts = ingest_figures(context.store, dataset)
         counted = Study(context, parameters, terms, dataset, dataset, facts, run_step)
         for branch in chosen:
             experiment = counted.experiment(branch)
@@ -156,7 +157,7 @@ class Experiment:
         )
 
     @property
-    def method(self) -> dict[str, Any]:
+    def method(self) -> Config:
         """Settings of which a release's key contains a digest. `method_of` reads the same settings
         back from a fit.
         """
@@ -245,7 +246,7 @@ class Experiment:
             claim=self.claim(event, search),
             fitted=stages.fitted,
             measured=stages.measured,
-            figures=store.figures(stages.measured),
+            figures=scores.figures_of(store, stages.measured),
         )
 
 
@@ -266,7 +267,8 @@ class Outcome:
     fitted: ArtifactRef
     measured: ArtifactRef
     """The stage with its scores."""
-    figures: Mapping[str, Any]
+    figures: Mapping[str, float | None]
+    """Its scores."""
 
     @property
     def rerun(self) -> Mechanism:

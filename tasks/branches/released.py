@@ -7,7 +7,7 @@ from storage.artifacts import ArtifactRef
 from storage.errors import Contradiction, Missing
 from tasks.branches.branch import ComparisonSettings, model_for, obstacle
 from tasks.branches.experiment import Experiment, Study, prepare
-from tasks.fitting.ingest import ingest_records
+from tasks.fitting.ingest import ingest_figures, ingest_records
 from tasks.method import Method
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, Step
@@ -49,12 +49,12 @@ def find_stages(
     method, terms = released_branch(parameters)
     dataset = find(ingest_records(parameters.data))
     prepared = prepare(parameters, dataset, [model_for(method, parameters)], find)
-    known: Any = {"dataset": dataset, "prepared": prepared}
-    facts = {} if dataset is None else context.store.figures(dataset)
+    facts = None if dataset is None else ingest_figures(context.store, dataset)
+    known: Any = {"dataset": dataset, "prepared": prepared, "facts": facts}
 
     def never(step: Step) -> Any:
         raise RuntimeError("a dry run must not run a step")
 
-    study = Study(context, parameters, terms, **known, facts=facts, run_step=never)
+    study = Study(context, parameters, terms, **known, run_step=never)
     experiment = study.experiment(method)
     return experiment, experiment.stages(find, score_all=True)[-1].fitted

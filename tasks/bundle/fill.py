@@ -45,6 +45,7 @@ from tasks.bundle.statement import statement, statement_page
 from tasks.bundle.texts import name_of, own_texts
 from tasks.bundle.untold import REASONS_FOR_PARTNERS
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_figures
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
@@ -101,7 +102,7 @@ def fill(
             kind="reserved-for-others",
         )
     codes = load_codes(context.store.open(candidate.dataset))
-    facts = context.store.figures(candidate.dataset)
+    facts = ingest_figures(context.store, candidate.dataset)
     classification = facts.get("classification", "")
     version = facts.get("classification_version", "")
     if theta is None:

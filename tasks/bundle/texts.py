@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mechanisms.model import encoder_files
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code
 from storage.egress.public_lists import published_name, reviewed_encoder
 from storage.ledger.policy import RegistryStatement
+
+if TYPE_CHECKING:
+    from tasks.fitting.ingest import Classification
+
 
 _NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
@@ -30,10 +34,10 @@ _PUBLIC_NAME = 12
 
 def own_texts(
     codes: Sequence[Code],
-    facts: Mapping[str, Any],
+    facts: Classification,
     encoder: str,
     *,
-    statement: Mapping[str, Any] | None = None,
+    statement: Mapping[str, object] | None = None,
     label: str = "",
     registry: RegistryStatement | None = None,
 ) -> tuple[str, ...]:
@@ -107,7 +111,7 @@ _NARROW_FORMS = {
 }
 
 
-def _texts_of_statement(statement: Mapping[str, Any]) -> Iterator[str]:
+def _texts_of_statement(statement: Mapping[str, object]) -> Iterator[str]:
     for field, value in statement.items():
         texts = (
             [] if field in WRITTEN_BY_THE_PROGRAM else [text for _, text in _leaves(value, field)]
@@ -121,7 +125,7 @@ def _texts_of_statement(statement: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{field}: {text}" for text in texts)
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yields every text of a parsed document with its field, including keys of inner objects."""
     if isinstance(value, str):
         yield name, value

@@ -16,6 +16,7 @@ from storage.artifacts import ArtifactRef, Store
 from storage.json_values import Figures
 from tasks.branches.branch import ComparisonSettings
 from tasks.branches.experiment import Experiment, Study
+from tasks.fitting.ingest import ingest_figures
 from tasks.method import Method
 from tasks.parameters import ReleaseParameters, RetrainParameters
 from tasks.running import progress
@@ -107,7 +108,7 @@ def _run(work: Work, *, fit: Fit) -> Figures:
         settings.terms,
         work.refs["dataset"],
         work.refs["prepared"],
-        context.store.figures(work.refs["dataset"]),
+        ingest_figures(context.store, work.refs["dataset"]),
         run_and_note,
     )
     study.experiment(settings.branches[fit.branch], fit.seed).run()

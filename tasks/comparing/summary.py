@@ -86,7 +86,7 @@ def record_claims(
             subject=subject,
             dataset=study.dataset,
             refs={"fit": outcome.fitted, "measures": outcome.measured},
-            details={k: v for k, v in outcome.figures.items() if isinstance(v, int | float)},
+            details={k: v for k, v in outcome.figures.items() if v is not None},
             event=outcome.event,
             claim=outcome.claim,
             key=f"compare-{outcome.measured.sha256}",
@@ -183,11 +183,12 @@ def _summary(
 
 def _over_seeds(outcomes: Sequence[Outcome]) -> tuple[dict[str, float], dict[str, float]]:
     # JSON reads a zero back as an int; a figure missing at one seed has no mean
-    names = [
-        n
-        for n in outcomes[0].figures
-        if all(isinstance(o.figures.get(n), int | float) for o in outcomes)
-    ]
-    values = {n: [float(o.figures[n]) for o in outcomes] for n in names}
-    spread = {n: statistics.stdev(v) if len(v) > 1 else 0.0 for n, v in values.items()}
-    return {n: statistics.fmean(v) for n, v in values.items()}, spread
+    mean: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    for name in outcomes[0].figures:
+        of_seeds = [outcome.figures.get(name) for outcome in outcomes]
+        known = [float(value) for value in of_seeds if value is not None]
+        if len(known) == len(of_seeds):
+            mean[name] = statistics.fmean(known)
+            spread[name] = statistics.stdev(known) if len(known) > 1 else 0.0
+    return mean, spread

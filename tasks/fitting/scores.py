@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 
 from mechanisms.model import calibration, metrics
 from mechanisms.model.resampling import resampled_f1
-from storage.artifacts import ArtifactRef
+from storage.artifacts import ArtifactRef, Store
 from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.json_values import Figures
@@ -105,6 +105,11 @@ def _figures(
 
 def _named(group: str, figures: Mapping[str, float | None]) -> dict[str, float | None]:
     return {f"{group}_{name}": value for name, value in figures.items()}
+
+
+def figures_of(store: Store, measured: ArtifactRef) -> Mapping[str, float | None]:
+    """Returns the aggregate metrics of a scored branch by name; None where one is undefined."""
+    return cast("Mapping[str, float | None]", store.figures(measured))
 
 
 def codes_of(context: Context, measured: ArtifactRef) -> list[CodeScore]:

@@ -17,6 +17,7 @@ from storage.ledger.fold import Sought
 from storage.ledger.registry import other_population_names
 from storage.ledger.wording import BudgetLine, budget_json, describe_balance
 from storage.paths import Workspace
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import gate, ledger_access
 from tasks.releasing.case import ReleaseCase
@@ -127,7 +128,7 @@ class ExpectedCharge:
             records = None if dataset is None else find_record_set(context, dataset)
             by_name = records is None and any(line.used for line in ledger.budget())
             if dataset is not None and records is not None:
-                fingerprint = context.store.figures(dataset)["fingerprint"]
+                fingerprint = ingest_figures(context.store, dataset)["fingerprint"]
                 sought = Sought(population, tuple(cohorts), fingerprint, kind)
                 overlapping = ledger.overlaps(sought, records=records)
                 names = other_population_names(population, overlapping)

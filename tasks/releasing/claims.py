@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.claims import claim_of
@@ -13,6 +12,11 @@ from storage.artifacts import digest
 from storage.ingest import ALL, IngestConfig
 from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
+
+if TYPE_CHECKING:
+    from storage.json_values import Config, Json
+    from tasks.fitting.ingest import IngestFigures
+
 
 TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against "
@@ -74,16 +78,14 @@ NOT_METHOD: Any = {
 _claim_of = lru_cache(maxsize=64)(claim_of)
 
 
-def settings_of(parameters: RetrainParameters) -> dict[str, Any]:
+def settings_of(parameters: RetrainParameters) -> dict[str, Json]:
     """Returns the parameters that fits depend on, as JSON. The fingerprint of the
     records covers the code list.
     """
     return parameters.model_dump(mode="json", exclude=NOT_METHOD)
 
 
-def method_of(
-    fit: Mapping[str, Any], task: Mapping[str, Any], *, population: str, ingest: Any
-) -> dict[str, Any]:
+def method_of(fit: Config, task: Config, *, population: str, ingest: Json) -> dict[str, Json]:
     """Returns the method of a fit. The release's key contains its digest. It excludes everything
     that the fit itself found, so that the same records, method and label have one release.
 
@@ -100,7 +102,7 @@ def method_of(
 
 
 def unprotected_inputs(
-    dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
+    dataset: IngestFigures, *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
     """Returns the inputs of the release that came from the records without protection, from the
     ingest's figures.
@@ -114,8 +116,7 @@ def unprotected_inputs(
         CHAIN_SETTINGS if weights else SETTINGS: True,
         COUPLED: dataset["sampling"] != "per-record",
         LABELS: dataset["label_space_source"] != "codelist",
-        COHORTS: dataset.get("cohorts_source", "records") == "records"
-        and list(dataset["cohorts"]) != [ALL],
+        COHORTS: dataset["cohorts_source"] == "records" and list(dataset["cohorts"]) != [ALL],
         "" if model is None else _prior_settings(model): model is not None
         and model.prior == "titles",
     }
@@ -172,7 +173,7 @@ def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
 
 
 def claim_on(
-    dataset: Mapping[str, Any],
+    dataset: IngestFigures,
     ingest: IngestConfig,
     model: ModelConfig,
     event: Event,
@@ -215,7 +216,7 @@ def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
     return claim_like(claim, event.model_copy(update={"sensitivity": sensitivity}))
 
 
-def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
+def key_of(method: Config, fingerprint: str, label: str) -> str:
     """Returns the key of a release. The same records, method and label have one release."""
     return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
 from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
+from storage.json_values import Figures
 from storage.ledger import Evaluated, Evaluation, Subject
 from storage.ledger.budget import RECORD
 from storage.ledger.models import Sample
 from storage.ledger.records import RecordSet, has_registry_key, registry_key
 from storage.ledger.recovery import save_marks
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import TRUST_MODEL, privacy_unit, settings_of
 from tasks.releasing.ledger_access import open_ledger
@@ -66,7 +68,8 @@ def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
     Two releases share records if one of these is in both. An id that may be a running number marks
     no record, because every file has such ids.
     """
-    folder, read = context.store.open(dataset), context.store.figures(dataset)["rows_read"]
+    folder = context.store.open(dataset)
+    read = ingest_figures(context.store, dataset)["rows_read"]
     tables = [load_table(folder, split) for split in _SPLITS if split_file(folder, split).is_file()]
     for table in tables:
         names = table.column("record_id").to_pylist()
@@ -86,7 +89,7 @@ def record_evaluation(
     label: str = "",
     dataset: ArtifactRef,
     refs: Mapping[str, ArtifactRef],
-    details: Mapping[str, Any],
+    details: Figures,
     event: Event | None = None,
     claim: Claim | None = None,
     kind: Literal["evaluation", "audit"] = "evaluation",
@@ -104,7 +107,7 @@ def record_evaluation(
         settings: digest of the row's settings; by default that of the parameters without the
             release.
     """
-    facts = context.store.figures(dataset)
+    facts = ingest_figures(context.store, dataset)
     artifacts = {name: ref.sha256 for name, ref in refs.items()}
     label = label or ("" if subject is None else subject.label)
     return open_ledger(context, parameters.release).record(

@@ -17,7 +17,7 @@ from tasks.bundle import licence
 from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, own_texts
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.prior import public_of_lexicon
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
@@ -57,7 +57,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         output, store = self.model_copy(update=changed), context.store
         texts = own_texts(
             load_codes(store.open(candidate.dataset)),
-            store.figures(candidate.dataset),
+            ingest_figures(store, candidate.dataset),
             candidate.model.encoder,
             statement=repeated_fields(anticipated(plan, audit=None)),
             label=plan.release_label,

@@ -36,6 +36,7 @@ from storage.ledger.models import LedgerPosition
 from tasks.bundle.texts import name_of
 from tasks.bundle.untold import Untold
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import RetrainParameters
 from tasks.releasing import test_half
 from tasks.releasing.claims import (
@@ -190,7 +191,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     def with_selection(
         self, context: Context, selection: Selection, *, ledger: LedgerPosition | None
     ) -> PlannedRelease:
-        facts, claim = context.store.figures(self.candidate.dataset), self.plan.claim
+        facts, claim = ingest_figures(context.store, self.candidate.dataset), self.plan.claim
         inputs = unprotected_inputs(
             facts, weights=self.plan.event.risk_weights, model=self.candidate.model
         )
@@ -337,7 +338,7 @@ def build_plan(
     from tasks.fitting import fits  # imports torch, which readers of plans do not need
 
     store = context.store
-    facts = store.figures(candidate.dataset)
+    facts = ingest_figures(store, candidate.dataset)
     ingest = store.recipe(candidate.dataset)["config"]["ingest"]
     recipe, folder = store.recipe(candidate.fitted), store.open(candidate.fitted)
     planned = fits.plan_of(folder)

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from mechanisms.privacy.events import Claim
 from mechanisms.privacy.numerics import upper_text
@@ -54,7 +53,7 @@ def publish_artifacts(
     *,
     ledger: Ledger,
     plan_file: Path,
-    scores: Mapping[str, Mapping[str, Any]],
+    scores: Mapping[str, Mapping[str, float | None]],
     running: Sequence[float] | None = None,
 ) -> None:
     """Publishes the figures and the release as artifacts of the run.

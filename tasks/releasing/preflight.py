@@ -14,9 +14,9 @@ from mechanisms.mechanism import Workload
 from mechanisms.model import devices, encoder_files
 from mechanisms.model.config import HASHED_COLUMNS
 from storage.errors import Contradiction, InputError, Missing, StorageError, Unknown
-from storage.ingest import SPLITS, check_source
+from storage.ingest import check_source
 from storage.ledger import Ledger
-from tasks.fitting.ingest import ingest_records
+from tasks.fitting.ingest import ingest_figures, ingest_records
 from tasks.fitting.prior import INDEX_HEAD, INDEX_TEXTS
 from tasks.parameters import RetrainParameters, require_index
 from tasks.releasing import publish
@@ -258,8 +258,8 @@ def estimate_retrain(
     rows = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
     if done is not None:
-        figures = context.store.figures(done)
-        sampled = {name: figures[name] for name in SPLITS[:2]}
+        figures = ingest_figures(context.store, done)
+        sampled = {"train": figures["train"], "test": figures["test"]}
     return Estimate.of(
         parameters,
         rows=rows,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -43,6 +43,7 @@ from storage.ledger.registry import (
 from tasks.bundle import licence, thresholds
 from tasks.bundle.deployment import Deployment
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
 from tasks.releasing.case import ReleaseCase
@@ -57,6 +58,7 @@ from tasks.running.stage import Context
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+    from storage.json_values import Config
     from tasks.releasing import drawing
 
 
@@ -130,7 +132,7 @@ def existing_release(
     context: Context,
     parameters: RetrainParameters,
     dataset: ArtifactRef | None,
-    method: Mapping[str, Any] | None,
+    method: Config | None,
 ) -> ReleaseRow | None:
     """Returns the ledger's row of the release that these parameters request, or None. Creates
     nothing.
@@ -141,7 +143,7 @@ def existing_release(
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
     if dataset is None or ledger is None or method is None:
         return None
-    fingerprint = context.store.figures(dataset)["fingerprint"]
+    fingerprint = ingest_figures(context.store, dataset)["fingerprint"]
     return ledger.find(key_of(method, fingerprint, parameters.release.label))
 
 

@@ -7,9 +7,8 @@ so the table costs nothing if each record pays the larger of both parts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mechanisms.privacy.events import Event, ParallelEvent
 from mechanisms.privacy.gaussian_cost import gaussian_rate
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from mechanisms.privacy.accuracy_table import AccuracyTable
     from tasks.fitting.candidate import Candidate
+    from tasks.fitting.ingest import IngestFigures
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -38,7 +38,7 @@ def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
 
 
 def parallel_event(
-    training: Event, *, facts: Mapping[str, Any], ingest: IngestConfig, codes: list[Code]
+    training: Event, *, facts: IngestFigures, ingest: IngestConfig, codes: list[Code]
 ) -> tuple[Event, Untold | None]:
     """Returns the event of a release on both halves, at the cost of the training alone. If no
     accuracy on the test half is reported, returns the training's event and the reason.
@@ -55,7 +55,7 @@ def parallel_event(
     rate = gaussian_rate(training)
     assert rate is not None
     evaluation = events_of(rate)
-    if not could_state(int(facts["test"]), groups=len(groups(codes)[0]), events=evaluation):
+    if not could_state(facts["test"], groups=len(groups(codes)[0]), events=evaluation):
         return training, "few"
     split: Literal["unit", "record"] = "unit" if ingest.split_by_unit else "record"
     return ParallelEvent(training=training, evaluation=evaluation, split=split), None

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mechanisms.mechanism import Task
 from storage.artifacts import ArtifactRef
@@ -31,7 +30,7 @@ from tasks.running.stage import Context, Step
 class RetrainResult:
     parameters: RetrainParameters
     planned: PlannedRelease
-    scores: Mapping[str, Mapping[str, Any]]
+    scores: Mapping[str, Mapping[str, float | None]]
     """Scores on the test half, by model."""
     running: Sequence[float] | None = None
     """Delta after each draw, if it was measured over draws."""

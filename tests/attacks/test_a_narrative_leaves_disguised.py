@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ingested import ingested
 from pydantic import BaseModel, ValidationError
 from refusals import of_kind
 from releases import make_event
@@ -36,6 +37,7 @@ from storage.ledger.policy import RegistryStatement
 from tasks.bundle import fill
 from tasks.bundle.deployment import Deployment
 from tasks.bundle.texts import WRITTEN_BY_THE_PROGRAM, own_texts
+from tasks.fitting.ingest import Classification
 from tasks.parameters import BundleParameters
 from tasks.releasing.claims import CHOSEN, COMPARED, SEARCHED, unprotected_inputs
 
@@ -217,7 +219,8 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     """
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
-    def listed(codes: list[Code], *, statement: Any = None, **facts: Any) -> str:
+    def listed(codes: list[Code], *, statement: Any = None, classification: str = "") -> str:
+        facts: Classification = {"classification": classification}
         shown = "\n".join(own_texts(codes, facts, encoder, statement=statement))
         return re.sub(
             r"\\(?:(\\)|u(.{4})|U(.{8}))",
@@ -242,7 +245,7 @@ def test_what_a_sentence_quotes_is_listed(sealed: Sealed) -> None:
     """The sentence in which titles are read leaves among what is not protected."""
     encoder = sealed.candidate.model.encoder
     model = ModelConfig(prior="titles", pooling="mean", prior_sentence=f"{SECRET} {{}}")
-    facts = {"sampling": "per-record", "label_space_source": "codelist", "cohorts": ["all"]}
+    facts = ingested(cohorts=["all"], cohorts_source="records")
     for lines, count in ((unprotected_inputs(facts, model=model), 1), (SELECTED, 0)):
         listed = own_texts([], {}, encoder, statement={"unprotected_inputs": lines})
         assert len(listed) == count

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from ingested import ingested
 from refusals import of_kind
 
 from mechanisms.model.config import ModelConfig
@@ -28,7 +29,7 @@ PARAMETERS = RetrainParameters(
 def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
     """A study that runs nothing, and the stages that it is asked for."""
     steps: list[Step] = []
-    context, facts = Context(home=str(tmp_path)), {"train": 2000, "label_space": 100}
+    context, facts = Context(home=str(tmp_path)), ingested(label_space=100)
     terms = ComparisonSettings(target_epsilon=4.0)
     return Study(
         context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF

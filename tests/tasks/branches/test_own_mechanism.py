@@ -13,6 +13,7 @@ import pytest
 import tiny_jobs
 import torch
 from cases import release_plan
+from ingested import ingested
 from refusals import of_kind
 from torch import Tensor
 
@@ -194,9 +195,7 @@ def test_siblings_keep_their_keys(
     ref = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
     context = Context(home=str(tmp_path), device="cpu")
     chosen = RetrainParameters.model_validate({"data": {"source": "nowhere.csv", "ingest": {}}})
-    study = Study(
-        context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref
-    )
+    study = Study(context, chosen, settings, ref, ref, ingested(), lambda step: ref)
     names = ("non-private", "dp-sgd", "prior-descent", "votes")
     score = scores.score("x", seed=0, dataset=ref, prepared=ref, predictions=ref)
 

@@ -16,6 +16,7 @@ from mechanisms.errors import MechanismError
 from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
+from storage.json_values import Config
 from tasks.branches.experiment import Study
 from tasks.branches.released import find_stages, released_branch
 from tasks.parameters import RetrainParameters
@@ -60,7 +61,7 @@ def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> Retrain
     )
 
 
-def method(context: Context, chosen: RetrainParameters) -> dict[str, Any]:
+def method(context: Context, chosen: RetrainParameters) -> Config:
     """What a dry run looks a release up by, once the records were read."""
     return find_stages(context, chosen, lambda step: step.find(context.store))[0].method
 

@@ -10,6 +10,7 @@ import tiny_jobs
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
+from storage.json_values import Config
 from storage.ledger import Evaluated, SearchFit
 from tasks.branches.released import find_stages
 from tasks.fitting.fits import search_of
@@ -90,7 +91,7 @@ def test_one_target_is_one_method(parameters: RetrainParameters, tmp_path: Path)
     context = tiny_jobs.workspace(tmp_path / "home")
     run_step(context, ingest_records(parameters.data))
 
-    def method(**changes: Any) -> dict[str, Any]:
+    def method(**changes: Any) -> Config:
         chosen = with_config(parameters, **changes)
         return find_stages(context, chosen, lambda step: step.find(context.store))[0].method
 

@@ -156,7 +156,9 @@ def test_means_and_errors_are_of_seeds_and_of_records(
         (one.epsilon is None or one.epsilon <= target)
         for one, target in ((dp, 6), (plain, 0), (further, 2))
     ]
-    scores = [[outcome.figures["weighted_f1"] for outcome in group.outcomes] for group in made]
+    scores = [
+        [outcome.figures["weighted_f1"] or 0.0 for outcome in group.outcomes] for group in made
+    ]
     assert dp.mean["weighted_f1"] == pytest.approx(np.mean(scores[0]))
     assert dp.spread["weighted_f1"] == pytest.approx(np.std(scores[0], ddof=1))
     over = [

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ingested import ingested
 
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import numerics
 from storage import figures
 from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
-from tasks.fitting.ingest import ingest_records
+from tasks.fitting.ingest import ingest_figures, ingest_records
 from tasks.parameters import DataParameters
 from tasks.releasing.claims import (
     COHORTS,
@@ -27,12 +28,7 @@ from tasks.releasing.claims import (
 )
 from tasks.running.stage import Context, run_step
 
-FACTS: dict[str, Any] = {
-    "label_space_source": "codelist",
-    "cohorts": ["2015", "2016"],
-    "cohorts_source": "declared",
-    "sampling": "per-record",
-}
+FACTS = ingested()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ FACTS: dict[str, Any] = {
 def test_each_is_listed_where_it_holds(changed: dict[str, Any], line: str) -> None:
     """And only there."""
     assert line not in unprotected_inputs(FACTS, weights=False)
-    assert line in unprotected_inputs(FACTS | changed, weights=False)
+    assert line in unprotected_inputs(ingested(**changed), weights=False)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +59,8 @@ def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: s
     data = {"source": str(written.csv), "codelist": str(written.codelist), "ingest": options}
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
-    facts = context.store.figures(
-        run_step(context, ingest_records(DataParameters.model_validate(data)))
-    )
+    dataset = run_step(context, ingest_records(DataParameters.model_validate(data)))
+    facts = ingest_figures(context.store, dataset)
     assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
 
 

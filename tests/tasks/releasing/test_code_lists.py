@@ -23,7 +23,7 @@ from storage.ledger.content import anticipated
 from tasks.bundle import fill
 from tasks.bundle.texts import own_texts
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.ingest import ingest_records
+from tasks.fitting.ingest import ingest_figures, ingest_records
 from tasks.parameters import RetrainParameters
 from tasks.releasing import code_lists
 from tasks.releasing.code_lists import Verdict
@@ -102,10 +102,8 @@ def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> N
         dataset = run_step(context, ingest_records(chosen.data))
         assert code_lists.assess_parameters(context, chosen) == before
         listed = load_codes(context.store.open(dataset))
-        assert (
-            len(own_texts(listed, context.store.figures(dataset), str(tiny_roberta)))
-            == before.texts
-        ), name
+        facts = ingest_figures(context.store, dataset)
+        assert len(own_texts(listed, facts, str(tiny_roberta))) == before.texts, name
         assert not any(text in before.description for text in (*TITLES, "Broken bones")), name
         assert (before.warning is None) == (verdict != "to be signed")
 

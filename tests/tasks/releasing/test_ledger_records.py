@@ -29,7 +29,7 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
     base = made.of("base").figures["weighted_f1"]
     assert reference_f1(measurements, case.planned) == pytest.approx(base, abs=1e-5)
     for name, value in own.items():
-        assert abs(value - outcome.figures[name]) < 1e-5
+        assert abs(value - (outcome.figures[name] or 0.0)) < 1e-5
     assert {
         "coverage_at_80",
         "coverage_at_90",
