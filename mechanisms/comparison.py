@@ -110,7 +110,7 @@ def compare(
     return pd.DataFrame(rows).set_index("mechanism")
 
 
-def _claimed(claims: Sequence[Claim]) -> dict[str, Any]:
+def _claimed(claims: Sequence[Claim]) -> dict[str, float | str]:
     largest = max(claims, key=lambda claim: claim.epsilon or 0.0)
     return {
         "epsilon": float("nan") if largest.epsilon is None else largest.epsilon,

@@ -6,7 +6,7 @@ fits differ because their noise is secret, which scikit-learn's tag `non_determi
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
@@ -265,7 +265,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def _checked(self, unsupported: Mapping[str, Any]) -> Mechanism:
+    def _checked(self, unsupported: Collection[str]) -> Mechanism:
         if "sample_weight" in unsupported:
             raise MechanismError(
                 "sample_weight is not supported: a weight changes how much one "
@@ -466,7 +466,7 @@ def _normal_of(run: Run) -> Normal:
     return lambda out: stream.normal_(out, purpose="draw", step=next(step))
 
 
-def _defaults(records: int) -> dict[str, Any]:
+def _defaults(records: int) -> dict[str, object]:
     return {
         "phase": OptimiserPhase(
             optimiser="adamw", learning_rate=0.05, epochs=20, batch_size=64, schedule="linear"

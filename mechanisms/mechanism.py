@@ -401,7 +401,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """Fills in settings that depend on whether the head starts at public examples."""
         return self
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+    def with_defaults(self, defaults: Mapping[str, object]) -> Self:
         """Fills in unset fields from the run's defaults, by name. Unknown names are ignored."""
         fields = type(self).model_fields
         values = {n: v for n, v in defaults.items() if n in fields and getattr(self, n) is None}
@@ -683,7 +683,7 @@ def _parse(value: Any) -> Any:
     return registry[value["kind"]].model_validate(value)
 
 
-def parsed(settings: Mapping[str, Any]) -> Mechanism:
+def parsed(settings: Mapping[str, object]) -> Mechanism:
     """The registered mechanism with these settings, selected by `kind`.
 
     Raises:

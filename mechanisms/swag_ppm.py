@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -157,13 +157,13 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         chain = {"round": "reweighted", "pseudo_posterior": fewer}
         return self.model_copy(update=chain), self.round
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+    def with_defaults(self, defaults: Mapping[str, object]) -> Self:
         """Also resets settings on which the round does not depend, so that equal rounds share one
         fit.
         """
         filled = super().with_defaults(defaults)
         tune, collect = filled.phases
-        update: dict[str, Any] = {
+        update: dict[str, object] = {
             "fine_tune": tune,
             "collect": collect,
             "moments": filled.moments or SwagConfig(),
@@ -179,7 +179,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         unread = _UNREAD[name]
         if self.searches:
             unread = (*unread, "c", "g")
-        update: dict[str, Any] = {setting: getattr(usual, setting) for setting in unread}
+        update: dict[str, object] = {setting: getattr(usual, setting) for setting in unread}
         return config.model_copy(update=update)
 
     @property
@@ -192,7 +192,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             return None
         if self.searches:
             before = "base"
-        update: dict[str, Any] = {"round": before}
+        update: dict[str, object] = {"round": before}
         if before == "base":
             update["target_epsilon"] = None
         if self.pseudo_posterior is None:

@@ -1,9 +1,10 @@
 """Defines the requests and responses of the service."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import ErrorDetails
 
 from tasks.coding.coder import ModelKind
 
@@ -194,7 +195,7 @@ _OTHER_FORM = ("string_type", "list_type")
 """Error types that pydantic reports for the form of `narratives` that was not sent."""
 
 
-def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
+def fault_of(errors: Sequence[ErrorDetails]) -> str:
     """Returns what is wrong with a request and how to correct it, from pydantic's errors.
 
     `narratives` has two forms, and only errors of the form that was sent are used. No value is
@@ -228,7 +229,7 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{place_of(error)}: {error['msg']}"
 
 
-def place_of(error: Mapping[str, Any]) -> str:
+def place_of(error: ErrorDetails) -> str:
     """Returns the path of the faulty field. The name of an unknown field is the client's text, so
     it is not quoted.
     """

@@ -7,13 +7,17 @@ import unicodedata
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from storage.errors import Contradiction, InputError, OutOfRange
 from storage.list_formats import refuse_published_forms
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import read_small
 from storage.tables.source import SeveralSheets, like_header
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
+
 
 MAX_CODE = 120
 """Maximum length of a code. A longer value is a sentence from a wrongly mapped column. The longest
@@ -38,7 +42,7 @@ class Code:
     above: Sequence[str] = ()
     """Titles of the levels above, nearest first, for a code without its list."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The fields by name, without an empty description or empty levels."""
         return {
             "code": self.code,

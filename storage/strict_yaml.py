@@ -56,8 +56,8 @@ def _check_size(text: str) -> None:
             raise yaml.YAMLError(f"it has more than {_MOST_VALUES:,} values, aliases written out")
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, object]:
+    mapping: dict[str, object] = {}
     for key_node, value_node in node.value:
         number = key_node.tag.endswith((":int", ":float"))
         key = None if number else loader.construct_object(key_node, deep=True)

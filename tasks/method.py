@@ -117,7 +117,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
         return own | {"mechanism": _parse(settings)}
 
     @model_serializer(mode="wrap")
-    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         own = handler(self)
         return {"name": self.name, **own.pop("mechanism"), **own}
 
@@ -169,7 +169,7 @@ OWN = frozenset(Method.model_fields) - {"mechanism"}
 """Keys of a method that are not settings of its mechanism."""
 
 
-def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(body: Mapping[str, object]) -> dict[str, object]:
     """Returns the mechanism's settings from a method's flat mapping."""
     return {name: value for name, value in body.items() if name not in OWN}
 

@@ -280,14 +280,15 @@ _MOVED: Mapping[str, str] = {
 """Parameters of earlier versions, and their current equivalents."""
 
 
-def moved(values: Mapping[str, Any]) -> list[str]:
+def moved(values: Mapping[str, object]) -> list[str]:
     """Returns a sentence for each of these parameters that comes from an earlier version."""
     found = []
     for section in dict.fromkeys(name.partition(".")[0] for name in _MOVED):
         if section not in values:
             continue
-        inner = values[section] if isinstance(values[section], Mapping) else {}
-        named = [f"{section}.{name}" for name in inner if f"{section}.{name}" in _MOVED]
+        inner = values[section]
+        names = inner if isinstance(inner, Mapping) else ()
+        named = [f"{section}.{name}" for name in names if f"{section}.{name}" in _MOVED]
         found += [f"{name} is now {_MOVED[name]}" for name in named or [section]]
     return found
 
@@ -347,7 +348,7 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
             )
         return self
 
-    def open_settings(self, *, epochs: int) -> dict[str, Any]:
+    def open_settings(self, *, epochs: int) -> dict[str, object]:
         """Returns the values for settings that methods leave open, by name.
 
         Args:
@@ -355,7 +356,7 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         """
         phase = OptimiserPhase(learning_rate=HEAD_RATE if _trains_head(self.model) else 5e-5)
         plain = phase.model_copy(update={"epochs": epochs})
-        found: dict[str, Any] = {"fine_tune": phase, "phase": plain}
+        found: dict[str, object] = {"fine_tune": phase, "phase": plain}
         for mechanism in (self.method.mechanism, *self.baselines):
             found |= {
                 name: getattr(mechanism, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -123,7 +123,7 @@ def _time_line(preview: Preview, seconds: float, computes: bool, search: str | N
     return f"about {duration(seconds)} ({by}{fits})"
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
+def _fields(of: object, *names: str) -> dict[str, object]:
     return {name: getattr(of, name) for name in names}
 
 

@@ -28,6 +28,7 @@ from flows.commands.terminal import count_of, say
 from storage.errors import InputError, Missing
 
 if TYPE_CHECKING:
+    from storage.json_values import Json
     from storage.ledger import Ledger
     from storage.ledger.reader import Report
     from storage.ledger.recovery import Finding
@@ -107,7 +108,7 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     if as_json:
         from storage.ledger.wording import charge_json
 
-        stated: dict[str, Any] = {
+        stated: dict[str, Json] = {
             "revoked_on": None if revocation is None else revocation.recorded_at[:10]
         }
         stated["charges"] = [charge_json(charge) for charge in ledger.charges(release)]

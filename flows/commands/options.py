@@ -265,7 +265,7 @@ class RunOptions:
                 file_checks.require_readable(option, file)
         _ = self.profile_name
 
-    def parameters(self, values: Mapping[str, Any] = MappingProxyType({})) -> RetrainParameters:
+    def parameters(self, values: Mapping[str, object] = MappingProxyType({})) -> RetrainParameters:
         """Returns the parameters from the profile, --set, these options, and other values.
 
         Args:
@@ -305,12 +305,12 @@ class RunOptions:
             "data.classification_version": self.classification_version,
         }
 
-    def _read_values(self) -> dict[str, Any]:
+    def _read_values(self) -> dict[str, object]:
         """Returns the values of --read and similar options by dotted parameter names."""
         from flows.commands.profiles import READ_OPTIONS, apply_settings
         from storage.tables.options import ReadOptions
 
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         given = (self.read, self.read_codelist, self.read_examples)
         for (option, section), texts in zip(READ_OPTIONS.items(), given, strict=True):
             _require_single(texts or (), option)
@@ -320,7 +320,7 @@ class RunOptions:
             raise Missing("--read-examples: requires --examples", kind="examples-missing")
         return values
 
-    def each_label(self) -> list[tuple[RunOptions, dict[str, Any]]]:
+    def each_label(self) -> list[tuple[RunOptions, dict[str, object]]]:
         """Returns the options for each column of codes, with values that tell each run about the
         other columns, so that their texts are encoded together.
         """

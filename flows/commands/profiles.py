@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from storage import strict_yaml
 from storage.errors import Contradiction, Missing, OutOfRange, Unknown, Unreadable
@@ -175,7 +176,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 def parameters(
     profile: str,
     settings: Sequence[str],
-    values: Mapping[str, Any] = MappingProxyType({}),
+    values: Mapping[str, object] = MappingProxyType({}),
     *,
     look: Callable[[DataParameters], None] | None = None,
 ) -> RetrainParameters:
@@ -296,7 +297,7 @@ def _require_population(
         now.pop("classification_version", None)
 
 
-def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model:
+def validate(model: type[Model], values: Mapping[str, object], *, where: str) -> Model:
     """Returns values as a model. All faults are reported in one error, which starts
     with `where`.
     """
@@ -317,7 +318,7 @@ def profile_branches(profile: str) -> Any:
     return load_profile(profile).get("branches") or ()
 
 
-def _settings_of_method(values: Mapping[str, Any]) -> list[str]:
+def _settings_of_method(values: Mapping[str, object]) -> list[str]:
     """Returns the names of the settings of a run's method, which depend on its kind."""
     from mechanisms.mechanism import kinds
     from tasks.method import chosen
@@ -330,7 +331,7 @@ def _settings_of_method(values: Mapping[str, Any]) -> list[str]:
     return [name for name, _ in _fields(known[kind], "method.")]
 
 
-def _explain(entry: Mapping[str, Any], names: Sequence[str]) -> str:
+def _explain(entry: ErrorDetails, names: Sequence[str]) -> str:
     where = ".".join(str(part) for part in entry["loc"])
     where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
@@ -17,6 +17,10 @@ from prefect.workers.process import ProcessWorker
 from flows.server.client import server
 from storage import strict_yaml
 from storage.errors import OutOfRange
+
+if TYPE_CHECKING:
+    from storage.json_values import Config
+
 
 _BLOCK = "autocoder-notifications"
 _EARLIER = ("zombies", "resume")
@@ -68,7 +72,7 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
     return applied
 
 
-def _action(action: dict[str, Any], block: UUID | None) -> dict[str, Any] | None:
+def _action(action: Config, block: UUID | None) -> Config | None:
     if "notify" in action:
         if block is None:
             return None

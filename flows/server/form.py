@@ -297,7 +297,7 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     return form.parameters()
 
 
-def _values_of_deployment(deployment: str) -> dict[str, Any]:
+def _values_of_deployment(deployment: str) -> dict[str, object]:
     """Returns the form's values in a deployment.
     `prefect.runtime.deployment.parameters` has those of the run.
     """

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
+
 
 SECONDS = 30
 """Seconds between two heartbeats of a run. Prefect's default is 180."""
@@ -41,7 +45,7 @@ class OwnHeartbeat:
         self._resource = f"autocoder.watch.{uuid4()}"
 
     def send(self, client: SyncPrefectClient) -> None:
-        event: Mapping[str, Any] = {
+        event: Mapping[str, Json] = {
             "id": str(uuid4()),
             "event": _EVENT,  # Prefect deletes events of this name after a week
             "occurred": datetime.now(UTC).isoformat(),

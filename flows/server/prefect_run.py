@@ -174,12 +174,12 @@ def named_by_plan() -> str:
 
 
 def in_flow_run(
-    body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, Any]
+    body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, object]
 ) -> R:
     """Calls the body of a command within a flow run, whose page shows home and parameters."""
 
     @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
-    def command(home: str, parameters: Mapping[str, Any]) -> R:
+    def command(home: str, parameters: Mapping[str, object]) -> R:
         return body(PrefectRun())
 
     with temporary_settings(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tasks.running.run import PLAIN, Run
 from tasks.running.stage import Context
@@ -21,7 +21,7 @@ def run_command(
     *,
     name: str,
     label: str,
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
 ) -> R:
     """Calls the body with the context, to which its run is added.
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
     """Atomically replaces `path` by these tensors and a JSON-serialisable description.
 
     Raises:
@@ -45,7 +45,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
 
 
-def to_bytes(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+def to_bytes(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> bytes:
     """The content of the file that `save` would write."""
     return serialise(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},

@@ -339,11 +339,11 @@ def _with_adapters(
 ) -> nn.Module:
     from peft import LoraConfig, TaskType, get_peft_model
 
-    last: dict[str, Any] = {}
+    maps = None
     if config.lora_layers is not None:
-        last["target_modules"] = encoders.linear_maps(model, config.lora_layers)
+        maps = encoders.linear_maps(model, config.lora_layers)
     lora = LoraConfig(
-        **last,
+        target_modules=maps,
         task_type=TaskType[task],
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,

@@ -184,7 +184,7 @@ def _save_dense(head: nn.Linear, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

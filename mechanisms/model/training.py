@@ -205,7 +205,7 @@ def _save(
     file: Path,
     classifier: Classifier,
     optimiser: torch.optim.Optimizer,
-    run: Mapping[str, Any],
+    run: Mapping[str, object],
     state: EpochState,
     losses: list[float],
 ) -> None:
@@ -222,7 +222,7 @@ def _resume(
     file: Path,
     classifier: Classifier,
     optimiser: torch.optim.Optimizer,
-    run: Mapping[str, Any],
+    run: Mapping[str, object],
     state: EpochState,
 ) -> list[float]:
     tensors, meta = checkpoint.load(file)
@@ -233,7 +233,7 @@ def _resume(
             kind="another-checkpoint",
         )
     classifier.flat.copy_(tensors["theta"])
-    slots: dict[int, dict[str, Any]] = {}
+    slots: dict[int, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         if name.startswith("optimiser."):
             _, slot, entry = name.split(".", 2)

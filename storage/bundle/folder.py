@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from storage.artifacts import digest, file_digest
 from storage.durable import sync as _sync
@@ -156,7 +155,7 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
             )
 
 
-def json_text(content: Mapping[str, Any]) -> str:
+def json_text(content: Mapping[str, object]) -> str:
     """JSON with sorted keys, so that the same release gives the same bytes."""
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 

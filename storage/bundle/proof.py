@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         EllipticCurvePublicKey,
     )
 
+    from storage.json_values import Json
     from storage.ledger.entries import ReleaseRow
 
 SHARED = (
@@ -56,7 +57,7 @@ _PUBLIC = {
 
 def proof_of(
     row: ReleaseRow, files: dict[str, str], *, key: EllipticCurvePrivateKey | None
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """The content of `ledger_proof.json` for a committed row and the digests of the bundle's
     content.
     """

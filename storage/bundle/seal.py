@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         EllipticCurvePublicKey,
     )
 
+    from storage.json_values import Json
     from storage.ledger.entries import ReleaseRow
 
 VARIABLE = "AUTOCODER_SIGNING_KEY"
@@ -95,9 +96,7 @@ def _claim(folder: Path, part: str, name: str) -> str | None:
         return None
 
 
-def _is_current(
-    folder: Path, proof: dict[str, object], key: EllipticCurvePrivateKey | None
-) -> bool:
+def _is_current(folder: Path, proof: dict[str, Json], key: EllipticCurvePrivateKey | None) -> bool:
     try:
         current = json.loads((folder / PROOF).read_text(encoding="utf-8"))
         if key is not None:
@@ -107,7 +106,7 @@ def _is_current(
     return _unsigned(current) == _unsigned(proof)
 
 
-def _unsigned(proof: dict[str, object]) -> dict[str, object]:
+def _unsigned(proof: dict[str, Json]) -> dict[str, Json]:
     head = proof.get("head")
     return proof | {"head": {**head, "signature": None} if isinstance(head, dict) else head}
 

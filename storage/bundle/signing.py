@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storage.artifacts import file_digest
 from storage.bundle.folder import SIGNATURE, UnsoundBundle, require_same_files
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         EllipticCurvePrivateKey,
         EllipticCurvePublicKey,
     )
+
+    from storage.json_values import Json
 
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
@@ -104,7 +106,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return {name: file_digest(names[name]) for name in sorted(names) if name != SIGNATURE}
 
 
-def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
+def _statement(name: str, digests: dict[str, str]) -> dict[str, Json]:
     combined = hashlib.sha256(bytes.fromhex("".join(digests.values()))).hexdigest()
     return {
         "_type": "https://in-toto.io/Statement/v1",

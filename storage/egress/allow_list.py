@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
@@ -75,7 +75,16 @@ def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
     return [tuple(map(unquote, row)) for row in rows[1:]]
 
 
-def _golden(name: str, path: Path) -> list[dict[str, Any]]:
+class GoldenAnswer(TypedDict):
+    """A test vector: a public text, and the model's best codes with their probabilities."""
+
+    id: int
+    text: str
+    codes: list[str]
+    scores: list[float]
+
+
+def _golden(name: str, path: Path) -> list[GoldenAnswer]:
     lines = _text(name, path).rstrip("\n").split("\n")
     # guard: test_more_test_vectors_than_a_release_writes
     if len(lines) > MOST_ANSWERS:

@@ -29,7 +29,7 @@ Shapes = dict[str, tuple[int, ...]]
 def strict_json(name: str, content: bytes) -> Any:
     """Parses JSON in UTF-8. Refuses repeated keys, which most readers accept, and NaN."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
             raise UnsoundBundle(name, "is not strict JSON: a key is repeated", kind="repeated-key")
@@ -120,7 +120,7 @@ def _most(value: Any, limit: int) -> bool:
 
 
 _FIELDS = {"additionalProperties", "patternProperties", "properties", "propertyNames"}
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "boolean": bool,
     "integer": int,

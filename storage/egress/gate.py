@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
@@ -70,7 +69,7 @@ def inspect(folder: Path, expected: Expected) -> None:
             )
 
 
-def tokenizer_digest(tokenizer: dict[str, Any]) -> str:
+def tokenizer_digest(tokenizer: Mapping[str, object]) -> str:
     """A digest of everything that turns text into tokens, except truncation and padding."""
     rest = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

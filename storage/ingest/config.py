@@ -291,10 +291,9 @@ class IngestConfig(BaseModel):
     def _other_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        defaults: dict[str, Any] = {}
-        if values.get("sampling", defaults.get("sampling")) == "per-record":
-            defaults |= {"cap_per_code": None, "min_per_code": 1}
-        return defaults | values
+        if values.get("sampling") != "per-record":
+            return values
+        return {"cap_per_code": None, "min_per_code": 1} | values
 
     @field_validator("text_columns", mode="before")
     @classmethod

@@ -22,6 +22,8 @@ from storage.ledger.schema import ledger_row
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+    from storage.json_values import Json
+
 _T = ledger_row.c
 
 
@@ -117,14 +119,14 @@ class PlainRow(TypedDict):
     previous_hash: str
     recorded_at: str
     schema_version: int
-    entry: dict[str, Any]
+    entry: Mapping[str, Json]
     signer: NotRequired[str]
     """The public key: Base64, DER."""
     signature: NotRequired[str]
 
 
 def append(
-    connection: Connection, entry: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None
+    connection: Connection, entry: Mapping[str, Json], *, key: EllipticCurvePrivateKey | None = None
 ) -> StoredRow:
     """Appends an entry, given as plain data, to the chain. Sets its sequence, its time and, with a
     key, its signature.

@@ -99,7 +99,7 @@ class Database:
         self.journals = tuple(journals)
         self.lock_timeout = lock_timeout
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        connect_args: dict[str, Any] = {"timeout": lock_timeout} if self.is_sqlite else {}
+        connect_args: dict[str, float] = {"timeout": lock_timeout} if self.is_sqlite else {}
         try:
             self.engine = sa.create_engine(
                 self.url, poolclass=NullPool, hide_parameters=True, connect_args=connect_args

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field
 
@@ -32,6 +32,7 @@ from storage.ledger.models import (
 from storage.ledger.policy import Policy
 
 if TYPE_CHECKING:
+    from storage.json_values import Json
     from storage.ledger.composition import EventJson
 
 
@@ -54,7 +55,7 @@ class Entry(BaseModel, frozen=True, extra="forbid"):
         """Text for display."""
         raise NotImplementedError
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The entry as it is stored. Amounts are fixed-point text, so that nothing is rounded."""
         return self.model_dump(mode="json", by_alias=True)
 
@@ -284,7 +285,7 @@ class Row(BaseModel, Generic[E_co], frozen=True, extra="forbid"):
     def title(self) -> str:
         return self.entry.title
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The row as plain data for other programs, with amounts as fixed-point text."""
         place = self.model_dump(mode="json", exclude={"entry"})
         return place | {"hash": self.hash} | self.entry.as_json()
@@ -397,7 +398,7 @@ class ReleaseRow:
     def title(self) -> str:
         return self.release_id
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """Everything known, as plain data by name, with amounts as fixed-point text."""
         plan = self.plan.model_dump(mode="json", exclude={"claim", "event", "release_label"})
         return {
@@ -410,7 +411,7 @@ class ReleaseRow:
             "label": self.plan.release_label,
             **plan,
             "mechanism": self.plan.event.of_training.mechanism,
-            "event": self.event,
+            "event": cast("Json", self.event),
             **self.claim.model_dump(mode="json"),
             **self.exact.model_dump(mode="json"),
             **self.reserved.model_dump(mode="json", exclude={"kind", "plan"}),
@@ -458,7 +459,7 @@ class Evaluated:
     def title(self) -> str:
         return self.evaluation.release_id or self.evaluation.title
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """Everything measured, as plain data by name, with amounts as fixed-point text."""
         evaluation, claim = self.evaluation, self.evaluation.claim
         return {
@@ -469,7 +470,7 @@ class Evaluated:
             "mechanism": None
             if evaluation.event is None
             else evaluation.event.of_training.mechanism,
-            "event": self.event,
+            "event": cast("Json", self.event),
             "guarantee_kind": self.guarantee_kind,
             **({} if claim is None else claim.model_dump(mode="json")),
             **self.exact.model_dump(mode="json"),

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -25,6 +25,10 @@ from storage.ledger import chain
 from storage.ledger.entries import Evaluated
 from storage.ledger.models import Evaluation, Sample
 from storage.ledger.schema import measurement
+
+if TYPE_CHECKING:
+    from storage.json_values import Figures, Json
+
 
 _T = measurement.c
 _MOST_DETAILS, _MOST_CHARACTERS = 100, 65_536
@@ -118,7 +122,7 @@ def _sample(value: Any) -> Sample | None:
         return None
 
 
-def _figures(details: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _figures(details: Figures) -> Iterator[tuple[str, Json]]:
     for name, value in list(details.items())[:_MOST_DETAILS]:
         if _NAME.fullmatch(name) and _is_figure(name, value):
             yield name, value

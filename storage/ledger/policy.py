@@ -38,6 +38,8 @@ from storage.ledger.keys import key_id, parse_public_key
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
+    from storage.json_values import Json
+
 
 _MOST = 1 << 20
 """Maximum size of a policy file in bytes."""
@@ -232,7 +234,7 @@ class Policy(BaseModel):
         except InputError as error:
             raise OutOfRange(f"{source}: {error}", kind=error.kind, option=error.option) from error
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The policy as plain data, with decimals as text. A missing statement for registries is
         omitted.
         """

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import amounts
 from storage.ledger.amounts import short
 
 if TYPE_CHECKING:
+    from storage.json_values import Json
     from storage.ledger.budget import Balance, Charge
 
 
@@ -128,7 +129,7 @@ def budget_after(charge: Charge) -> str:
     return f"budget{holds}: {used}, {left_text(charge.balance.left)} left"
 
 
-def charge_json(charge: Charge) -> dict[str, Any]:
+def charge_json(charge: Charge) -> dict[str, Json]:
     """A charge as plain data, with amounts as text; each epsilon is next to its delta."""
     account, loss, text = charge.after, charge.loss, amounts.text
     sums = {"epsilon": loss.epsilon, "delta": loss.delta, "mu_squared": loss.mu_squared}

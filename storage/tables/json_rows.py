@@ -30,7 +30,7 @@ def json_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[Any, ...
         yield tuple(_value(record, name) for name in columns)
 
 
-def _value(record: dict[str, Any], name: str) -> Any:
+def _value(record: dict[str, object], name: str) -> Any:
     """The value at a key, or at a path of keys and indices separated by points."""
     if name in record or "." not in name:
         return record.get(name, ABSENT)
@@ -51,7 +51,7 @@ def _is_text(value: Any) -> bool:
     return not isinstance(value, dict)
 
 
-def path_to(record: dict[str, Any], name: str) -> str | None:
+def path_to(record: dict[str, object], name: str) -> str | None:
     """The path of keys to a value inside a record whose last key is `name`."""
     waiting: list[tuple[str, Any]] = [("", record)]
     while waiting and len(waiting) < _MOST_PATHS:
@@ -120,7 +120,7 @@ def _arrow_type(kinds: set[type]) -> pa.DataType:
     return pa.float64() if kinds == {float} else pa.string()
 
 
-def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str, object]]]:
     for place, record, fault in _array(source) if source.array else _lines(source):
         if isinstance(record, dict):
             yield place, record
@@ -198,7 +198,7 @@ def _parsed(content: bytes) -> tuple[Any, Fault | None]:
     return value, None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     record = dict(pairs)
     if len(record) < len(pairs):
         raise ValueError

@@ -163,9 +163,9 @@ class Experiment:
         """
         ingest = self.study.parameters.data.ingest.model_dump(mode="json")
         step = self.fit(self.branch.name, self.mechanism, planned=None)
-        planned = fits.plan(self.branch.name, self.mechanism, self.task)
+        task = self.mechanism.relevant_task(self.task).model_dump(mode="json")
         population = self.study.parameters.data.population
-        return method_of(step.config, planned.config["task"], population=population, ingest=ingest)
+        return method_of(step.config, task, population=population, ingest=ingest)
 
     def claim(self, event: Event, search: Search | None = None) -> Claim:
         study = self.study

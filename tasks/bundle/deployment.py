@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from storage.errors import InputError, Missing
+from storage.json_values import Json
 from storage.ledger.amounts import short
 from storage.ledger.budget import Charge
 from storage.ledger.entries import PolicySet, ReleaseRow, Row
@@ -23,6 +24,13 @@ from storage.ledger.policy import RegistryStatement
 from storage.ledger.reader import LedgerReader
 from storage.ledger.report import markdown
 from tasks.pages.render import render
+
+
+class _Words(TypedDict):
+    record: dict[str, Json]
+    """For the registry."""
+    answers: list[tuple[str, str]]
+    """Questions with their answers."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Deployment:
         repeated = any(one.plan.population == release.plan.population for one in earlier)
         return Deployment(drawn, tuple(charges.values()), stated, repeated)
 
-    def _words(self, utility: Sequence[str]) -> dict[str, Any]:
+    def _words(self, utility: Sequence[str]) -> _Words:
         # only the caps of accounts are public: sums depend on which records other releases share
         row, most = self.row, self.row.claim.max_records_per_unit
         caps = [
@@ -98,7 +106,7 @@ class Deployment:
         )
         return json.loads(words)
 
-    def registry_record(self, utility: Sequence[str] = ()) -> dict[str, Any]:
+    def registry_record(self, utility: Sequence[str] = ()) -> dict[str, Json]:
         """Returns the record for the registry.
 
         Args:

@@ -35,6 +35,7 @@ from storage.egress import gate
 from storage.egress.allow_list import encoder_place
 from storage.errors import Changed, Contradiction
 from storage.ingest import IngestConfig
+from storage.json_values import Json
 from storage.ledger import ReleaseRow
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
@@ -315,8 +316,8 @@ def _sizes(folder: Path) -> dict[str, float]:
 
 
 def bill_of_materials(
-    folder: Path, statement: Mapping[str, Any], **described: Any
-) -> dict[str, Any]:
+    folder: Path, statement: Mapping[str, object], **described: Any
+) -> dict[str, Json]:
     """Returns a bundle's bill of materials in CycloneDX 1.7, which tests check against the schema.
     It is the same for the same release.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mechanisms.model.export import Released
     from storage.codelist import Code
+    from storage.egress.allow_list import GoldenAnswer
 
 _COUNT, _SEED, _TOP = 48, 20260103, 3
 TOLERANCE = 2e-3
@@ -67,7 +68,7 @@ def answers_text(
     for number, (text, values, places) in enumerate(
         zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True), start=1
     ):
-        answer = {
+        answer: GoldenAnswer = {
             "id": number,
             "text": text,
             "codes": [released.codes[place] for place in places],
@@ -77,7 +78,7 @@ def answers_text(
     return "".join(lines)
 
 
-def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
+def check(scorer: Scorer, answers: Sequence[GoldenAnswer]) -> None:
     """Codes the texts again and compares the results.
 
     Raises:

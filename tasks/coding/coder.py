@@ -53,6 +53,7 @@ from tasks.coding.rounding import near_tie
 if TYPE_CHECKING:
     from mechanisms.model.config import ModelConfig
     from mechanisms.model.export import Released
+    from storage.json_values import Json
     from storage.ledger import Ledger
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class Answer:
     title: str
     score: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return asdict(self) | {"score": round(self.score, 6)}
 
 
@@ -97,11 +98,11 @@ class Coding:
     has levels; "" if there is none.
     """
 
-    def as_dict(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
+    def as_dict(self) -> dict[str, Json]:
+        content: dict[str, Json] = {"codes": [answer.as_dict() for answer in self.answers]}
         if self.needs_review is not None:
             content["needs_review"] = self.needs_review
-            content["group"] = self.group and self.group.as_dict()
+            content["group"] = None if self.group is None else self.group.as_dict()
         if self.members is not None:
             content["set"] = list(self.members)
             content |= {} if self.subtree is None else {"group_set": self.subtree or None}

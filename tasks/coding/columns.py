@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -10,6 +10,9 @@ from mechanisms.model.conformal import Sets
 from storage.errors import Contradiction
 from storage.tables.reader import Row, Table
 from tasks.coding.coder import Coder, Coding
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class AnswerColumns:
     """Prefix of the column names, if the table has the codes of several bundles."""
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> dict[str, Json]:
         return asdict(self)
 
     def schema(self) -> pa.Schema:

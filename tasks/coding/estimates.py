@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,10 @@ from storage.durable import replace_atomically
 from storage.errors import Contradiction
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.quality import DoubleCoded
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
+
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -173,7 +177,7 @@ class Estimates:
     def totals(self) -> tuple[Estimate, ...]:
         return tuple(estimate for estimate in self.every if set(estimate.group) <= {TOTAL})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         counts = [
             asdict(estimate)
             | {"group": dict(zip(self.by, estimate.group, strict=True)), "note": estimate.note}

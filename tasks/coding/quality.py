@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,10 @@ from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, scores_of, stratify
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
+
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP, _SEEN, _MOST_GROUPS = 1000, 1000, 3
@@ -350,7 +354,7 @@ class Agreement:
     """By code, from unweighted rows of the sample; the most frequent manual code first."""
     people: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         codes = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
         return vars(self) | {"codes": codes, "confidence": 0.95}
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from storage.tables.reader import pieces, survey
 from tasks.coding.coder import Coder
 from tasks.pages.render import render
 from tasks.running import progress
+
+if TYPE_CHECKING:
+    from storage.json_values import Json
+
 
 _RESAMPLES = 2000
 _FEWEST = 10
@@ -140,7 +144,7 @@ class Succession:
             f"{self.agreement:.1%} of {self.records:,} records without codes."
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         verdicts = {"verdict": self.overall.verdict, "sentence": self.sentence}
         by_code = {"codes": [asdict(entry) | {"verdict": entry.verdict} for entry in self.codes]}
         return asdict(self) | verdicts | by_code

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mechanisms.model.classifier import Classifier
     from mechanisms.model.inputs import TokenInputs
     from mechanisms.model.lexicon import Lexicon
+    from storage.json_values import Json
 
 PART = 512
 """Number of texts encoded and saved together, small enough that several workers
@@ -87,8 +88,8 @@ def prepare(
     )
 
 
-def _encoder_of(model: ModelConfig) -> dict[str, Any]:
-    config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
+def _encoder_of(model: ModelConfig) -> dict[str, Json]:
+    config: dict[str, Json] = model.model_dump(include={"encoder", "max_length"})
     if model.trainable == "head":
         config["pooling"] = model.pooling
         if model.precision != "float32":
@@ -215,7 +216,7 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
         save_labels(work.out, name, load_labels(dataset, name))
     _encoder.cache_clear()
     _distinct.cache_clear()
-    figures: dict[str, Any] = {"precision": model.precision} if model.trainable == "head" else {}
+    figures: dict[str, Json] = {"precision": model.precision} if model.trainable == "head" else {}
     if lexicon is not None:
         figures["words"] = lexicon.columns
     figures |= {

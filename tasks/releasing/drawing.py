@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rfc8785
 
@@ -116,7 +116,7 @@ def _note(begun: Path, release_id: str) -> None:
     checkpoint.sync(begun.parent)
 
 
-def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
+def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, str]:
     return {
         "release_id": row.release_id,
         "plan": planned.plan.idempotency_key,
@@ -124,7 +124,7 @@ def _described(row: ReleaseRow, planned: PlannedRelease) -> dict[str, Any]:
     }
 
 
-def _vouched(sample: Sample, described: Mapping[str, Any]) -> bytes:
+def _vouched(sample: Sample, described: Mapping[str, str]) -> bytes:
     """Returns the bytes of a sample that the releasing worker signs."""
     values = {
         name: hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -55,7 +55,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
     """Failed checks of the noisy sums: the event did not run as stated."""
 
     @classmethod
-    def of(cls, figures: Mapping[str, Any]) -> Evidence:
+    def of(cls, figures: Mapping[str, object]) -> Evidence:
         return cls.model_validate(figures)
 
     @classmethod
@@ -69,13 +69,13 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
             return None
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Evidence:
         """The figures as shown to readers: bounds on epsilon are rounded down to three digits, and
         the bound on noise is rounded up. Further digits are never shown, because whoever measured
         could hide information in them.
         """
         noise, any_ = self.noise_at_most, self.epsilon_of_any
-        return dict(self) | {
+        rounded = {
             "epsilon_lower_bound": _digits(self.epsilon_lower_bound, ROUND_FLOOR),
             "confidence": _digits(self.confidence, ROUND_FLOOR, digits=4),
             "reach": _digits(self.reach, ROUND_FLOOR),
@@ -84,6 +84,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
             "noise_at_most": None if noise is None else _digits(noise, ROUND_CEILING),
             "epsilon_of_any": None if any_ is None else _digits(any_, ROUND_FLOOR),
         }
+        return self.model_copy(update=rounded)
 
     def judge(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """Returns the verdict on a claim. An audit that could not have contradicted the claim is
@@ -287,12 +288,12 @@ def measurement_of(
         number = max(own, key=lambda n: _strength(evidence[n]))
     else:
         return None
-    strongest = evidence[number]
+    strongest, shown = evidence[number], evidence[number].shown
     return Measurement(
         epsilon_claimed=claim.epsilon,
         epsilon_claimed_add_remove=of_one_record(claim),
-        epsilon_reach=strongest.shown["reach"],
+        epsilon_reach=shown.reach,
         verdict=strongest.judge(claim, minimum=minimum),
         ledger_sequence=number,
-        **strongest.shown,
+        **dict(shown),
     )

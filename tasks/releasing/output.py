@@ -69,7 +69,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         """Returns the settings with the encoder and the texts that a bundle of this
         plan contains.
         """
-        contents: dict[str, Any] = {"encoder": encoder_digest(candidate.model.encoder)}
+        contents: dict[str, object] = {"encoder": encoder_digest(candidate.model.encoder)}
         if context.copies is None:  # a release uses the plan's
             contents["public"] = _public_stages(context, candidate)
         return self.with_texts(context, candidate, plan, **contents)

@@ -417,9 +417,9 @@ def own_candidate(context: Context, planned: PlannedRelease) -> Candidate:
     return candidate.model_copy(update={"model": model})
 
 
-def _as_recorded(recipe: Recipe, candidate: Candidate, settled: Mapping[str, Any]) -> Candidate:
+def _as_recorded(recipe: Recipe, candidate: Candidate, settled: Mapping[str, object]) -> Candidate:
     config, inputs = recipe["config"], recipe["inputs"]
-    recorded: dict[str, Any] = {
+    recorded: dict[str, object] = {
         name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]})
         for name in ("dataset", "prepared")
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from mechanisms.privacy.events import Claim, ParallelEvent, is_exact
 from storage.bundle.stated import AccuracyFigures, accuracy_lines
@@ -68,7 +68,7 @@ MARKS: dict[PlanVerdict, str] = {
 class Answer:
     key: str
     verdict: PlanVerdict
-    figures: Mapping[str, Any]
+    figures: Mapping[str, object]
     table: Table | None = None
 
     @property
@@ -264,7 +264,7 @@ def _units(page: PlanPage) -> list[tuple[str, str]]:
     ]
 
 
-def _values(page: PlanPage) -> dict[str, Any]:
+def _values(page: PlanPage) -> dict[str, object]:
     return {
         "page": page,
         "plan": page.planned.plan,
@@ -296,7 +296,7 @@ def _leakage(case: ReleaseCase) -> Answer:
 def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
     large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         "claim": claim,
         "mechanism": planned.plan.event.of_training.mechanism,
         "formal": formal,
@@ -312,7 +312,7 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     if released is not None:
         return _cost_of_released(case, released)
     same = release_of_fit(case)
-    figures: dict[str, Any] = {"released": None, "policy": case.policy.name, "refusal": None}
+    figures: dict[str, object] = {"released": None, "policy": case.policy.name, "refusal": None}
     figures["same_fit"] = None if same is None else same.release_id
     figures["by_name_alone"] = records is None
     try:
@@ -537,7 +537,7 @@ def _decision(case: ReleaseCase) -> Answer:
     )
 
 
-def _refusal(case: ReleaseCase) -> dict[str, Any] | None:
+def _refusal(case: ReleaseCase) -> dict[str, object] | None:
     """Returns who refused a plan, when, why, and the ledger's row, which is None if the ledger does
     not have the refusal yet.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
@@ -111,7 +111,7 @@ class Step:
 
     name: str
     label: str
-    config: Mapping[str, Any]
+    config: Config
     inputs: Mapping[str, ArtifactRef | None]
     body: Body = field(compare=False)
     modules: tuple[str, ...] = ()

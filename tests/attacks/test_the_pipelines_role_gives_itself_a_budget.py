@@ -356,7 +356,7 @@ def test_an_event_that_gives_a_budget_back(
     before = next(line.account.spent for line in ledger.budget() if line.used)
     assert (before.mu_squared is None) != (before.sampled is None)
     claim = {"epsilon": 0.01} | {k: v for k, v in given.items() if k == "delta"}
-    entry = another(row, claim=claim).as_json()
+    entry: dict[str, Any] = another(row, claim=claim).as_json()
     if "event" in given:
         entry["plan"]["event"] = given["event"]
     append_past(ledger, entry, key=release_key())

@@ -410,6 +410,6 @@ def test_a_table_of_the_test_half_costs_the_larger_part(noise: float) -> None:
     assert loss(event).mu_squared == max(rate for rate in rates if rate is not None)
     unknown = ParallelEvent(training=descent(), evaluation=(table,), split="record")
     assert loss(unknown).mu_squared is None
-    row = anticipated(make_plan(kind="formal", event=event), audit=None).as_json()
-    assert row["mechanism"] == gaussian().mechanism
-    assert row["event"]["mechanism"] == "parallel"
+    row = anticipated(make_plan(kind="formal", event=event), audit=None)
+    assert row.as_json()["mechanism"] == gaussian().mechanism
+    assert row.event["mechanism"] == "parallel"

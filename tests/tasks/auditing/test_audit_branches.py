@@ -1,6 +1,7 @@
 """Reruns of a branch run the branch's own mechanism, with the run's own settings."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ingested import ingested
@@ -49,10 +50,12 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path) -> None
     name, own = "prior-descent", "steps"
     (plan, trials), mechanism = asked(tmp_path, name)
     assert mechanism == name
-    assert own in plan.config["mechanism"]
-    assert plan.config["task"]["target_epsilon"] == 4.0
+    config: Any = plan.config
+    assert own in config["mechanism"]
+    assert config["task"]["target_epsilon"] == 4.0
     assert set(trials.inputs) == {"pool", "dataset", "plan"}
-    assert own not in asked(tmp_path, "dp-sgd-tuned")[0][0].config["mechanism"]
+    others: Any = asked(tmp_path, "dp-sgd-tuned")[0][0].config
+    assert own not in others["mechanism"]
 
 
 def test_reruns_have_no_more_draws_than_the_candidate() -> None:
@@ -83,7 +86,7 @@ def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
         for name, branch in standard_methods().items()
         if isinstance(branch.mechanism, SwagPpm)
     }
-    configs = {name: steps[0].config for name, (steps, _) in plans.items()}
+    configs: dict[str, Any] = {name: steps[0].config for name, (steps, _) in plans.items()}
     assert configs["swag-ppm"] == configs["swag-ppm-reweighted"]
     assert [plans[name][1] for name in configs] == ["weighted", "reweighted"]
     assert configs["swag-ppm"]["mechanism"]["pseudo_posterior"]["risk_draws"] == 7

@@ -4,6 +4,7 @@ states.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusals import of_kind
@@ -50,7 +51,7 @@ def made(tmp_path, statement=STATEMENT):
 
 def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
     ledger, release = made(tmp_path)
-    record = stated_deployment(ledger, release).registry_record()
+    record: Any = stated_deployment(ledger, release).registry_record()
     deployment = record["deployment"]
     for section, fields in REQUIRED.items():
         assert all(deployment[section][field] not in ("", []) for field in fields)
@@ -77,7 +78,7 @@ def test_sources_code_access_and_utility_are_in_record_and_answers(tmp_path):
         "access": "Three persons, on one machine without a network.",
     }
     stated = stated_deployment(*made(tmp_path, STATEMENT | more))
-    record = stated.registry_record(UTILITY)["deployment"]
+    record: Any = stated.registry_record(UTILITY)["deployment"]
     assert record["administrative"]["sources"].split("; ") == more["sources"]
     mechanisms = record["implementation"]["mechanisms"]
     assert f"Code {more['code']}, commit {stated.row.plan.code_commit}." in mechanisms
@@ -88,7 +89,7 @@ def test_sources_code_access_and_utility_are_in_record_and_answers(tmp_path):
     assert all(escape(text) in rows for text in shown)
     other = tmp_path / "other"
     other.mkdir()
-    without = stated_deployment(*made(other)).registry_record()["deployment"]
+    without: Any = stated_deployment(*made(other)).registry_record()["deployment"]
     unstated = "The agency has not answered this"
     assert unstated in without["administrative"]["sources"]
     assert unstated in without["implementation"]["mechanisms"]
@@ -115,7 +116,7 @@ def test_a_record_says_what_was_stated_when_the_release_was_reserved(tmp_path):
     bytes.
     """
     ledger, release = made(tmp_path)
-    first = stated_deployment(ledger, release).registry_record()
+    first: Any = stated_deployment(ledger, release).registry_record()
     ledger.reserve(planned("b"))
     cap = {"default": {"formal": {"epsilon": 20, "delta": "0.001"}}}
     changed = Policy.parse({"name": "q", **cap, "registry": STATEMENT | {"region": "elsewhere"}})
