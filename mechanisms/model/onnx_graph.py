@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -142,6 +142,14 @@ def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
         return onnx.load(file)
 
 
+class _StoredTensor(TypedDict):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
     from onnx import TensorProto, helper
 
@@ -149,7 +157,7 @@ def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
     if (folder / ENCODER).is_dir():
         files = {f"{ENCODER}/model.safetensors": ("model.encoder.", "")}
         files |= {f"{DENSE}/model.safetensors": ("model.head.", "linear.")}
-    stored: dict[str, Any] = {}
+    stored: dict[str, tuple[str, int, _StoredTensor]] = {}
     for file, (prefix, inner) in files.items():
         with (folder / file).open("rb") as content:
             size = int.from_bytes(content.read(8), "little")

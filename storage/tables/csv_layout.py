@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal, Required, TypedDict
 
 from storage.errors import Missing, OutOfRange, Unreadable
 from storage.tables.encodings import decodes
@@ -244,15 +244,23 @@ def _first_rows(
     return rows, False
 
 
-def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
+class Dialect(TypedDict, total=False):
+    """Settings of Python's `csv`."""
+
+    delimiter: Required[str]
+    escapechar: str
+    doublequote: bool
+    quoting: Literal[3]
+    """`csv.QUOTE_NONE`."""
+
+
+def dialect(delimiter: str, quotes: Quotes) -> Dialect:
     """The settings of Python's `csv` that match `csv_batches`."""
-    more: dict[str, Any] = {
-        "double": {},
-        "backslash": {"escapechar": "\\", "doublequote": False},
-        "none": {"quoting": csv.QUOTE_NONE},
-        "outer": {"quoting": csv.QUOTE_NONE},
-    }[quotes]
-    return {"delimiter": delimiter} | more
+    if quotes == "double":
+        return {"delimiter": delimiter}
+    if quotes == "backslash":
+        return {"delimiter": delimiter, "escapechar": "\\", "doublequote": False}
+    return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
 
 
 def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:

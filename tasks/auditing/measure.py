@@ -13,14 +13,44 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
+
 from mechanisms.audit.gradient_canaries import Check
 from mechanisms.privacy.events import decode, descent_of
 from storage.artifacts import ArtifactRef
-from storage.json_values import Figures
+from storage.json_values import Config, Figures
 from tasks.auditing.bounds import Bound, gradient_bound, trial_bounds
 from tasks.auditing.pool import Pool
 from tasks.auditing.trials import Trials
 from tasks.running.stage import Step, Work
+
+
+class BoundFigures(BaseModel, frozen=True):
+    """What one kind of guesses bounds."""
+
+    name: str
+    epsilon: float
+    guesses: int
+    correct: int
+    coins: int
+    reach: float
+    claimed_in_trials: float | None
+
+
+class AuditFigures(BaseModel, frozen=True):
+    """What an audit measured, as the manifest of its stage has it."""
+
+    trials: int
+    gradient_runs: int
+    checks: dict[str, float]
+    """P-values of the checks of the noisy sums, by name."""
+    epsilon_lower_bound: float
+    noise_at_most: float | None
+    epsilon_of_any: float | None
+    reach: float
+    faults: tuple[str, ...]
+    """Checks that failed."""
+    bounds: tuple[BoundFigures, ...]
 
 
 def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design: Any) -> Step:
@@ -42,7 +72,7 @@ def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design
 
 
 def _measure(
-    work: Work, *, confidence: float, delta: float, event: Mapping[str, Any], trials_of: str
+    work: Work, *, confidence: float, delta: float, event: Config, trials_of: str
 ) -> Figures:
     alpha = (1 - confidence) / 2
     bounds: list[Bound] = []
@@ -68,26 +98,27 @@ def _measure(
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
     # guard: test_reruns_that_claim_as_much_as_could_be_measured
     reach = max((bound.could_refute for bound in bounds), default=0.0)
-    return {
-        "trials": trial_count,
-        "gradient_runs": gradient_runs,
-        "checks": checks,
-        "epsilon_lower_bound": best.refutes if best else 0.0,
-        "noise_at_most": best.noise_at_most if best else None,
-        "epsilon_of_any": best.epsilon_of_any if best else None,
-        "reach": reach,
-        "faults": faults,
-        "bounds": [_bound_json(bound) for bound in bounds],
-    }
+    measured = AuditFigures(
+        trials=trial_count,
+        gradient_runs=gradient_runs,
+        checks=checks,
+        epsilon_lower_bound=best.refutes if best else 0.0,
+        noise_at_most=best.noise_at_most if best else None,
+        epsilon_of_any=best.epsilon_of_any if best else None,
+        reach=reach,
+        faults=tuple(faults),
+        bounds=tuple(map(_bound_figures, bounds)),
+    )
+    return measured.model_dump(mode="json")
 
 
-def _bound_json(bound: Bound) -> Figures:
-    return {
-        "name": bound.name,
-        "epsilon": bound.epsilon,
-        "guesses": bound.guesses.guessed,
-        "correct": bound.guesses.correct,
-        "coins": bound.guesses.coins,
-        "reach": bound.reach,
-        "claimed_in_trials": bound.claimed,
-    }
+def _bound_figures(bound: Bound) -> BoundFigures:
+    return BoundFigures(
+        name=bound.name,
+        epsilon=bound.epsilon,
+        guesses=bound.guesses.guessed,
+        correct=bound.guesses.correct,
+        coins=bound.guesses.coins,
+        reach=bound.reach,
+        claimed_in_trials=bound.claimed,
+    )

@@ -3,13 +3,13 @@ ledger.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import ArtifactRef, digest
+from storage.json_values import Json
+from tasks.auditing.measure import AuditFigures
 from tasks.branches.experiment import Outcome, Study
 from tasks.releasing import ledger_records
 from tasks.releasing.evidence import (
@@ -35,13 +35,12 @@ class BranchAudit(BaseModel, frozen=True):
     delta: float | None
     confidence: float
     verdict: str
-    figures: dict[str, Any]
-    """Figures of the stage `audit`: bounds with their guesses, checks, faults."""
+    figures: AuditFigures
     ledger_sequence: int
 
     @property
     def lines(self) -> list[str]:
-        stated, percent = self.figures, f"{100 * self.confidence:.6g}%"
+        figures, percent = self.figures, f"{100 * self.confidence:.6g}%"
         claim = (
             "nothing"
             if self.epsilon is None
@@ -50,32 +49,27 @@ class BranchAudit(BaseModel, frozen=True):
         if self.epsilon_add_remove is not None and self.epsilon_add_remove != self.epsilon:
             claim += f", ε {upper_text(self.epsilon_add_remove)} for one record more or less"
         verdict = self.verdict
-        if verdict == CONTRADICTED and stated["faults"]:
-            verdict += f": the sums are not as stated ({', '.join(stated['faults'])})"
+        if verdict == CONTRADICTED and figures.faults:
+            verdict += f": the sums are not as stated ({', '.join(figures.faults)})"
         elif verdict == INCONCLUSIVE:
-            verdict += f": {describe_reach(stated['reach'], self.epsilon_add_remove)}"
+            verdict += f": {describe_reach(figures.reach, self.epsilon_add_remove)}"
         bound = describe_bound(
-            stated["epsilon_lower_bound"], stated["noise_at_most"], stated["epsilon_of_any"]
+            figures.epsilon_lower_bound, figures.noise_at_most, figures.epsilon_of_any
         )
         lines = [
             f"{self.branch}, seed {self.seed}: {verdict}",
             f"  claimed   {claim}",
             f"  measured  {bound} at {percent} confidence",
         ]
-        for entry in stated["bounds"]:
-            if (
-                entry["claimed_in_trials"] is not None
-                and stated["epsilon_lower_bound"] < entry["epsilon"]
-            ):
-                claimed = entry["claimed_in_trials"]
+        for entry in figures.bounds:
+            claimed = entry.claimed_in_trials
+            if claimed is not None and figures.epsilon_lower_bound < entry.epsilon:
                 lines.append(
-                    f"  {entry['name']}: {lower_text(entry['epsilon'])}, not counted, as a rerun "
+                    f"  {entry.name}: {lower_text(entry.epsilon)}, not counted, as a rerun "
                     f"claims {upper_text(claimed)}"
                 )
-        if stated["checks"]:
-            checks = ", ".join(
-                f"{name} {p_value:.2g}" for name, p_value in stated["checks"].items()
-            )
+        if figures.checks:
+            checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in figures.checks.items())
             lines.append(f"  checked   {checks} (p-values)")
         return lines
 
@@ -102,7 +96,7 @@ def record(
     study: Study,
     outcome: Outcome,
     measured: ArtifactRef,
-    figures: Mapping[str, Any],
+    figures: AuditFigures,
     *,
     verdict: str,
     confidence: float,
@@ -110,21 +104,23 @@ def record(
     """Writes claim and measurement to the ledger and returns the row's number. If the same audit is
     already recorded, returns its row.
     """
-    details = {name: figures[name] for name in ("trials", "gradient_runs", "checks", "faults")}
-    details |= {
+    details: dict[str, Json] = {
+        "trials": figures.trials,
+        "gradient_runs": figures.gradient_runs,
+        "checks": figures.checks,
+        "faults": list(figures.faults),
         "verdict": verdict,
         "confidence": confidence,
         "branch": outcome.branch.name,
         "seed": outcome.seed,
+        # rounded down, so that a lower bound stays one
+        "epsilon_lower_bound": _down(figures.epsilon_lower_bound),
+        "reach": _down(figures.reach),
     }
-    for name in (
-        "epsilon_lower_bound",
-        "reach",
-        "epsilon_of_any",
-    ):  # rounded down, so that it is still a lower bound
-        details |= {} if figures[name] is None else {name: math.floor(figures[name] * 1e6) / 1e6}
-    if figures["noise_at_most"] is not None:
-        details["noise_at_most"] = math.ceil(figures["noise_at_most"] * 1e6) / 1e6
+    if figures.epsilon_of_any is not None:
+        details["epsilon_of_any"] = _down(figures.epsilon_of_any)
+    if figures.noise_at_most is not None:
+        details["noise_at_most"] = math.ceil(figures.noise_at_most * 1e6) / 1e6
     return ledger_records.record_evaluation(
         study.context,
         study.parameters,
@@ -139,3 +135,7 @@ def record(
         settings=digest(study.parameters.model_dump(mode="json", exclude={"release": True})),
         prefect_run_id=study.context.run.id,
     ).sequence
+
+
+def _down(bound: float) -> float:
+    return math.floor(bound * 1e6) / 1e6

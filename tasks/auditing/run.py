@@ -170,8 +170,9 @@ def _audit(
         branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design
     )
     measured = study.run_step(step)
-    figures = store.figures(measured)
-    verdict = Evidence.of(figures | {"confidence": settings.confidence}).judge(claim)
+    figures = measure.AuditFigures.model_validate(store.figures(measured))
+    evidence = figures.model_dump() | {"confidence": settings.confidence}
+    verdict = Evidence.of(evidence).judge(claim)
     how = {"verdict": verdict, "confidence": settings.confidence}
     return BranchAudit(
         branch=branch.name,
@@ -182,7 +183,7 @@ def _audit(
         epsilon=claim.epsilon,
         epsilon_add_remove=of_one_record(claim),
         delta=claim.delta,
-        figures=dict(figures),
+        figures=figures,
         ledger_sequence=result.record(study, outcome, measured, figures, **how),
         **how,
     )

@@ -8,22 +8,41 @@ is not coded again. Pieces are handed out in order, so each worker reads the tab
 """
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from storage.errors import Changed, Contradiction, StorageError
+from storage.json_values import Config
 from storage.tables.narratives import Narratives
 from storage.tables.options import ReadOptions
 from storage.tables.reader import Row, survey
 from tasks.coding.bundles import Bundles
-from tasks.coding.coder import open_bundle
+from tasks.coding.coder import Precision, open_bundle
 from tasks.coding.columns import answer_columns
 from tasks.coding.groups import Levels
 from tasks.coding.job import CodingJob, code_piece
 from tasks.running.engine import map_parts
+
+
+class _Request(TypedDict):
+    """What a worker needs to open a job: paths, which it sees as the sender does, and options."""
+
+    data: list[str]
+    read: Config
+    out: str
+    columns: Sequence[str]
+    template: str | None
+    bundle: str
+    precision: Precision
+    thresholds: str | None
+    levels: Levels
+    top_k: int
+    threshold: float | None
+    coverage: float | None
+    append: bool
 
 
 def distribute(
@@ -51,23 +70,22 @@ def distribute(
     coder, (answers,) = bundles.coders[""], job.answers
     with closing(job.pieces()) as every:
         number = sum(1 for _ in every)
-    request = json.dumps(
-        {
-            "data": [str(part.source.path.resolve()) for part in job.table.files],
-            "read": job.table.options.model_dump(mode="json"),
-            "out": str(job.out.resolve()),
-            "columns": job.narratives.columns,
-            "template": job.narratives.template,
-            "bundle": str(bundle.resolve()),
-            "precision": coder.model.precision,
-            "thresholds": None if thresholds is None else str(thresholds.expanduser().resolve()),
-            "levels": levels,
-            "top_k": answers.top_k,
-            "threshold": answers.threshold,
-            "coverage": None if coder.sets is None else coder.sets.coverage,
-            "append": job.append,
-        }
-    )
+    wanted: _Request = {
+        "data": [str(part.source.path.resolve()) for part in job.table.files],
+        "read": job.table.options.model_dump(mode="json"),
+        "out": str(job.out.resolve()),
+        "columns": job.narratives.columns,
+        "template": job.narratives.template,
+        "bundle": str(bundle.resolve()),
+        "precision": coder.model.precision,
+        "thresholds": None if thresholds is None else str(thresholds.expanduser().resolve()),
+        "levels": levels,
+        "top_k": answers.top_k,
+        "threshold": answers.threshold,
+        "coverage": None if coder.sets is None else coder.sets.coverage,
+        "append": job.append,
+    }
+    request = json.dumps(wanted)
     missing = [n for n in range(number) if not job.part(bundles, n).is_file()]
     finished = number - len(missing)
 
@@ -104,12 +122,11 @@ def compute(part: str) -> str:
 
 
 class _Opened:
-    def __init__(self, job_request: dict[str, Any]) -> None:
+    def __init__(self, job_request: _Request) -> None:
+        thresholds = job_request["thresholds"]
         coder = open_bundle(
             Path(job_request["bundle"]),
-            thresholds=None
-            if job_request["thresholds"] is None
-            else Path(job_request["thresholds"]),
+            thresholds=None if thresholds is None else Path(thresholds),
             levels=job_request["levels"],
             precision=job_request["precision"],
             coverage=job_request["coverage"],

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from mechanisms.mechanism import (
     AnyMechanism,
@@ -32,7 +32,7 @@ from mechanisms.mechanism import (
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef, Store, file_digest
-from storage.json_values import Figures
+from storage.json_values import Config, Figures
 from tasks.fitting.model_inputs import build, label_count, load_inputs
 from tasks.running import progress
 from tasks.running.parts import Part, compute_part, run_parts_of
@@ -159,13 +159,19 @@ def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
     load = planned.mechanism.workload
     if load is not None:
         work.sized(int(len(records) * (load.epochs + load.draws)))
-    settings = {"model": model.model_dump(mode="json"), "seed": seed}
+    settings: _FitSettings = {"model": model.model_dump(mode="json"), "seed": seed}
     shares = planned.mechanism.by_ranks and not isinstance(records.inputs, FeatureInputs)
     with ranks.shared(work, f"{__name__}:follow", settings) if shares else nullcontext():
         return planned.fit(records, run_of(work, model, seed))
 
 
-def follow(work: Work, settings: Mapping[str, Any]) -> None:
+class _FitSettings(TypedDict):
+    model: Config
+    """As JSON."""
+    seed: int
+
+
+def follow(work: Work, settings: _FitSettings) -> None:
     """Takes part in a fit as a worker rank."""
     _fit(work, ModelConfig.model_validate(settings["model"]), settings["seed"])
 

@@ -18,6 +18,7 @@ from tasks.bundle.statement import repeated_fields
 from tasks.bundle.texts import encoder_digest, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.ingest import ingest_figures
+from tasks.fitting.prior import public_of_lexicon
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 

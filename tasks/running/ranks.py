@@ -47,7 +47,7 @@ class Following(BaseModel, frozen=True, extra="forbid"):
 
 
 @contextmanager
-def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[None]:
+def shared(work: Work, follow: str, settings: Mapping[str, object]) -> Iterator[None]:
     """Makes fits inside the block run as rank 0, together with as many followers as the context's
     processes ask for.
     """

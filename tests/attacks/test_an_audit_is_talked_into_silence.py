@@ -118,9 +118,9 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
     """
     pretend(monkeypatch, wrong=0.0, claims=claims)
     (audited,) = audits(another(reran, tmp_path), chosen)
-    natural = audited.figures["bounds"][0]
-    assert natural["correct"] == natural["guesses"]
-    assert natural["reach"] > (audited.epsilon_add_remove or 0) > 1.5
+    natural = audited.figures.bounds[0]
+    assert natural.correct == natural.guesses
+    assert natural.reach > (audited.epsilon_add_remove or 0) > 1.5
     assert audited.verdict == verdict
 
 

@@ -160,8 +160,8 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: ComparisonSettin
     ).branches
     # so few reruns and canaries could not have shown an epsilon of 4, and the audit says so
     assert (audited.mechanism, audited.verdict) == ("noisy-votes", "inconclusive")
-    assert 0 <= audited.figures["epsilon_lower_bound"] <= audited.figures["reach"] < 4
-    assert audited.figures["trials"] == 16
+    assert 0 <= audited.figures.epsilon_lower_bound <= audited.figures.reach < 4
+    assert audited.figures.trials == 16
 
     assert run.write_plans(groups) == {}
     planned = plan_release(study, votes)
