@@ -447,8 +447,8 @@ def _drawn(fitted: Fitted, model: Drawable, records: Records, run: Run) -> Fitte
     at_draw = model.sensitivity_at(theta, records)
     event = fitted.event
     if at_draw is not None:  # a proved bound holds at every draw and needs no update
-        stated = event.model_dump()["sensitivity"]
-        event = event.model_copy(update={"sensitivity": max(stated, at_draw)})
+        measured = event.model_dump()["sensitivity"]
+        event = event.model_copy(update={"sensitivity": max(measured, at_draw)})
     classifier = run.classifier()
     classifier.flat.copy_(theta)
     return Fitted(

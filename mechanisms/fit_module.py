@@ -129,7 +129,7 @@ def swag_ppm(
         (torch.Size([1, 2]), 20)
     """
     inputs, targets = records_of(dataset)
-    own = copy_of(model, loss, inputs, targets, device=torch.device(device))
+    adapted = copy_of(model, loss, inputs, targets, device=torch.device(device))
     records = Records(inputs_of(inputs, model), targets)
     mechanism = SwagPpm(
         round=round,
@@ -145,9 +145,9 @@ def swag_ppm(
     # the module defines the number of classes, and the plan does not depend on it
     task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
     run = Run(
-        classes=1, seed=seed, classifier=lambda: own, folder=folder, progress=progress, key=key
+        classes=1, seed=seed, classifier=lambda: adapted, folder=folder, progress=progress, key=key
     )
-    with unchanged_buffers(own.part):
+    with unchanged_buffers(adapted.part):
         fitted, claim = fit_once(
             mechanism.plan(task),
             records,
@@ -159,7 +159,7 @@ def swag_ppm(
         )
     if not is_cross_entropy(loss):
         claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
-    return Private(_copied(model, own), claim, fitted.figures, fitted.event)
+    return Private(_copied(model, adapted), claim, fitted.figures, fitted.event)
 
 
 def _copied(model: nn.Module, own: CustomModule) -> nn.Module:

@@ -649,9 +649,14 @@ def registered(mechanism: M) -> M:
         raise TypeError(
             f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by"
         )
-    other = _KINDS.setdefault(kind, mechanism)
-    if (other.__module__, other.__qualname__) != (mechanism.__module__, mechanism.__qualname__):
-        raise TypeError(f"mechanism `{kind}` is {other.__module__}.{other.__qualname__} already")
+    existing = _KINDS.setdefault(kind, mechanism)
+    if (existing.__module__, existing.__qualname__) != (
+        mechanism.__module__,
+        mechanism.__qualname__,
+    ):
+        raise TypeError(
+            f"mechanism `{kind}` is {existing.__module__}.{existing.__qualname__} already"
+        )
     _KINDS[kind] = mechanism
     return mechanism
 

@@ -198,8 +198,8 @@ def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecor
     """Puts records on the grid part by part, so that memory does not grow with their number."""
     from mechanisms.descent.exact_sums import GridRecords
 
-    for grid, given in zip(_grids(inputs, centre), labels.split(_PART), strict=True):
-        yield GridRecords(grid, given.to(centre.device), centre)
+    for grid, part_labels in zip(_grids(inputs, centre), labels.split(_PART), strict=True):
+        yield GridRecords(grid, part_labels.to(centre.device), centre)
 
 
 def _kept(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecords]:
@@ -209,8 +209,10 @@ def _kept(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[GridRecord
     from mechanisms.descent.exact_sums import GridRecords
 
     grid_of_all = torch.cat(list(_grids(inputs, centre)))
-    for grid, given in zip(grid_of_all.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True):
-        yield GridRecords(grid, given.to(centre.device), centre)
+    for grid, part_labels in zip(
+        grid_of_all.split(_PART_KEPT), labels.split(_PART_KEPT), strict=True
+    ):
+        yield GridRecords(grid, part_labels.to(centre.device), centre)
 
 
 def _grids(inputs: Inputs, centre: Tensor) -> Iterator[Tensor]:

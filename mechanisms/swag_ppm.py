@@ -265,17 +265,17 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             config = self.settings[1]
             at_c = config.model_copy(update={"c": c, "g": 0.0})
             this = self.model_copy(update={"target_epsilon": None, "pseudo_posterior": at_c})
-            folder, left = run.folder / f"c-{c:g}", 0.5 ** len(done)
+            folder, remaining = run.folder / f"c-{c:g}", 0.5 ** len(done)
             # the number of further fits is unknown, so each one gets half of the remaining progress
-            half = replace(run, progress=_within(run.progress, 1 - left, left / 2))
+            half = replace(run, progress=_within(run.progress, 1 - remaining, remaining / 2))
             done[c] = this, this._fit_rounds(folder, records, half, base)
             return float(done[c][1].figures["sensitivity"])
 
         kept = search(target / _epsilon_of_one_nat(task), risk=base.risk, fit=fit)
         settled, fitted = done[kept]
         trials = tuple(
-            SearchTrial(settings={"c": c}, event=each.event, kept=c == kept)
-            for c, (_, each) in done.items()
+            SearchTrial(settings={"c": c}, event=trial.event, kept=c == kept)
+            for c, (_, trial) in done.items()
         )
         figures = dict(fitted.figures) | {"c": kept, "fits": len(trials)}
         found = Search(target_epsilon=target, settled=settled, trials=trials)

@@ -314,12 +314,12 @@ def _pairs_of(header: Sequence[str]) -> list[tuple[int, int]]:
     """Finds columns of codes, one per level, each with a column of titles, such as `Class` and
     `Class Name`.
     """
-    named = [" ".join(_letters(name).split()) for name in header]
+    words_of_names = [" ".join(_letters(name).split()) for name in header]
     pairs = [
         (code, title)
-        for code, name in enumerate(named)
-        for title, other in enumerate(named)
-        if name and other in {f"{name} {word}" for word in ("name", "title", "description")}
+        for code, name in enumerate(words_of_names)
+        for title, other_name in enumerate(words_of_names)
+        if name and other_name in {f"{name} {word}" for word in ("name", "title", "description")}
     ]
     return pairs if len(pairs) > 1 else []
 
@@ -435,10 +435,12 @@ def _missing_column(header: Sequence[str], wanted: str, place: str) -> _NoColumn
 
 def _by_word(header: Sequence[str], words: Sequence[str]) -> list[int]:
     """The columns whose name contains the first of these words that occurs in any name."""
-    named = [_letters(name).split() for name in header]
-    by_word = ([n for n, name_words in enumerate(named) if word in name_words] for word in words)
+    words_of_names = [_letters(name).split() for name in header]
+    by_word = (
+        [n for n, name_words in enumerate(words_of_names) if word in name_words] for word in words
+    )
     places = next((places for places in by_word if places), [])
-    english = [n for n in places if not _ENGLISH.isdisjoint(named[n])]
+    english = [n for n in places if not _ENGLISH.isdisjoint(words_of_names[n])]
     return english if len(places) > 1 and len(english) == 1 else places
 
 

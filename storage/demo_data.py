@@ -193,9 +193,9 @@ def _records(
 
 def _mistaken(words: Vocabulary, code: DemoCode, rng: random.Random) -> DemoCode:
     near = [
-        other
-        for other in words["codes"]
-        if other is not code and set(other["from"]) & set(code["from"])
+        candidate
+        for candidate in words["codes"]
+        if candidate is not code and set(candidate["from"]) & set(code["from"])
     ]
     return rng.choice(near or words["codes"])
 
@@ -228,9 +228,11 @@ def _narrative(
     luck = rng.random()
     outcome = rng.choice(words["vague"] if luck < VAGUE else code["outcome"])
     if VAGUE <= luck < VAGUE + BESIDE:
-        other = rng.choice(_mistaken(words, code, rng)["outcome"])
+        second_injury = rng.choice(_mistaken(words, code, rng)["outcome"])
         outcome = (
-            f"{outcome} and possibly {other}" if rng.random() < 0.5 else f"{other} and {outcome}"
+            f"{outcome} and possibly {second_injury}"
+            if rng.random() < 0.5
+            else f"{second_injury} and {outcome}"
         )
     for name, pattern in (
         ("outcome", outcome),

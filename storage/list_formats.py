@@ -145,4 +145,4 @@ def _fhir(resource: Any) -> Iterator[Concept]:
         note = entry.get("definition")
         yield Concept(code, titles, [(str(note), language)] if note else [], parent, scheme)
         inner = entry.get("concept") or entry.get("contains") or ()
-        waiting += [(each, code or parent) for each in inner]
+        waiting += [(child, code or parent) for child in inner]

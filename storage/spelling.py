@@ -347,12 +347,12 @@ def human_codes(
         respelt, unlisted = unlisted, 0
         codes = [matches.get(code) or code for code in codes]
     missing = codes.count("")
-    given = len(codes) - missing
+    coded = len(codes) - missing
     where = "on the list" if complete else "among the model's codes of the file"
-    if unlisted and not allowed and (complete or unlisted == given >= _TOO_MANY):
+    if unlisted and not allowed and (complete or unlisted == coded >= _TOO_MANY):
         hint = spellings.described(odd_ones)
         raise Unknown(
-            f"{place}: {unlisted:,} of {given:,} codes are not {where} "
+            f"{place}: {unlisted:,} of {coded:,} codes are not {where} "
             f"({describe_shape(odd_ones)}{'; ' + hint if hint else ''}). Correct "
             "them, use the list that contains them, or leave their cells blank, "
             "which are counted. --allow-unlisted accepts them unchanged",
@@ -360,7 +360,7 @@ def human_codes(
         )
     other_spelling = f" ({respelt:,} in another spelling)" if respelt else ""
     return codes, (
-        f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}{other_spelling}, "
+        f"{len(codes):,} rows coded by people: {coded - unlisted:,} {where}{other_spelling}, "
         f"{unlisted:,} not, {missing:,} without a code"
     )
 

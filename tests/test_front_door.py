@@ -37,7 +37,18 @@ def test_every_name_is_imported_at_its_first_use() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["DpSgd", "NonPrivate", "PriorDescent", "PrivateClassifier", "SwagPpm", "compare", "swag_ppm"],
+    [
+        "Claim",
+        "DpSgd",
+        "Guesses",
+        "NonPrivate",
+        "PriorDescent",
+        "PrivateClassifier",
+        "SwagPpm",
+        "compare",
+        "one_run_bound",
+        "swag_ppm",
+    ],
 )
 def test_the_example_of_a_name_runs_as_printed(name: str) -> None:
     """Each example is in the docstring that `help(autocoder.NAME)` shows."""

@@ -25,7 +25,12 @@ from mechanisms.privacy.numerics import safe_root
 
 @dataclass(frozen=True)
 class Guesses:
-    """The outcome of a guessing rule: `correct` of `guessed` guesses, out of `coins` coins."""
+    """The outcome of a guessing rule: `correct` of `guessed` guesses, out of `coins` coins.
+
+    Examples:
+        >>> Guesses(correct=90, guessed=100, coins=200).perfect
+        Guesses(correct=100, guessed=100, coins=200)
+    """
 
     correct: int
     guessed: int

@@ -130,8 +130,10 @@ class GradientCanaries:
             ).float()
         labels = torch.randint(classes, (number,), generator=generator)
         included = torch.rand(number, generator=generator) < 0.5
-        stated = [segment for segment in event.segments for _ in range(segment.steps)]
-        return GradientCanaries(records, features, labels, included, stated, event.sampling_prob)
+        segment_of_step = [segment for segment in event.segments for _ in range(segment.steps)]
+        return GradientCanaries(
+            records, features, labels, included, segment_of_step, event.sampling_prob
+        )
 
     @property
     def fitted(self) -> tuple[Inputs, Tensor]:
@@ -188,9 +190,9 @@ class GradientCanaries:
 
     def after(self, noisy: Tensor) -> None:
         """Called with the same sum after its noise was added, in units of 1."""
-        stated, prob = self.stated[self.steps], self.sampling_prob
+        segment, prob = self.stated[self.steps], self.sampling_prob
         self.steps += 1
-        sigma, seen = stated.noise_multiplier, noisy.flatten().cpu() / stated.l2_clip_norm
+        sigma, seen = segment.noise_multiplier, noisy.flatten().cpu() / segment.l2_clip_norm
         noise = seen - self._total
         self._test_noise((noise / sigma).numpy())
         if not self._alone or not self._closed:

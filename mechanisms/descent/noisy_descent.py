@@ -131,7 +131,10 @@ def rate_for_noise(noise: float, event: DpSgdEvent, *, divisor: float, momentum:
     """
     last = event.segments[-1]
     reach = math.sqrt(
-        sum(((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, event.steps + 1))
+        sum(
+            ((1 - momentum**remaining) / (1 - momentum)) ** 2
+            for remaining in range(1, event.steps + 1)
+        )
     )
     return noise * divisor / (last.noise_multiplier * last.l2_clip_norm * reach)
 

@@ -291,28 +291,28 @@ def build(
             )
             if config.trainable == "lora":
                 encoder = _with_adapters(encoder, config, task="FEATURE_EXTRACTION")
-            whole: nn.Module = MeanPooled(encoder, width, num_labels, lexicon, upper)
+            complete: nn.Module = MeanPooled(encoder, width, num_labels, lexicon, upper)
         else:
-            whole = encoders.load_with_standard_head(config.encoder, num_labels=num_labels)
+            complete = encoders.load_with_standard_head(config.encoder, num_labels=num_labels)
             if config.trainable == "lora":
-                whole = _with_adapters(whole, config, task="SEQ_CLS")
+                complete = _with_adapters(complete, config, task="SEQ_CLS")
     if config.trainable != "head":
-        return Classifier(config=config, whole=whole, part=whole, pool=None, device=device)
+        return Classifier(config=config, whole=complete, part=complete, pool=None, device=device)
 
-    whole.requires_grad_(False)
-    if isinstance(whole, MeanPooled):
-        part: nn.Module = whole.head
+    complete.requires_grad_(False)
+    if isinstance(complete, MeanPooled):
+        part: nn.Module = complete.head
 
         def pool(batch: Batch) -> Tensor:
-            return mean_pool(whole.encoder, batch["input_ids"], batch["attention_mask"])
+            return mean_pool(complete.encoder, batch["input_ids"], batch["attention_mask"])
     else:
-        part = encoders.standard_head(whole)
+        part = encoders.standard_head(complete)
 
         def pool(batch: Batch) -> Tensor:
-            return encoders.base(whole)(**batch).last_hidden_state[:, 0]
+            return encoders.base(complete)(**batch).last_hidden_state[:, 0]
 
     part.requires_grad_(True)
-    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device)
+    return Classifier(config=config, whole=complete, part=part, pool=pool, device=device)
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:

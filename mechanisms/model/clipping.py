@@ -151,11 +151,11 @@ def _closed_form(
         scale = 2.0**_INPUT_BITS / length
         right, ones = _scaled(a, scale, factors).round_(), scale.round() * (bias is not None)
         norm = (right.square().sum(1) * (weight is not None) + ones.square()).sqrt_().clamp_(min=1)
-        left = _scaled(g, factors * (length / norm), factors).trunc_()
+        scaled_gradients = _scaled(g, factors * (length / norm), factors).trunc_()
         if weight is not None:
-            out[weight].view(layer.weight.shape).addmm_(left.t(), right)
+            out[weight].view(layer.weight.shape).addmm_(scaled_gradients.t(), right)
         if bias is not None:
-            out[bias] += left.t() @ ones
+            out[bias] += scaled_gradients.t() @ ones
 
     return add
 

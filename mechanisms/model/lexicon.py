@@ -245,8 +245,8 @@ def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) ->
     endings = heapq.nsmallest(_ENDINGS, counts, key=lambda ending: (-counts[ending], ending))
     forms = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
     places = {stem: column for column, stem in enumerate(stems)}
-    known = ((word, stem_of(word, language)) for word in sorted(forms | words))
-    return {word: places[stem] for word, stem in known if stem in places}
+    candidates = ((word, stem_of(word, language)) for word in sorted(forms | words))
+    return {word: places[stem] for word, stem in candidates if stem in places}
 
 
 def _ending(word: str, stem: str) -> tuple[int, str] | None:

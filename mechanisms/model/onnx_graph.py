@@ -84,10 +84,10 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
         )
     best = np.array([min(_MOST_CODES, len(released.codes))])
     scores, places = out("TopK", out("Softmax", "logits", axis=-1), best, outputs=2)
-    named = out("Gather", list(released.codes), places)
+    best_codes = out("Gather", list(released.codes), places)
     end = [
         helper.make_node("Identity", [scores], ["scores"]),
-        helper.make_node("Identity", [named], ["codes"]),
+        helper.make_node("Identity", [best_codes], ["codes"]),
     ]
     for node in body.node:
         node.doc_string = ""

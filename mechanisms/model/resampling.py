@@ -47,7 +47,7 @@ def resampled_f1(
         places = random.integers(n, size=(size, n)) + np.arange(size)[:, None] * n
         counts = np.bincount(places.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
         occurs, assigned, both = (
-            each.T @ counts.T for each in (true, chosen, right)
+            indicator.T @ counts.T for indicator in (true, chosen, right)
         )  # [codes, size]
         f1 = 2 * both / np.maximum(occurs + assigned, 1)
         blocks.append(

@@ -117,8 +117,8 @@ def _cores() -> int:
 def codes_of(folder: Path) -> tuple[str, ...]:
     labels = folder / LABELS
     if not labels.is_file():
-        named = json.loads((folder / "config.json").read_text())["id2label"]
-        return tuple(named[str(place)] for place in range(len(named)))
+        code_of_place = json.loads((folder / "config.json").read_text())["id2label"]
+        return tuple(code_of_place[str(place)] for place in range(len(code_of_place)))
     return tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))
 
 

@@ -46,10 +46,12 @@ class Nodes:
         """Adds a node and returns the name of its output, or a list of names. Inputs that are not
         names become constants.
         """
-        named = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        input_names = [
+            value if isinstance(value, str) else self.constant(value) for value in inputs
+        ]
         names = [self.name() for _ in range(outputs)]
         self.nodes.append(
-            helper.make_node(kind, named, names, domain=domain, name=names[0], **attributes)
+            helper.make_node(kind, input_names, names, domain=domain, name=names[0], **attributes)
         )
         return names[0] if outputs == 1 else names
 
@@ -287,9 +289,9 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
             b("Squeeze", b("GatherElements", of, here, axis=1), np.array([1]))
             for of in (best, length)
         )
-        left = b("Less", place, lengths)
-        matched = b("And", left, b("Greater", signs_of, np.array(0)))
-        failed = b("Or", failed, b("And", left, b("Not", matched)))
+        unfinished = b("Less", place, lengths)
+        matched = b("And", unfinished, b("Greater", signs_of, np.array(0)))
+        failed = b("Or", failed, b("And", unfinished, b("Not", matched)))
         place = b("Where", matched, b("Add", place, signs_of), lengths)
         going = b("Greater", b.count(b("Less", place, lengths), 0), np.array(0))
         return going, place, failed, b("Where", matched, piece, np.array(-1))

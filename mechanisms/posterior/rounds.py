@@ -1,8 +1,8 @@
 """The rounds of a pseudo posterior, for any sampler: which fits there are and what they pass on.
 
-base        the posterior without weights; risks over its draws          -> weights alpha weighted
-the posterior with these weights                             -> sensitivity Delta reweighted
-equation 7, then the same again                              -> Delta, measured again
+  base        the posterior without weights; risks over its draws  -> weights alpha
+  weighted    the posterior with these weights                     -> sensitivity Delta
+  reweighted  equation 7, then the same again                      -> Delta, measured again
 
 `run` implements the sequence. A mechanism runs it once, and an audit runs it for many trials in
 parallel. They differ in how a round is fitted and measured, and in the type of weights.

@@ -35,8 +35,9 @@ be (e2, d2)-differentially private in T for every fixed model. Then the pair is 
 d)-differentially private for one record added or removed:
 
 * A record of S: T is unchanged, so the pair is post-processing of M(S).
-* A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m, P(E)
-  = E_m[P(N(T, m) in E_m)] <= E_m[e^e2 P(N(T', m) in E_m) + d2] = e^e2 P'(E) + d2.
+* A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m,
+
+    P(E) = E_m[P(N(T, m) in E_m)] <= E_m[e^e2 P(N(T', m) in E_m) + d2] = e^e2 P'(E) + d2.
 
 The table is evaluated at the released model, which is the adaptive case that the second line
 covers. (McSherry 2009, theorem 4, for pure epsilon; Smith et al. 2022, "Making the most of parallel

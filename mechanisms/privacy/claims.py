@@ -111,9 +111,9 @@ def epsilon_of_one_replaced(
         return claim_at(smaller).epsilon or 0.0
 
     if not of_noise:
-        stated = claim_at(delta)
-        if stated.neighbouring_relation == "replace-one" or stated.guarantee_kind != "formal":
-            return stated.epsilon
+        claim = claim_at(delta)
+        if claim.neighbouring_relation == "replace-one" or claim.guarantee_kind != "formal":
+            return claim.epsilon
     assert delta is not None
     largest = epsilon_at(delta)
     while largest < 300:  # beyond this, no float can represent such a small delta

@@ -19,7 +19,9 @@ NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
 class Event(BaseModel, frozen=True, extra="forbid"):
-    """What a mechanism did to the records. Subclasses add the numbers on which the cost depends."""
+    """The effect of a mechanism on the records. Subclasses add the numbers that determine its
+    cost.
+    """
 
     by_tag: ClassVar[dict[str, type[Event]]] = {}
     mechanism: str
@@ -193,7 +195,7 @@ class ComposedEvent(Event, frozen=True):
 
 
 Split = Literal["record", "unit", "coupled"]
-"""What determines a record's half: its own data, its unit's data, or also other records."""
+"""Whether a record's half is determined by its own data, its unit's data, or also other records."""
 
 
 class ParallelEvent(Event, frozen=True):
@@ -238,7 +240,20 @@ def is_exact(event: Event | None) -> bool:
 
 
 class Claim(BaseModel, frozen=True, extra="forbid"):
-    """A privacy claim with everything it depends on. The numbers alone are not a claim."""
+    """A privacy claim with everything it depends on. The numbers alone are not a claim.
+
+    Examples:
+        >>> claim = Claim(
+        ...     guarantee_kind="formal",
+        ...     epsilon=1,
+        ...     delta=1e-5,
+        ...     neighbouring_relation="add-remove",
+        ...     accountant="closed form of Gaussian noise",
+        ... )
+        >>> print(claim)
+        formal guarantee: epsilon = 1, delta = 1e-5, for one record added or removed
+          accountant: closed form of Gaussian noise
+    """
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")

@@ -308,7 +308,7 @@ def state(
         thresholds=tuple(_threshold(counted, target, records) for target in sorted(set(targets))),
         bins=tuple(_bins(counted, records)),
         reached=_best_edge(counted, records),
-        sets=tuple(one for one in sets if one["limit"] > 0),
+        sets=tuple(entry for entry in sets if entry["limit"] > 0),
     )
 
 
@@ -329,10 +329,10 @@ def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
         for number in range(counted.groups)
         if _above_noise(counted, (number,))
     ]
-    clear = [one for one in large if one.right.high - one.right.low <= WIDEST_OF_GROUP]
-    reported = {number for one in clear for number in one.groups}
+    clear = [group for group in large if group.right.high - group.right.low <= WIDEST_OF_GROUP]
+    reported = {number for group in clear for number in group.groups}
     rest = tuple(number for number in range(counted.groups) if number not in reported)
-    clear.sort(key=lambda one: -one.share)
+    clear.sort(key=lambda group: -group.share)
     several = bool(rest) and _above_noise(counted, rest)
     return [*clear, *([_group(counted, rest, records)] if several else [])]
 
@@ -367,7 +367,7 @@ def _threshold(counted: Counted, target: float, records: float) -> Threshold:
         np.stack([counted.query(0, edge + 1), counted.query(bins, bins + edge + 1)])
         for edge in range(bins)
     ]
-    sums = [counted.sums(each) for each in queries]
+    sums = [counted.sums(query) for query in queries]
     right, wrong = (np.array([value[place] for value, _ in sums]) for place in (0, 1))
     found = int(passing(right, wrong, np.stack([cov for _, cov in sums]), target))
     if found < 0:
@@ -420,7 +420,7 @@ def _set(counted: Counted, coverage: float, records: float) -> SetLimit:
         )
         for edge in reversed(range(size))
     ]
-    sums = [counted.sums(each) for each in queries]
+    sums = [counted.sums(query) for query in queries]
     inside, outside = (np.array([value[place] for value, _ in sums]) for place in (0, 1))
     found = int(passing(inside, outside, np.stack([cov for _, cov in sums]), coverage))
     limit = 0.0 if found < 0 else LIMITS[size - 1 - found]

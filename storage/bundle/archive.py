@@ -195,11 +195,11 @@ def _extract(unpacked: pa.NativeFile, entry: tarfile.TarInfo, target: Path) -> N
     if target.exists():
         raise UnsoundBundle(entry.name[:80], "occurs twice", kind="repeated-entry")
     with target.open("xb") as file:
-        left = entry.size
-        while left:
-            chunk = unpacked.read(min(_CHUNK, left))
+        remaining = entry.size
+        while remaining:
+            chunk = unpacked.read(min(_CHUNK, remaining))
             if not chunk:
                 raise EOFError
             file.write(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)
     unpacked.read(-entry.size % _BLOCK)

@@ -63,7 +63,7 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     check_layers(contents)
     proof, statement = contents[PROOF], contents[STATEMENT]
     check_proof(
-        {name: each for name, each in digests.items() if name not in SEAL},
+        {name: sha256 for name, sha256 in digests.items() if name not in SEAL},
         proof,
         statement,
         key=public,

@@ -94,11 +94,11 @@ def read_stated(folder: Path) -> AccuracyFigures | None:
 
 def clear_scores(told: AccuracyFigures) -> list[ClearScore]:
     """The score ranges with enough records, highest first, each with its upper end (`up_to`)."""
-    ends = [1.0, *(one["score"] for one in told["scores"])]
+    ends = [1.0, *(step["score"] for step in told["scores"])]
     return [
-        {**one, "up_to": end}
-        for one, end in zip(told["scores"], ends, strict=False)
-        if one["share"] >= _LEAST and one["right"]["high"] - one["right"]["low"] <= _WIDEST
+        {**step, "up_to": end}
+        for step, end in zip(told["scores"], ends, strict=False)
+        if step["share"] >= _LEAST and step["right"]["high"] - step["right"]["low"] <= _WIDEST
     ]
 
 
@@ -163,18 +163,18 @@ def difference(
     """
     if told is None or not records:
         return ""
-    stated = told["right"]
+    reported = told["right"]
     own_error = (right * (1 - right) / records) ** 0.5
-    theirs = (stated["high"] - stated["low"]) / (2 * 1.96)
-    deviations = abs(right - stated["estimate"]) / max((own_error**2 + theirs**2) ** 0.5, 1e-9)
+    theirs = (reported["high"] - reported["low"]) / (2 * 1.96)
+    deviations = abs(right - reported["estimate"]) / max((own_error**2 + theirs**2) ** 0.5, 1e-9)
     whose = f"{records:,} of your {records + set_aside:,}" if set_aside else f"your {records:,}"
     own_figure = f"the best code is right for {right:.1%} of {whose} records"
     remainder = f". The other {set_aside:,} set the temperature of the scores" if set_aside else ""
     if deviations <= _LIKELY:
-        return f"{own_figure}, which agrees with the stated {stated['estimate']:.1%}{remainder}"
-    kind = "less" if right < stated["estimate"] else "more"
+        return f"{own_figure}, which agrees with the stated {reported['estimate']:.1%}{remainder}"
+    kind = "less" if right < reported["estimate"] else "more"
     return (
-        f"{own_figure}, significantly {kind} than the stated {stated['estimate']:.1%}. Your "
+        f"{own_figure}, significantly {kind} than the stated {reported['estimate']:.1%}. Your "
         f"records may differ from the agency's, so use your own thresholds{remainder}"
     )
 

@@ -57,8 +57,8 @@ class CodeCells:
         return list(reversed(different.values()))
 
     def _several(self, code: str) -> list[str]:
-        whole = self._listed is not None and code in self._listed
-        if whole or (self._spellings is not None and self._spellings.match(code)):
+        is_listed = self._listed is not None and code in self._listed
+        if is_listed or (self._spellings is not None and self._spellings.match(code)):
             return [code]
         return parts_of(code, self._listed or ())
 

@@ -127,13 +127,13 @@ def _rows_by_id(
 ) -> dict[str, list[tuple[str, ...]]]:
     rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     repeated = 0
-    for cell, *others in table.text_rows([on, *columns]):
+    for cell, *cells in table.text_rows([on, *columns]):
         if not cell.strip():
             continue
         form = unit_form(cell.strip())
         repeated += form in rows
         if several != "first" or form not in rows:
-            rows[form].append(tuple(others))
+            rows[form].append(tuple(cells))
     if repeated and several == "refuse":
         raise Contradiction(
             f"{table.source.label}, column {on!r}: {repeated:,} rows repeat an id. --several first "

@@ -389,8 +389,10 @@ def _sampled(
     cohorts = [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()]
     halves = [_QUOTED(SPLITS[half]) for half in split[chosen].tolist()]
     quoted = list(map(_QUOTED, overview.code_names))
-    named = [quoted[code] for code in codes.tolist()]
-    digest.update("".join(map(_line, halves, ids, texts, named, cohorts, units)).encode("ascii"))
+    code_texts = [quoted[code] for code in codes.tolist()]
+    digest.update(
+        "".join(map(_line, halves, ids, texts, code_texts, cohorts, units)).encode("ascii")
+    )
     cells += b"".join(map(cell_digests, written))
     record_ids = row_numbers if config.id_column is None else ids
     arrays = list(map(to_arrow, (record_ids, texts, labels[codes], cohorts, units)))

@@ -209,8 +209,7 @@ class State:
     is unknown, nothing is reserved or drawn.
     """
 
-    # -- Applying rows
-    # ---------------------------------------------------------------------------------
+    # -- Applying rows -----------------------------------------------------------------------------
 
     def apply(self, stored: StoredRow | Damage) -> LedgerRow | None:
         """Applies the next stored row; returns it, with everything known, if it has an effect.
@@ -328,8 +327,7 @@ class State:
             raise Inconsistent("a refusal by another person than signed it")
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
 
-    # -- Releases
-    # --------------------------------------------------------------------------------------
+    # -- Releases ----------------------------------------------------------------------------------
 
     def _reserved(self, row: Row[Reserved]) -> tuple[ReleaseRow, str]:
         entry, plan = row.entry, row.entry.plan
@@ -344,7 +342,7 @@ class State:
         ):
             raise Inconsistent("a release without a cost")
         shared = [self.release(name) for name in (entry.records.releases if entry.records else ())]
-        if any(other.kind != claim.guarantee_kind for other in shared):
+        if any(earlier_release.kind != claim.guarantee_kind for earlier_release in shared):
             raise Inconsistent(
                 "it names a release of another type of guarantee with the same records"
             )
@@ -425,27 +423,29 @@ class State:
         Returns:
             The charges, and the reason why the budget refuses them, if it does.
         """
-        own, kind = own_accounts(plan), plan.claim.guarantee_kind
+        own_names, kind = own_accounts(plan), plan.claim.guarantee_kind
         cost = cost or Cost.of(plan)
         # guard: test_the_same_records_under_another_name
-        others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
-        costs = {name: [cost] for name in [*own, *others]}
-        for name in own:
+        others = sorted(
+            {name for earlier in shared for name in earlier.own_accounts} - set(own_names)
+        )
+        costs = {name: [cost] for name in [*own_names, *others]}
+        for name in own_names:
             costs[name] += [earlier.cost for earlier in shared if name not in earlier.accounts]
-        charges, problem = self._charges(costs, kind, own)
+        charges, problem = self._charges(costs, kind, own_names)
         return charges, self._unit_conflict(costs, kind, cost.privacy_unit) or problem
 
     def surplus(self, release: Release, epsilon: Decimal) -> Priced:
         """Charges the cost of a draw in excess of the plan to each account that counts the
         release.
         """
-        own, cost = (
+        own_names, cost = (
             release.own_accounts,
             replace(release.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA),
         )
-        names = [*own, *sorted(release.accounts - set(own))]
+        names = [*own_names, *sorted(release.accounts - set(own_names))]
         costs = {name: [cost] for name in names}
-        return self._charges(costs, release.kind, own, adds="the surplus of its sample")
+        return self._charges(costs, release.kind, own_names, adds="the surplus of its sample")
 
     def _charges(
         self,
@@ -460,11 +460,11 @@ class State:
             charge_account(
                 self.account(name, kind),
                 policy.cap(*name, kind),
-                each,
+                account_costs,
                 policy=policy.name,
                 own=name in own,
             )
-            for name, each in costs.items()
+            for name, account_costs in costs.items()
         ]
         charges = tuple(charge for charge, _ in priced)
         first = next((problem for _, problem in priced if problem), None)
@@ -520,7 +520,7 @@ class State:
         same_file = release.plan.data_fingerprint == sought.data_fingerprint
         if shared is None or release.reserved.records is None:
             return same_file
-        # One whose marks are gone, or are not those of its row, is taken to share everything.
+        # A release whose marks are missing or altered is treated as sharing everything.
         # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
         if release.sequence not in shared:
             return True
@@ -533,8 +533,8 @@ class State:
     ) -> bool:
         """Within one population, the account for all cohorts already covers shared units."""
         common = None if shared is None else shared.get(release.sequence)
-        other = release.plan.population != sought.population
-        return common is not None and common.units > 0 and other
+        other_population = release.plan.population != sought.population
+        return common is not None and common.units > 0 and other_population
 
     def sharing(self, sought: Sought, shared: Mapping[int, Shared | None]) -> list[Release]:
         """The releases with which a release is charged: those with the same kind of guarantee that
@@ -554,8 +554,7 @@ class State:
             if release.reserved.records is not None
         }
 
-    # -- Queries
-    # ---------------------------------------------------------------------------------------
+    # -- Queries -----------------------------------------------------------------------------------
 
     @property
     def in_force(self) -> Policy:

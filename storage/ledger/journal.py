@@ -196,8 +196,8 @@ class Journal:
                     )
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
-            own = os.O_NOFOLLOW if self.own else 0  # others may write to the workspace
-            descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | own, 0o600)
+            no_follow = os.O_NOFOLLOW if self.own else 0  # others may write to the workspace
+            descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | no_follow, 0o600)
             # buffered, because on a nearly full disk a raw write may silently write less than
             # requested
             with os.fdopen(descriptor, "ab") as file:

@@ -124,8 +124,7 @@ class Ledger(LedgerReader):
             )
         return ledger
 
-    # -- Writing
-    # ---------------------------------------------------------------------------------------
+    # -- Writing -----------------------------------------------------------------------------------
 
     def _transact(
         self, work: Callable[[Connection, State], _Result], *, repeatable: bool = True
@@ -165,8 +164,7 @@ class Ledger(LedgerReader):
         self._append(connection, state, entry)
         return state.release(entry.release_id).row
 
-    # -- Releases
-    # --------------------------------------------------------------------------------------
+    # -- Releases ----------------------------------------------------------------------------------
 
     def reserve(
         self,
@@ -466,8 +464,7 @@ class Ledger(LedgerReader):
 
         return self._transact(work)
 
-    # -- Identity of the ledger
-    # ------------------------------------------------------------------------
+    # -- Identity of the ledger --------------------------------------------------------------------
 
     def ensure_genesis_row(self, *, requester: str) -> LedgerPosition:
         """The identity and the newest row of this ledger. An empty ledger gets its first row."""
@@ -478,8 +475,7 @@ class Ledger(LedgerReader):
         assert mark is not None
         return mark
 
-    # -- Other rows
-    # ------------------------------------------------------------------------------------
+    # -- Other rows --------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Evaluated:
         """Records an evaluation or an audit in the measurements, with all its amounts. Charges

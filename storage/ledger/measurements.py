@@ -135,7 +135,7 @@ def _is_figure(name: str, value: Any) -> bool:
         return len(value) <= _MOST_DETAILS and all(map(_is_name, value))
     if isinstance(value, dict):
         return len(value) <= _MOST_DETAILS and all(
-            _is_name(key) and _is_number(one) for key, one in value.items()
+            _is_name(key) and _is_number(entry) for key, entry in value.items()
         )
     return _is_number(value)
 

@@ -212,19 +212,19 @@ class LedgerReader:
         """
         with self._reading() as (connection, state):
             policy = self._in_force(state)
-            sought = Sought(population, tuple(cohorts), fingerprint, kind)
-            shared = self._sharing(connection, state, sought, records)
-            own = accounts_of(population, tuple(cohorts), privacy_unit)
-            others = sorted(
-                {name for release in shared for name in release.own_accounts} - set(own)
+            subject = Sought(population, tuple(cohorts), fingerprint, kind)
+            shared = self._sharing(connection, state, subject, records)
+            own_names = accounts_of(population, tuple(cohorts), privacy_unit)
+            other_names = sorted(
+                {name for release in shared for name in release.own_accounts} - set(own_names)
             )
             accounts = []
-            for name in [*own, *others]:
+            for name in [*own_names, *other_names]:
                 account, cap = state.account(name, kind), policy.cap(*name, kind)
                 taken = [
                     release.cost
                     for release in shared
-                    if name in own and name not in release.accounts
+                    if name in own_names and name not in release.accounts
                 ]
                 if taken:
                     charge, _ = charge_account(account, cap, taken, policy=policy.name)
@@ -273,13 +273,13 @@ class LedgerReader:
                 rewritten row exactly.
             progress: called occasionally with the number of verified rows.
         """
-        state, whole = State(), 0
+        state, intact = State(), 0
         hashes: dict[int, str] = {0: GENESIS}
         with self.database.read() as connection:
             for stored in chain.stored_rows(connection):
                 state.apply(stored)
                 hashes[stored.sequence] = state.hash
-                whole = whole if state.broken else stored.sequence
+                intact = intact if state.broken else stored.sequence
                 if progress is not None and len(hashes) % _BATCH == 0:
                     progress(len(hashes))
             notes = _protections(connection)
@@ -292,10 +292,9 @@ class LedgerReader:
             [*state.bad, *beside, *_compare(hashes, checkpoints, earlier)],
             key=lambda bad: bad.sequence,
         )
-        return Report(len(hashes) - 1, whole, hashes[whole], tuple(bad_rows), notes)
+        return Report(len(hashes) - 1, intact, hashes[intact], tuple(bad_rows), notes)
 
-    # -- Within a transaction
-    # --------------------------------------------------------------------------
+    # -- Within a transaction ----------------------------------------------------------------------
 
     def _require_here(self, connection: Connection, state: State, plan: ReleasePlan) -> None:
         mark = plan.ledger
@@ -352,23 +351,23 @@ class LedgerReader:
 
 def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[int, str]]:
     """Compares the stored record sets with the overlaps that the reservations state."""
-    named = state.named_sets()
-    lost = set(named)
+    set_digests = state.named_sets()
+    lost = set(set_digests)
 
     def whole() -> Iterator[tuple[int, RecordSet]]:
-        for sequence, records in stored_sets(connection, named):
-            if records is not None and sequence in named:
+        for sequence, records in stored_sets(connection, set_digests):
+            if records is not None and sequence in set_digests:
                 lost.discard(sequence)
                 yield sequence, records
 
     shares = sharing_sets(whole(), size=stored_bytes(connection))
-    for sequence in set(stored_sequences(connection)) - named.keys():
+    for sequence in set(stored_sequences(connection)) - set_digests.keys():
         yield sequence, "a set of records is stored with it that it does not name"
     missing: set[str] = set()
     earlier: dict[int, Shared | None] = {}
     for release in list(state.releases.values()):
-        sequence, stated = release.sequence, release.reserved.records
-        if stated is None:
+        sequence, overlap = release.sequence, release.reserved.records
+        if overlap is None:
             continue
         if sequence in lost:
             missing.add(release.row.release_id)
@@ -384,7 +383,7 @@ def _registry_findings(connection: Connection, state: State) -> Iterator[tuple[i
             if other.sequence < sequence
         }
         # guard: test_verify_names_a_row_that_hides_what_it_shares
-        if names - missing != set(stated.releases) - missing:
+        if names - missing != set(overlap.releases) - missing:
             yield sequence, "it shares records with other releases than it says"
 
 

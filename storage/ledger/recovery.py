@@ -370,8 +370,8 @@ def save_marks(workspace: Workspace, records: RecordSet) -> None:
 
 def load_marks(workspace: Workspace, row: ReleaseRow) -> RecordSet | None:
     """The record set of a reserved release, if it is stored here."""
-    named = row.reserved.records
-    if named is None:
+    overlap = row.reserved.records
+    if overlap is None:
         return None
-    file = workspace.private / "registry" / f"{named.set}.marks"
+    file = workspace.private / "registry" / f"{overlap.set}.marks"
     return RecordSet.decode(file.read_bytes()) if file.is_file() else None

@@ -88,10 +88,10 @@ def sharing_sets(
     bits = max(0, math.ceil(math.log2(max(size, 1) / _BUCKET)))
     contents, units = _common_pairs(sets, bits)
     found: dict[int, dict[int, Shared]] = {}
-    for one, other in contents | units:
-        shared = Shared(int((one, other) in contents), int((one, other) in units))
-        found.setdefault(one, {})[other] = shared
-        found.setdefault(other, {})[one] = shared
+    for first, second in contents | units:
+        shared = Shared(int((first, second) in contents), int((first, second) in units))
+        found.setdefault(first, {})[second] = shared
+        found.setdefault(second, {})[first] = shared
     return found
 
 
@@ -133,7 +133,7 @@ def _pairs_in(file: IO[bytes]) -> Iterator[tuple[int, int]]:
         if not same.any():
             return
         both = np.stack([first["set"][same], second["set"][same]], axis=1)
-        yield from ((int(one), int(other)) for one, other in np.unique(both, axis=0))
+        yield from ((int(earlier), int(later)) for earlier, later in np.unique(both, axis=0))
         distance += 1
 
 
@@ -155,7 +155,9 @@ def register(connection: Connection, sequence: int, records: RecordSet) -> None:
 
 def other_population_names(population: str, overlaps: Sequence[Overlap]) -> tuple[str, ...]:
     """The other population names under which the same records or units were released."""
-    names = [other.release.plan.population for other in overlaps if other.depends_on_same_data]
+    names = [
+        overlap.release.plan.population for overlap in overlaps if overlap.depends_on_same_data
+    ]
     return tuple(name for name in dict.fromkeys(names) if name != population)
 
 

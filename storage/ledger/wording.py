@@ -84,7 +84,7 @@ def _over(charge: Charge) -> Iterator[tuple[str, Decimal, Decimal, Decimal]]:
 
 def describe_need(charges: Iterable[Charge]) -> str:
     """What would have to change for the charges to fit, as a sentence."""
-    over = [each for charge in charges for each in _over(charge)]
+    over = [excess for charge in charges for excess in _over(charge)]
     if not over or any(before >= cap for _, before, _, cap in over):
         return "A new policy would be needed"
     signs = " and ".join(dict.fromkeys(sign for sign, *_ in over))
@@ -97,8 +97,8 @@ def _cents(epsilon: Decimal) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    *first_names, last = names
+    return f"{', '.join(first_names)} and {last}" if first_names else last
 
 
 def cost_text(charge: Charge) -> str:
@@ -154,12 +154,12 @@ def describe_balance(balance: Balance, policy: str) -> str:
     """The remaining budget of an account for a release, as text."""
     if balance.cap is None:
         return f"policy {policy} grants nothing of this kind"
-    left, cap = left_text(balance.left), short(balance.cap.epsilon)
+    remaining, cap = left_text(balance.left), short(balance.cap.epsilon)
     delta = ""
     if balance.delta_left is not None:
         delta = f", and δ {delta_text(balance.delta_left, rounding=ROUND_FLOOR)}"
     more = f"\n  after this one, {describe_successors(balance.more - 1)}" if balance.more else ""
-    return f"ε {left} of {cap} left{delta}{more}"
+    return f"ε {remaining} of {cap} left{delta}{more}"
 
 
 def describe_successors(more: int) -> str:

@@ -75,15 +75,15 @@ def open_source(
     source, head = recognise(path, option, read)
     if source.kind != "csv":
         return source
-    whole = len(head) < HEAD
-    encoding = read.encoding or _encoding_of(source, head, whole=whole)
+    is_whole = len(head) < HEAD
+    encoding = read.encoding or _encoding_of(source, head, whole=is_whole)
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise Missing(f"{source.label} is blank. Use a file of records", kind="blank-table")
     if read == AS_IT_LOOKS or not (read.names or read.separator or read.widths):
         read = read.model_copy(update=published_layout(text))
     layout = max(
-        _layouts(text, read, required, whole=whole), key=lambda each: each.rank
+        _layouts(text, read, required, whole=is_whole), key=lambda each: each.rank
     )  # the first of the best layouts
     header, below = layout.header, layout.below
     if not header:
@@ -96,7 +96,7 @@ def open_source(
             f"{source.label} has over {MOST_COLUMNS:,} columns. Use a table of records",
             kind="too-many-columns",
         )
-    if whole and not below and not layout.broken:
+    if is_whole and not below and not layout.broken:
         raise Missing(
             f"{source.label} has a header and no records. Use a file of records",
             kind="only-a-header",

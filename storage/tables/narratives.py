@@ -44,12 +44,12 @@ def template_fault(columns: Sequence[str], template: str | None) -> str | None:
         return "text_columns repeats a column. Name it once"
     if template is None:
         return None
-    named = set(_PLACEHOLDER.findall(template))
+    placeholders = set(_PLACEHOLDER.findall(template))
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
         return "template has an unmatched brace or an empty pair. Correct it"
-    if unknown := sorted(named - set(columns)):
+    if unknown := sorted(placeholders - set(columns)):
         return f"template names {unknown[0]!r}, which is not among text_columns. Add it there"
-    if unused := [name for name in columns if name not in named]:
+    if unused := [name for name in columns if name not in placeholders]:
         return (
             f"template leaves out text column {unused[0]!r}. Name it or remove it from text_columns"
         )

@@ -260,8 +260,8 @@ def open_table(
         InputError: the table or a column is missing, damaged or too large.
     """
     paths = files_in(path, option)
-    first, *others = (_open_file(file, required, option, column_options, read) for file in paths)
-    for table in others:
+    first, *further = (_open_file(file, required, option, column_options, read) for file in paths)
+    for table in further:
         if table.kind != first.kind:
             raise Contradiction(
                 f"{table.source.label} has another format than "
@@ -269,13 +269,13 @@ def open_table(
                 kind="mixed-formats",
             )
     names = set(first.columns)
-    others = [replace(table, apart=len(names ^ set(table.columns))) for table in others]
+    further = [replace(table, apart=len(names ^ set(table.columns))) for table in further]
     return replace(
         first,
-        source=replace(first.source, beside=len(others)),
-        rows=sum(table.rows for table in (first, *others)),
-        sha256=_together([table.sha256 for table in (first, *others)]),
-        more=tuple(others),
+        source=replace(first.source, beside=len(further)),
+        rows=sum(table.rows for table in (first, *further)),
+        sha256=_together([table.sha256 for table in (first, *further)]),
+        more=tuple(further),
     )
 
 
