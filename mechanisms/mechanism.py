@@ -378,9 +378,15 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return self, None, None
 
     @property
-    def searches(self) -> bool:
-        """Whether a fit searches settings on the records, for a target epsilon."""
-        return False
+    def search_text(self) -> str | None:
+        """What a fit searches on the records for a target epsilon, for people; None if it searches
+        nothing.
+        """
+        return None
+
+    def batched(self, model: ModelConfig) -> Batched | None:
+        """This mechanism if it can rerun many fits of the model in parallel, otherwise None."""
+        return self if model.linear_head and isinstance(self, Batched) else None
 
     @property
     def stage(self) -> str:

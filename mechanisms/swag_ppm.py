@@ -218,7 +218,20 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     @property
     def searches(self) -> bool:
+        """Whether a fit searches for c."""
         return self.target_epsilon is not None
+
+    @property
+    def search_text(self) -> str | None:
+        from mechanisms.posterior.target import MAX_FITS
+
+        if self.target_epsilon is None:
+            return None
+        return (
+            f"c for epsilon {self.target_epsilon:g}: fits of all rounds, decided one by "
+            f"one, at most {MAX_FITS}; "
+            "finished ones are reused"
+        )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Fits the rounds that `run.earlier` does not contain, each in its own folder with a

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def show_dry_run(
     preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    search = _search(parameters) if parameters.method.mechanism.searches else None
+    search = parameters.method.mechanism.search_text
     stages = {step.label: reused for step, reused in preview.steps}
     missing = [label for label, reused in stages.items() if not reused]
     seconds = preview.estimate.of_labels(missing) if missing or search else 0.0
@@ -283,16 +283,6 @@ def _model(model: ModelConfig) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _search(parameters: RetrainParameters) -> str:
-    from mechanisms.posterior.target import MAX_FITS
-
-    return (
-        f"c for epsilon {parameters.method.target_epsilon:g}: fits of all rounds, decided one by "
-        f"one, at most {MAX_FITS}; "
-        "finished ones are reused"
-    )
 
 
 def _release(parameters: RetrainParameters, row: ReleaseRow | None) -> str:

@@ -86,9 +86,9 @@ def estimate_stages(
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
     labels = {trials.label_of(branch.name): branch.name for branch in chosen}
     batched = [
-        b.name
-        for b in chosen
-        if trials.side_by_side(b.mechanism, model_for(b, parameters)) is not None
+        branch.name
+        for branch in chosen
+        if branch.mechanism.batched(model_for(branch, parameters)) is not None
     ]
     estimate = estimate.with_trials(
         labels, trials=settings.trials, draws=settings.trial_draws, batched=batched

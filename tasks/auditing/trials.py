@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit.trials import Records as PoolRecords
-from mechanisms.mechanism import Batched, Mechanism, Plan, Records, Reruns, Run
+from mechanisms.mechanism import Mechanism, Plan, Records, Reruns, Run
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
@@ -133,15 +133,10 @@ def reruns(
     )
 
 
-def side_by_side(mechanism: Mechanism, model: ModelConfig) -> Batched | None:
-    """Returns the mechanism if it can fit several of these models side by side, else None."""
-    return mechanism if model.linear_head and isinstance(mechanism, Batched) else None
-
-
 def _reruns(work: Work, *, selection: TrialRange) -> Figures:
     head = selection.model.linear_head
     mechanism = plan_of(work.inputs["plan"]).mechanism
-    batched = side_by_side(mechanism, selection.model)
+    batched = mechanism.batched(selection.model)
     at_once = 1 if batched is None else torch.get_num_threads()
     parts = selection.cut(_TOGETHER if head else 1)
     # small products of a head gain nothing from threads, unlike those of an encoder; parallel parts
@@ -197,7 +192,7 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     with _BUILDING:
         head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
     classes = label_count(work.inputs["dataset"])
-    batched = side_by_side(plan.mechanism, model)
+    batched = plan.mechanism.batched(model)
     if batched is not None:
         assert isinstance(pool.inputs, FeatureInputs)
         initial = from_flat(head.flat.cpu(), classes=classes)
