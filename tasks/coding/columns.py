@@ -2,17 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from mechanisms.model.conformal import Sets
 from storage.errors import Contradiction
+from storage.json_values import Json
 from storage.tables.reader import Row, Table
 from tasks.coding.coder import Coder, Coding
-
-if TYPE_CHECKING:
-    from storage.json_values import Json
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,12 +26,9 @@ from scipy.special import betaincinv
 
 from storage.durable import replace_atomically
 from storage.errors import Contradiction
+from storage.json_values import Json
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.quality import DoubleCoded
-
-if TYPE_CHECKING:
-    from storage.json_values import Json
-
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

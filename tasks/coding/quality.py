@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +22,12 @@ from numpy.typing import NDArray
 from storage.durable import replace_atomically
 from storage.errors import Contradiction, Missing, OutOfRange
 from storage.ingest.cell_digests import normal_form
+from storage.json_values import Json
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, scores_of, stratify
-
-if TYPE_CHECKING:
-    from storage.json_values import Json
-
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP, _SEEN, _MOST_GROUPS = 1000, 1000, 3

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from mechanisms.model.calibration import autocoded_shares
 from mechanisms.model.scorer import Scores
 from storage.errors import Contradiction, Missing
+from storage.json_values import Json
 from storage.spelling import human_codes
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -27,10 +27,6 @@ from storage.tables.reader import pieces, survey
 from tasks.coding.coder import Coder
 from tasks.pages.render import render
 from tasks.running import progress
-
-if TYPE_CHECKING:
-    from storage.json_values import Json
-
 
 _RESAMPLES = 2000
 _FEWEST = 10
