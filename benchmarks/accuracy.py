@@ -3,13 +3,13 @@
     python benchmarks/accuracy.py --osha osha.csv --codelist oiics201_nature.csv \\
         --neiss neiss.csv --soc soc2010_index.csv --soc-titles soc2010_titles.csv --folder accuracy
 
-Every comparison runs with `autocoder compare`, in a workspace of its own in --folder, where an
-interrupted one continues. Data that are not given are left out. Prints one JSON object. The scores
-are weighted and macro F1 of the held-out records, as means over the seeds: macro_f1 is over the
-codes that occur among the scored records, and macro_f1_scikit_default also counts codes that were
-only predicted. of_seeds are the standard deviations of the two over the seeds, of_records their
-standard errors over resampled records, and less_dp_sgd is the difference to DP-SGD of the same head
-with its standard error over the seeds.
+Every comparison runs with `autocoder compare` in a workspace of its own in --folder, where an
+interrupted one continues. Comparisons whose data are missing are skipped. Prints one JSON object.
+The scores are weighted and macro F1 of the held-out records, as means over the seeds: macro_f1 is
+over the codes that occur among the scored records, and macro_f1_scikit_default also counts codes
+that were only predicted. of_seeds contains the standard deviations of both over the seeds,
+of_records their standard errors over resampled records, and less_dp_sgd the difference from DP-SGD
+of the same head with its standard error over the seeds.
 """
 
 from __future__ import annotations

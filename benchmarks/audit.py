@@ -1,19 +1,19 @@
 """Speed of an audit's reruns: many chains at once against chains one by one.
 
 Claim: on cached features, reruns of the whole chain (three fits, SWAG collections, risks, weights,
-one draw of each round) side by side as `autocoder audit` does them are at least 3 times as many a
-second as the retrain's own code does one after the other, for the same records, epochs and draws;
-hundreds of them take minutes on two cores. Features are random, of the size of the public OSHA
-reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide). Both sides start at
-the same seeds and must come to the same draw. Prints one JSON object.
+one draw of each round), computed side by side as `autocoder audit` does, are at least 3 times as
+fast as the training run's own code computing them one by one, for the same records, epochs and
+draws. Hundreds of them take minutes on two cores. Features are random and have the size of the
+public OSHA reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide). Both
+sides start with the same seeds and must give the same draw. Prints one JSON object.
 
-`--power FILE`, in place of that: how often an audit finds each planted fault
-(`tests/support/planted_faults.py`), of `--runs` fits each. Claim: every fault is found in all runs
-by its check, with no false alarm beyond the stated rate.
+`--power FILE` instead measures how often an audit finds each planted fault
+(`tests/support/planted_faults.py`), in `--runs` fits each. Claim: every fault is found in all runs
+by its check, with no more false alarms than the stated rate.
 
-`--least FILE`: how often it finds noise that is 2 to 20 % less than stated. Claim: as often as the
-chi-square of a step's squared noise says, so that a change of 4 sqrt(2 / coordinates) in its
-variance, in every step, is nearly always found, and much less is not.
+`--least FILE` measures how often it finds noise that is 2 to 20% too small. Claim: as often as the
+chi-square distribution of a step's squared noise predicts, so that a change of 4 sqrt(2 /
+coordinates) in the variance of every step is nearly always found, and a much smaller one is not.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
 
 
 def main() -> None:
-    """Times both sides, in turns."""
+    """Times both sides alternately."""
     parser = workload.arguments(__doc__, records=4713, repeats=2)
     parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
     parser.add_argument(
-        "--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)"
+        "--draws", type=int, default=50, help="draws for risks and Delta, both sides (default: 50)"
     )
     parser.add_argument(
         "--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)"
@@ -58,10 +58,12 @@ def main() -> None:
     parser.add_argument(
         "--power",
         type=Path,
-        help="measure the power against planted faults instead, into this file",
+        help="instead, measure the power against planted faults and write it to this file",
     )
     parser.add_argument(
-        "--least", type=Path, help="measure the least change of the noise that is found, into it"
+        "--least",
+        type=Path,
+        help="measure the smallest change of noise found; write it to this file",
     )
     parser.add_argument("--runs", type=int, default=20, help="fits of each fault (default: 20)")
     options = parser.parse_args()
@@ -78,7 +80,7 @@ def main() -> None:
     drawn = audit_trials.chain(_some(pool, range(1)), start, **_settings(options))
     off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
     if off > 0.01:
-        raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
+        raise SystemExit(f"results differ: draws differ by {off:.3g}")
     sides = {
         "one": lambda: _one_chain(options, pool),
         "many": lambda: _side_by_side(options, pool, start),
@@ -147,8 +149,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pool(options: argparse.Namespace) -> Records:
-    """Records around a centre a code, so that there is something to learn; half of them in each
-    rerun.
+    """Returns records around one centre per code, so that there is something to
+    learn. Half of them are in each rerun.
     """
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(CODES, (options.records,), generator=g)
@@ -166,7 +168,7 @@ def _some(pool: Records, chunk: range) -> Records:
 
 
 def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> None:
-    """Chunks of reruns, one a core, each on one thread: what the audit's stage does."""
+    """Runs chunks of reruns, one per core and each on one thread, like the audit's stage."""
     chunks = [
         range(first, min(first + AT_ONCE, options.trials))
         for first in range(0, options.trials, AT_ONCE)
@@ -181,7 +183,7 @@ def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> 
 
 
 def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
-    """The first rerun by the code of the retrain; its last draw, float32 [P]."""
+    """Runs the first rerun with the training run's code, and returns its last draw, float32 [P]."""
     settings, seed, own = _settings(options), pool.seeds[0], pool.included[0]
     head = workload.linear_head(WIDTH, CODES)
     head.flat.zero_()

@@ -1,15 +1,16 @@
-"""`autocoder code` beside onnxruntime, sentence-transformers, transformers' pipeline and
-CTranslate2, where it is installed: on the same narratives and released encoder, in float32 and in
-eight bits, on one core and on two.
+"""Compares `autocoder code` with onnxruntime, sentence-transformers, transformers' pipeline and
+CTranslate2 (if installed) on the same narratives and released encoder, in float32 and in eight
+bits, on one core and on two.
 
     python benchmarks/coding.py --bundle bundles/3f2a9c41d07b65e8 --narratives osha.csv
 
-Ours is the whole job of `autocoder code`: the file read twice, coded in batches sorted by length,
-near ties of eight bits once more in float32, answers saved for a resume, the output written.
-onnxruntime takes the graph as the card's program does, 32 narratives at a time as they come. The
-other three give the encoder's features alone (head and words, small products, are left out in their
-favour), with their defaults and in batches of 32. All take the same narratives in turn; a ratio is
-the median over the rounds. A process of its own runs each number of cores.
+The time of `autocoder code` is that of the whole job: read the file twice, code in batches sorted
+by length, repeat near ties of eight bits in float32, save answers for a resume, and write the
+output. onnxruntime runs the graph like the card's program, 32 narratives at a time in their order.
+The other three compute only the encoder's features (head and word features, which are small
+products, are left out in their favour), with their defaults and in batches of 32. All code the same
+narratives in turn. A ratio is the median over the rounds. Each number of cores has a process of its
+own.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=5,
-        help="of the timing, each with other narratives (default: 5)",
+        help="timing rounds, each with other narratives (default: 5)",
     )
     parser.add_argument(
         "--chunk", type=int, default=1000, help="narratives a round (default: 1000)"
@@ -170,7 +171,9 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
 
 
 def _translate(encoder: str, tokenizer: Any, longest: int | None) -> Callable[[list[str]], None]:
-    """The encoder alone, with its matrices in eight bits; texts are sorted, as the others do."""
+    """Returns a function that runs the encoder with its matrices in eight bits.
+    Texts are sorted, as in the others.
+    """
     library: Any = importlib.import_module("ctranslate2")
     with tempfile.TemporaryDirectory() as folder:
         library.converters.TransformersConverter(encoder).convert(
@@ -190,12 +193,12 @@ def _translate(encoder: str, tokenizer: Any, longest: int | None) -> Callable[[l
 
 
 def void(_: Any) -> None:
-    """Drops a result."""
+    """Discards a result."""
 
 
 def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
-    """Eight bits against float32: the same best code, as they are and as coded, and how far scores
-    move.
+    """Compares eight bits with float32: the share of equal best codes, without and with repeats,
+    and the differences of scores.
     """
     if not (bundle / INT8).is_file():
         return {}
@@ -230,8 +233,8 @@ def _job(source: Path, out: Path) -> CodingJob:
 
 
 def _streaming() -> dict[str, float]:
-    """Memory and time of everything but the model over a million rows: survey, pieces, parts,
-    merge.
+    """Measures memory and time of everything except the model on a million rows:
+    survey, pieces, parts, merge.
     """
     import resource
 

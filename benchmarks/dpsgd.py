@@ -1,13 +1,13 @@
-"""DP-SGD a step against Opacus on the same Poisson batches, and its memory against non-private
+"""Compares DP-SGD steps with Opacus on the same Poisson batches, and its memory with non-private
 training.
 
 Claims: `lora`, MiniLM: at least 1.5 times faster than Opacus's best mode as its documentation shows
 it (physical batches in the order sampled). `head`: at least 1.5 times faster than its hooks.
-`full`, by Opacus' own gradients: not slower. Sums are of integers in float64 here and in float32
-there. Times are the process's own.
+`full`, with Opacus's own gradients: not slower. Sums are of integers in float64 here and in float32
+there. Times are processor times.
 
-Interleaved repeats in one process; the best of each counts, for a busy machine only ever adds.
-Memory is measured in processes of their own. Prints one JSON object.
+Repeats are interleaved in one process, and the best of each counts, because other load on the
+machine can only add time. Memory is measured in separate processes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ WORDS = (
 
 
 def narratives(n: int) -> list[str]:
-    """Sentences as long as injury narratives: 41 tokens in the mean, 81 at the 95th percentile."""
+    """Returns sentences as long as injury narratives: 41 tokens on average, 81 at
+    the 95th percentile.
+    """
     pick = random.Random(0)
     return [
         " ".join(pick.choices(WORDS, k=max(5, round(pick.lognormvariate(3.45, 0.45)))))
@@ -66,7 +68,9 @@ def narratives(n: int) -> list[str]:
 
 
 def plan(records: int, batch: int, steps: int) -> dict[str, Any]:
-    """So many steps at noise multiplier 1: the speed does not depend on it."""
+    """Returns a plan with this number of steps at noise multiplier 1, which does
+    not affect the speed.
+    """
     config = DpSgd(batch_size=batch, epochs=1, learning_rate=1e-3)
     segment = NoiseSegment(steps=steps, noise_multiplier=1.0, l2_clip_norm=1.0)
     return {
@@ -76,7 +80,7 @@ def plan(records: int, batch: int, steps: int) -> dict[str, Any]:
 
 
 def poisson(records: int, batch: int, steps: int, key: bytes) -> list[Tensor]:
-    """The samples that `dp_sgd.descend` takes with this key."""
+    """Returns the samples that `dp_sgd.descend` draws with this key."""
     stream, prob = SecretStream(key), batch / records
     return [
         stream.poisson_sample(records, prob=prob, purpose="sample", step=step)
@@ -94,7 +98,7 @@ def ours(
     micro: int,
     key: bytes,
 ) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     made, run = plan(len(inputs), batch, steps), Run(LABELS, 0, lambda: trained, key=key)
     start = time.process_time()
     dp_sgd.descend(**made, records=Records(inputs, labels), run=run, physical_batch_size=micro)
@@ -114,8 +118,8 @@ def opacus_loop(
     device: torch.device,
     sort_by: Tensor | None = None,
 ) -> float:
-    """Seconds a step of Opacus in `hooks` or `ghost` mode, physical batches as its
-    BatchMemoryManager makes them.
+    """Seconds per step of Opacus in `hooks` or `ghost` mode, with physical batches
+    as made by its BatchMemoryManager.
     """
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -169,7 +173,7 @@ def minilm(device: torch.device, trainable: TrainablePart = "full") -> Classifie
 
 
 def tokens(records: int) -> TokenInputs:
-    """The narratives as MiniLM reads them."""
+    """Returns the narratives as MiniLM's tokens."""
     return classifiers.tokenize(
         ModelConfig(encoder=classifiers.encoder_files.PACKAGED), narratives(records)
     )
@@ -178,7 +182,7 @@ def tokens(records: int) -> TokenInputs:
 def plain(
     trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int
 ) -> float:
-    """Seconds a step of AdamW without clipping and noise, micro-batches by length as ours."""
+    """Seconds per step of AdamW without clipping and noise, with micro-batches sorted by length."""
     optimiser = torch.optim.AdamW(trained.parameters, lr=1e-3)
     trained.part.eval()
     start = time.process_time()
@@ -202,8 +206,8 @@ def _by_length(inputs: Inputs, index: Tensor) -> Tensor:
 def encoder(
     args: argparse.Namespace, device: torch.device, trainable: TrainablePart
 ) -> dict[str, Any]:
-    """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains
-    (`full` or `lora`).
+    """Seconds per step of this program, of a plain step and of Opacus's modes, if the encoder is
+    trained (`full` or `lora`).
     """
     inputs = tokens(args.records)
     labels = torch.arange(args.records) % LABELS
@@ -253,8 +257,8 @@ def encoder(
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds a step of ours and of Opacus's hooks for a linear and a two-layer head on cached
-    features, one thread.
+    """Seconds per step of this program and of Opacus's hooks for a linear and a two-layer head on
+    cached features, with one thread.
     """
     torch.set_num_threads(1)
     records, width = 5346, 384
@@ -304,8 +308,8 @@ def two_layer_head() -> Classifier:
 
 
 def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Peak memory in MiB of one run in this process, in all and above what the loaded model and
-    data took.
+    """Peak memory in MiB of one run in this process: the total, and the increase
+    over the loaded model and data.
     """
     made, inputs = minilm(device), tokens(args.records)
     labels = torch.arange(args.records) % LABELS
@@ -330,14 +334,14 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
 
 
 def memory(device: torch.device) -> float:
-    """Peak so far, MiB: of the accelerator's allocator, else of the process."""
+    """Peak memory so far in MiB: of the accelerator's allocator, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def memory_ratio(args: argparse.Namespace) -> dict[str, Any]:
-    """Both kinds in processes of their own, with the same longest micro-batches."""
+    """Runs both kinds in separate processes, with the same longest micro-batches."""
     peaks: dict[str, Any] = {}
     for kind in ("ours", "non_private"):
         command = [
@@ -366,16 +370,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", choices=["full", "lora", "head", "memory"], help="one of the four"
+        "--only", choices=["full", "lora", "head", "memory"], help="run one of the four"
     )
     parser.add_argument("--records", type=int, default=2400, help="narratives to sample from")
     parser.add_argument("--batch", type=int, default=512, help="expected logical batch")
     parser.add_argument("--micro", type=int, default=32, help="physical batch")
-    parser.add_argument("--steps", type=int, default=1, help="steps a repeat, `full` and `lora`")
-    parser.add_argument("--head-steps", type=int, default=200, help="steps a repeat, `head`")
+    parser.add_argument("--steps", type=int, default=1, help="steps per repeat, `full` and `lora`")
+    parser.add_argument("--head-steps", type=int, default=200, help="steps per repeat, `head`")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
-        "--skip", nargs="*", default=[], help="of opacus_hooks, opacus_ghost, opacus_ghost_sorted"
+        "--skip", nargs="*", default=[], help="opacus_hooks, opacus_ghost, opacus_ghost_sorted"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", choices=["ours", "non_private"], help=argparse.SUPPRESS)

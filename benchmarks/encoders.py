@@ -1,11 +1,11 @@
-"""Compares encoders on one's own records: size, seconds of a processor, and F1 of a head under
+"""Compares encoders on your own records: size, processor seconds, and F1 of a head under
 differential privacy.
 
     python benchmarks/encoders.py neiss.csv --text Narrative --label Body_Part \\
         packaged-minilm packaged-mpnet
 
-Half of the records are scored, drawn anew for every seed. The labels are taken as public names and
-their own titles. Prints a table in Markdown.
+Half of the records are scored, drawn anew for every seed. The labels are assumed to be public
+names, which serve as titles. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     texts, labels = [row[given.text] for row in rows], np.array([row[given.label] for row in rows])
     names = np.unique(labels).tolist()
     print(
-        "| encoder | parameters | seconds a thousand | "
+        "| encoder | parameters | seconds per thousand | "
         + " | ".join(f"ε {e:g}" for e in given.epsilon)
         + " |"
     )
@@ -78,8 +78,8 @@ def main() -> None:
 def _features(
     encoder: str, texts: list[str], names: list[str]
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns features of texts and names, with the words of the names, and seconds of a processor
-    for the texts.
+    """Returns features of texts and names, including word features from the names, and processor
+    seconds for the texts.
     """
     of_words = packaged.for_words(encoder)
 
@@ -114,9 +114,7 @@ def _scores(
     delta: float,
     seeds: int,
 ) -> str:
-    """Returns weighted and macro F1 (over the labels that are scored) with their
-    spread over seeds.
-    """
+    """Returns weighted and macro F1 (over the scored labels) with their spread over seeds."""
     scores = []
     for seed in range(seeds):
         scored = np.random.default_rng(seed).random(len(labels)) < 0.5

@@ -1,10 +1,10 @@
-"""Measures a frozen encoder's passes against transformers' own, in the same precision and in
-batches by tokens.
+"""Compares a frozen encoder's passes with transformers' own, in the same precision and in batches
+by tokens.
 
     python benchmarks/encoding.py [--records 300]
 
-Claim: within a tenth of transformers in float32 and in bfloat16. One thread, processor time, so
-that other work on the machine hardly matters.
+Claim: within 10% of transformers in float32 and in bfloat16. It measures processor time of one
+thread, so other load on the machine hardly matters.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def main() -> None:
 
 
 def peak(precision: Precision) -> float:
-    """Returns GFLOP/s of MiniLM's widest product in this thread, the best of twenty by the thread's
-    processor time.
+    """Returns GFLOP/s of MiniLM's widest product in this thread: the best of twenty runs by the
+    thread's processor time.
     """
     rows, width, wide = 2048, 384, 1536
     layer = torch.nn.Linear(width, wide).requires_grad_(False)

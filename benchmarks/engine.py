@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""Measures the engine and the ranks: what a part costs beside its work, and one process against
-several, in one run.
+"""Measures the engine and the ranks: the overhead of a part, and one process against several in the
+same run.
 
     python benchmarks/engine.py [--records 4000] [--processes 2] [--parts encode code lora]
 
-Claims: a part costs at most 50 ms beside its work; two processes of one thread each encode and code
-at least 1.7 times as fast as one process of one thread, with the same bytes, and two ranks of one
-thread each take the steps of DP-SGD on LoRA adapters at least 1.7 times as fast as one. The words
-of titles, which are encoded once per code list, are left out. The times of encoding and coding
-include loading models and starting processes; steps are timed from the first on. Needs as many
-quiet cores as processes. Prints one JSON object.
+Claims: a part has at most 50 ms of overhead. Two processes with one thread each encode and code at
+least 1.7 times as fast as one process with one thread, with identical bytes, and two ranks with one
+thread each run the steps of DP-SGD on LoRA adapters at least 1.7 times as fast as one. Word
+features from titles, which are computed once per code list, are left out. The times of encoding and
+coding include loading models and starting processes; steps are timed from the first one on. Needs
+as many idle cores as processes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tasks.running import engine, progress
 from tasks.running.stage import Context, run_step
 
 Measured = tuple[float, object]
-"""Seconds, and what has to be the same."""
+"""Seconds, and a result that must be equal."""
 
 
 def nothing(part: str) -> str:
@@ -68,7 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
-        "--steps", type=int, default=8, help="of DP-SGD, each over 64 narratives (default: 8)"
+        "--steps", type=int, default=8, help="DP-SGD steps, each over 64 narratives (default: 8)"
     )
     parser.add_argument(
         "--parts", nargs="+", choices=("encode", "code", "lora"), default=("encode", "code", "lora")
@@ -80,7 +80,7 @@ def main() -> None:
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-    }  # of onnxruntime and of further processes
+    }  # for onnxruntime and for further processes
     with tempfile.TemporaryDirectory() as folder:
         written = write_demo_data(Path(folder) / "data", records=options.records, seed=1)
         chosen = profiles.parameters(
@@ -120,7 +120,7 @@ def _parts(several: str) -> dict[str, float]:
 
 def _encode(folder: Path, chosen: RetrainParameters, processes: int) -> Measured:
     home = folder / f"encode-{processes}"
-    if processes > 1:  # the same key, and so the same digests
+    if processes > 1:  # the same key gives the same digests
         shutil.copytree(folder / "encode-1", home, ignore=lambda _, names: {"features"} & {*names})
     context, dataset = _ingested(home, chosen, engine=str(processes) if processes > 1 else "")
     step = data.prepare(chosen.model, dataset)
@@ -161,7 +161,9 @@ def _code(folder: Path, narratives: Path, processes: int) -> Measured:
 
 
 def _bundle(folder: Path) -> Path:
-    """An untrained head on the packaged encoder: only for speed."""
+    """Writes a bundle with an untrained head on the packaged encoder, which is
+    sufficient for speed.
+    """
     config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
     codes = [f"{code:03}" for code in range(workload.LABELS)]
     export.save(classifier.build(config, num_labels=len(codes), seed=0), folder, codes=codes)
@@ -190,7 +192,7 @@ def _given(written: DemoData) -> dict[str, Any]:
 def _lora(folder: Path, steps: int, processes: int) -> Measured:
     written = write_demo_data(
         folder / f"few-{processes}", records=96 * steps, seed=1
-    )  # two thirds train
+    )  # two thirds are for training
     chosen = profiles.parameters("demo-formal", (), _given(written))
     context, dataset = _ingested(folder / f"lora-{processes}", chosen, processes=processes)
     model = ModelConfig(encoder="packaged-minilm", trainable="lora", pooling="mean")

@@ -1,9 +1,10 @@
-"""How often the intervals of `autocoder estimate` cover the true count, by design and by sampled
-rows of a code.
+"""Measures how often the intervals of `autocoder estimate` cover the true count, by design and by
+sampled rows of a code.
 
-Claim: 90 to 97 % where the sample has five rows or more; the intervals of before (one disagreement
-added to each stratum) and those without anything added do not. With `ppi-python` installed (in an
-environment of its own), its intervals of the same samples are next to them. Prints one JSON object.
+Claim: 90 to 97% if the sample has at least five rows of the code. The earlier intervals (one
+disagreement added to each stratum) and intervals without any addition do not. If `ppi-python` is
+installed (in a separate environment), its intervals for the same samples are included. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DESIGNS = (
 )
 
 _PPI = 3
-"""Samples of each population that ppi_py sees, which takes ten times as long."""
+"""Number of samples per population for ppi_py, which takes ten times as long."""
 
 
 def main() -> None:
@@ -52,8 +53,8 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=int, default=20, help="samples of each population (default: 20)"
     )
-    parser.add_argument("--populations", type=int, default=20, help="of each design (default: 20)")
-    parser.add_argument("--json", type=Path, help="also write the object here")
+    parser.add_argument("--populations", type=int, default=20, help="per design (default: 20)")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     rows = []
     for design in DESIGNS:
@@ -68,8 +69,8 @@ def main() -> None:
 
 
 def coverage(design: Design, several: int, draws: int) -> dict[str, Any]:
-    """Returns, by method and bin, the share of intervals that cover, their mean width and their
-    number.
+    """Returns, by method and bin, the share of intervals that cover, their mean
+    width and their number.
     """
     rng = np.random.default_rng(0)
     cells: defaultdict[tuple[str, int], list[tuple[bool, float]]] = defaultdict(list)

@@ -1,24 +1,24 @@
 #!/usr/bin/env python
-"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the
-whole chain.
+"""Measures a GPU in one run: the tests marked `cuda`, the achieved speed relative to the card's
+peak, and the whole chain.
 
-On the machine with the card (docs/how-to/scale-out.md lists what it needs), and the rehearsal: the
-same parts, small, on a pretended card.
+The first command runs on the machine with the card (docs/how-to/scale-out.md lists the
+requirements). The second is a rehearsal: the same parts, reduced, on a simulated card.
 
     make gpu
     python benchmarks/gpu.py --device card --small
 
-A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card
-refuses: a tensor that was left on the other side. `--device cpu` runs the parts on the processor
+A simulated card (tests/devices/pretended.py) computes on the processor and refuses what a real card
+refuses: a tensor that was left on the other device. `--device cpu` runs the parts on the processor
 itself.
 
-The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, the
-narratives are random ids of OSHA's lengths: for speed, not for F1. Peaks are measured beside, by
-one large matrix product of each precision. Each part is independent: what fails is named, the
-others continue, and the exit code is 1. Prints one JSON object.
+The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, and the
+narratives are random ids with OSHA's lengths, because only the speed is measured and not F1. Peaks
+are measured in the same run with one large matrix product per precision. Each part is independent:
+a failure is reported, the others continue, and the exit code is 1. Prints one JSON object.
 
-Goals, on CUDA: the risk pass reaches 40 % of the float32 peak; the paper's protocol (three fits of
-10 + 20 epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes.
+Goals on CUDA: the risk pass reaches 40% of the float32 peak, and the paper's protocol (three fits
+of 10 + 20 epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes.
 benchmarks/README.md has the results.
 """
 
@@ -66,7 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--device", default="cuda", help="cuda (default), cpu, or card: a pretended one"
+        "--device", default="cuda", help="cuda (default), cpu, or card: a simulated one"
     )
     parser.add_argument(
         "--small", action="store_true", help="two narrow layers and few records: a rehearsal"
@@ -109,7 +109,7 @@ def main() -> None:
                 result[name] = parts[name]() | {"seconds": round(time.perf_counter() - start, 1)}
             except (
                 Exception
-            ) as error:  # one part that fails on a new card must not hide the others' figures
+            ) as error:  # a part that fails on a new card must not hide the others' figures
                 result["failed"][name] = f"{type(error).__name__}: {error}"
             print(result.get(name) or result["failed"][name], file=sys.stderr, flush=True)
             if {"peak", "risk_pass", "training"} <= set(result):
@@ -117,13 +117,13 @@ def main() -> None:
             result["seconds"] = round(time.perf_counter() - began, 1)
             workload.write(
                 result, options.json
-            )  # after every part: a machine that is taken away leaves what it had
+            )  # after every part, so that an interrupted machine leaves its results
     workload.report(result, options.json)
     sys.exit(1 if result["failed"] else 0)
 
 
 class Scale(NamedTuple):
-    """Sets the size of each part."""
+    """The size of each part."""
 
     records: int
     draws: int
@@ -138,7 +138,7 @@ WHOLE, REHEARSAL = Scale(8192, 32, 4, 512, 8192, 2000, 10), Scale(64, 2, 1, 16, 
 
 
 def encoder_shape(folder: Path, *, small: bool) -> str:
-    """Folder of an untrained RoBERTa of distilRoBERTa's size."""
+    """Returns the folder of an untrained RoBERTa with distilRoBERTa's size."""
     from transformers import RobertaConfig, RobertaModel
 
     narrow = {
@@ -165,13 +165,13 @@ VOCABULARY = 50265
 def made(
     encoder: str, device: torch.device, trainable: Any = "full", precision: Any = "auto"
 ) -> Classifier:
-    """The untrained classifier."""
+    """Returns the untrained classifier."""
     config = ModelConfig(encoder=encoder, trainable=trainable, precision=precision)
     return classifier.build(config, num_labels=workload.LABELS, seed=0, device=device)
 
 
 def tokens(n: int) -> TokenInputs:
-    """Narratives as token ids; RoBERTa pads with 1."""
+    """Returns narratives as token ids. RoBERTa pads with 1."""
     inputs = workload.narratives(n, vocabulary=VOCABULARY)
     return TokenInputs.from_lists(
         [ids.tolist() for ids in inputs.ids.split(inputs.lengths.tolist())], pad_id=1
@@ -179,7 +179,7 @@ def tokens(n: int) -> TokenInputs:
 
 
 def tests(device: str) -> dict[str, Any]:
-    """The tests marked `cuda`, in a process that needs nothing but the mechanisms."""
+    """Runs the tests marked `cuda` in a process that only needs the mechanisms."""
     folder = str(ROOT / "tests" / "devices")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", folder, "--confcutdir", folder]
     command += ["-p", "no:cacheprovider", "-o", "filterwarnings=", "-o", "addopts="]
@@ -196,7 +196,7 @@ def tests(device: str) -> dict[str, Any]:
 
 
 def peaks(device: torch.device, scale: Scale) -> dict[str, Any]:
-    """TFLOP/s of a square matrix product, the best of ten, by precision."""
+    """Returns TFLOP/s of a square matrix product by precision, the best of ten."""
     speeds = {}
     for name, kind in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         a = torch.randn(scale.matrix, scale.matrix, device=device, dtype=kind)
@@ -217,7 +217,7 @@ def forward_flops(trained: Classifier, inputs: TokenInputs) -> float:
 
 
 def risk_pass(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dict[str, Any]:
-    """Records a second and TFLOP/s of the pass over draws."""
+    """Returns records per second and TFLOP/s of the pass over draws."""
     trained, inputs, labels = (
         made(encoder, device),
         tokens(scale.records),
@@ -240,7 +240,9 @@ def risk_pass(encoder: str, device: torch.device, scale: Scale, folder: Path) ->
 
 
 def coding(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Records a second through a released model, scores back on the processor; no tokenizer."""
+    """Returns records per second through a released model, with scores on the
+    processor, without a tokenizer.
+    """
     model = made(encoder, device).releasable().eval()
     codes = tuple(map(str, range(workload.LABELS)))
     released, inputs = (
@@ -257,7 +259,9 @@ def coding(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
 
 
 def training(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Records a second of `full` fine-tuning, in batches of 8 and of 64, in either precision."""
+    """Returns records per second of `full` fine-tuning in batches of 8 and 64, in
+    both precisions.
+    """
     inputs, labels = tokens(scale.chain_records), workload.labels(scale.chain_records)
     result: dict[str, Any] = {}
     for size, precision in ((8, "float32"), (8, "bfloat16"), (64, "float32"), (64, "bfloat16")):
@@ -271,8 +275,8 @@ def training(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]
 
 
 def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Records a second of DP-SGD's steps, in the device's precision: `full`, and `lora` where peft
-    is installed.
+    """Returns records per second of DP-SGD's steps in the device's precision:
+    `full`, and `lora` if peft is installed.
     """
     inputs, labels = tokens(scale.chain_records), workload.labels(scale.chain_records)
     result: dict[str, Any] = {}
@@ -294,7 +298,9 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
 
 
 def chain(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dict[str, Any]:
-    """The whole of SWAG-PPM in `full`, three fits and three passes, with few epochs and draws."""
+    """Runs the whole of SWAG-PPM in `full`, three fits and three passes, with few
+    epochs and draws.
+    """
     inputs, labels = tokens(scale.chain_records), workload.labels(scale.chain_records)
     phase = OptimiserPhase(epochs=2, batch_size=32)
     mechanism = SwagPpm(
@@ -322,8 +328,8 @@ def chain(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dic
 
 
 def protocol(result: dict[str, Any]) -> dict[str, Any]:
-    """Estimated minutes of the paper's protocol at the speeds measured, and whether the claims
-    hold.
+    """Estimates the minutes of the paper's protocol from the measured speeds, and
+    checks the claims.
     """
     speed = result["risk_pass"]
     passes = PAPER_FITS * PAPER_DRAWS * PAPER_RECORDS / speed["records_a_second"]
@@ -347,7 +353,9 @@ def protocol(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(device: torch.device) -> float | None:
-    """Most memory that torch held on the card since the last call, MiB; None without a card."""
+    """Returns the most memory that torch has held on the card since the last call
+    in MiB, or None.
+    """
     if device.type != "cuda":
         return None
     most = torch.cuda.max_memory_allocated(device) / 2**20

@@ -1,9 +1,9 @@
-"""Ingest and its dry run: seconds of the processor, peak memory, and the ratio to reading the file
-with pandas.
+"""Measures ingest and its dry run: processor seconds, peak memory, and the ratio to reading the
+file with pandas.
 
-Rows are generated (long tail, quotes, line breaks) and written with `storage.demo_data`, or
-`--source` names OSHA's file and `--codelist` its list; every measurement runs in a process of its
-own, on one core, in the same run. `--cap 0` samples all rows, the worst case for memory.
+Rows are generated (long tail, quotes, line breaks) and written with `storage.demo_data`, unless
+`--source` specifies OSHA's file and `--codelist` its list. Every measurement runs in a process of
+its own, on one core, in the same run. `--cap 0` samples all rows, which needs the most memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ONE_CORE = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
 def measure(
     what: str, source: Path, out: Path, cap: int, codelist: Path | None
 ) -> dict[str, float]:
-    """Runs one measurement in a fresh process: seconds of its processor, and its peak memory,
-    imports included.
+    """Runs one measurement in a new process. Returns its processor seconds and its
+    peak memory, including imports.
     """
     command = [
         sys.executable,
@@ -72,14 +72,14 @@ def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) 
 
 
 def main() -> None:
-    """Generates; measures and prints one JSON object."""
+    """Generates rows, measures, and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--source", type=Path, help="file of records in place of generated ones")
+    parser.add_argument("--source", type=Path, help="file of records instead of generated ones")
     parser.add_argument("--codelist", type=Path, help="its code list")
-    parser.add_argument("--cap", type=int, default=200, help="records a code at most; 0: all")
+    parser.add_argument("--cap", type=int, default=200, help="most records per code; 0: all")
     parser.add_argument(
         "--measure", nargs=3, metavar=("WHAT", "SOURCE", "OUT"), help=argparse.SUPPRESS
     )
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def measure_imports() -> int:
-    """Peak memory of a process that imports ingest and does nothing."""
+    """Returns the peak memory of a process that imports ingest and does nothing."""
     code = (
         "import storage.ingest, resource; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 1000000)"

@@ -1,9 +1,10 @@
-"""Speed of the release ledger: rows folded a second, and what a release pays for it.
+"""Measures the speed of the release ledger: rows replayed per second, and the overhead of a
+release.
 
-Every command folds the whole ledger once, and a process folds what is new to it. The rows are the
-ledger's own: of each four, three are the states of a release over four cohorts, signed, and one a
-blocked plan. Then a window of eight quarters that is retrained each quarter, with the marks of its
-records. Prints one JSON object.
+Every command replays the whole ledger once; within a process only new rows are replayed. Of every
+four rows, three are the signed states of a release over four cohorts, and one is a blocked plan. In
+addition, it measures a rolling window of eight quarters that is retrained each quarter, with the
+marks of its records. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ COHORTS = ("2023", "2024", "2025", "2026")
 ROLLING_NOISE = 4.2246860589417805
 """Noise multiplier of one Gaussian release of (1, 1e-6)."""
 KEY = ec.generate_private_key(ec.SECP256R1())
-"""Of the releasing worker."""
+"""Key of the releasing worker."""
 POLICY = Policy.parse(
     {"name": "benchmark", "default": {"asymptotic-local": {"epsilon": 100_000_000}}}
 )
 
 
 def plan(key: str) -> ReleasePlan:
-    """Returns a release as the pipeline plans one."""
+    """Returns a release as planned by the pipeline."""
     return ReleasePlan(
         idempotency_key=key,
         release_label="quarterly autocoder",
@@ -84,7 +85,9 @@ def blocked(number: int) -> Blocked:
 
 
 def fill(ledger: Ledger, rows: int, *, every: int) -> None:
-    """Brings a ledger to `rows` rows: of each `every` rows three are the states of one release."""
+    """Fills a ledger up to `rows` rows. Of every `every` rows, three are the states
+    of one release.
+    """
     reserved = ledger.reserve(plan("first"))
     ledger.burn(reserved.release_id or "", reason="benchmark")
     written = ledger.head()[0]
@@ -100,8 +103,8 @@ def fill(ledger: Ledger, rows: int, *, every: int) -> None:
 
 
 def measure_fold(url: str, repeats: int) -> dict[str, float]:
-    """Returns rows a second of a fold and of a full verification, and seconds of a reservation,
-    cold and warm.
+    """Returns rows per second of a replay and of a full verification, and seconds
+    of a reservation, cold and warm.
     """
     ledger = Ledger.open(url, key=KEY)
     start = time.process_time()
@@ -111,7 +114,7 @@ def measure_fold(url: str, repeats: int) -> dict[str, float]:
     report = ledger.verify()
     verified = time.process_time() - start
     if not report.ok:
-        raise SystemExit(f"the benchmark's own ledger is bad: {report.problem}")
+        raise SystemExit(f"the benchmark's own ledger is invalid: {report.problem}")
     seconds = []
     for number in range(repeats):
         start = time.perf_counter()
@@ -130,11 +133,11 @@ def measure_fold(url: str, repeats: int) -> dict[str, float]:
 
 
 def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -> dict[str, object]:
-    """Returns time and size of releases over a rolling window of quarters, each retrained on
-    records of eight of them.
+    """Returns time and size of releases over a rolling window, each trained on the records of
+    `window` quarters.
 
-    Each record has two marks, of its id and of its narrative. A release of a new quarter shares
-    records with the seven before it, and so is charged to their accounts as well.
+    Each record has two marks, of its id and of its narrative. A release for a new quarter shares
+    records with the preceding releases, and is therefore charged to their accounts as well.
     """
     cap = {"formal": {"epsilon": 10, "delta": "0.001"}}
     file = folder / "rolling.db"
@@ -189,14 +192,14 @@ def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -
 
 
 def main() -> None:
-    """Fills the ledgers; measures and prints."""
+    """Fills the ledgers, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--postgres", help="also an empty database: postgresql+psycopg://…")
-    parser.add_argument("--folder", type=Path, help="where the files go for the time being")
-    parser.add_argument("--quarters", type=int, default=40, help="of the rolling window")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
+    parser.add_argument("--quarters", type=int, default=40, help="quarters of the rolling window")
     parser.add_argument(
-        "--records", type=int, default=100_000, help="a quarter of the rolling window"
+        "--records", type=int, default=100_000, help="records per quarter of the rolling window"
     )
     options = parser.parse_args()
     result: dict[str, object] = {}

@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Measures the peak memory of prior descent's fit on so many generated features, each in a process
-of its own.
+"""Measures the peak memory of prior descent's fit on different numbers of generated features, each
+in a process of its own.
 
     python benchmarks/memory.py [--records 10000 100000 1000000] [--steps 5]
 
-Claim: it does not grow with the records, their labels (8 bytes each) left out. Peak memory is the
-kernel's high-water mark, libraries and mapped files included. Prints one JSON object.
+Claim: it does not grow with the number of records, except for their labels (8 bytes each). Peak
+memory is the kernel's high-water mark, including libraries and mapped files. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def status(name: str) -> int:
 
 
 def fit(file: Path, records: int, steps: int) -> dict[str, float]:
-    """Fits in this process; returns seconds and memory before and at most."""
+    """Fits in this process. Returns seconds, and memory before the fit and at its peak."""
     mechanism = PriorDescent(target_epsilon=1.0, delta=1e-7, steps=steps)
     plan = mechanism.plan(Task(records=records, classes=workload.LABELS))
     features, labels = inputs.load(file), workload.labels(records)
@@ -58,14 +59,14 @@ def fit(file: Path, records: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures each number of records, and prints all."""
+    """Measures each number of records, and prints all results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="to fit"
     )
-    parser.add_argument("--steps", type=int, default=5, help="of the descent (default: 5)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of the descent (default: 5)")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:

@@ -1,15 +1,15 @@
-"""Measures the strongest reference without privacy that we have: the average of heads and of an
-encoder with adapters in all its layers.
+"""Measures the strongest reference without privacy: the average of heads and of an encoder with
+adapters in all its layers.
 
     python benchmarks/reference.py --data osha.csv --codelist oiics201_nature.csv --mpnet \\
         --folder reference
 
-The models are fitted by `autocoder compare` on the records that `osha-formal` trains on, once for
-each seed, in a workspace of their own in --folder: the head alone, adapters with a head, and with
---mpnet the head of the larger encoder. An interrupted measurement continues there. An average is
-that of the log-probabilities. Prints one JSON object with the weighted and macro F1 of the held-out
-records, each as its mean and standard deviation over the seeds. It takes about an hour on two
-processor cores, and with --mpnet half an hour more.
+The models are fitted by `autocoder compare` on the records that `osha-formal` trains on, once per
+seed, in workspaces of their own in --folder: the head alone, adapters with a head, and with --mpnet
+the head of the larger encoder. An interrupted measurement continues there. The log-probabilities of
+the models are averaged. Prints one JSON object with the weighted and macro F1 of the held-out
+records, each as mean and standard deviation over the seeds. It takes about an hour on two processor
+cores, and with --mpnet half an hour more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     if any(
         not np.array_equal(labels, held_out_labels(_home(given.folder, model))) for model in models
     ):
-        sys.exit("The workspaces hold out different records. Use an empty --folder.")
+        sys.exit("The workspaces contain different records. Use an empty --folder.")
     seeds = sorted(set.intersection(*({*of_seed} for of_seed in scores.values())))
     averages = [["head", "adapters"], [*models]] if given.mpnet else [[*models]]
     alone = [[model] for model in models]

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""Measures a retrain, its formal release and coding of so many synthetic narratives: time and peak
-memory by stage, and what lies on the disk then.
+"""Measures training, its formal release and coding on a number of synthetic narratives: time and
+peak memory by stage, and disk usage.
 
     python benchmarks/scale.py --records 1000000 --folder scale-workspace --json scale.json
     # the table of docs/how-to/scale-out.md
     python benchmarks/scale.py --table scale-10000.json scale-100000.json
 
-Half of the records train, the others are scored. `--set model.encoder=FOLDER` of a tiny encoder
-measures all but the encoder. Peak memory is the kernel's high-water mark of the
-process, set back after each stage; files that are memory-mapped count. Progress comes from the
-commands, with the time that is left. A run that was interrupted continues in its folder; stages
-that it finds finished are marked, with no seconds.
+Half of the records are for training, and the others are scored. With `--set model.encoder=FOLDER`
+for a tiny encoder, everything except the encoder is measured. Peak memory is the kernel's
+high-water mark of the process, which is reset after each stage and includes memory-mapped files.
+The commands print progress with the remaining time. An interrupted run continues in its folder;
+stages that were already finished are marked and have no seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,11 @@ from typing import Any
 
 LIMIT_MIB = 4096
 _ENDED = re.compile(r"^\s*(?:([\d.,]+)s|(reused))\s+(\S+(?: \S+)*)\s{2,}(.*)$")
-"""A line of a command that reports a finished stage: seconds, or `reused`, its name, and what it
-did.
-"""
+"""A command's output line on a finished stage: seconds, or `reused`, its name, and its figures."""
 
 
 def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
-    """Runs one command; returns its seconds by the clock and of processor, its stages and its peak
-    memory.
-    """
+    """Runs one command. Returns its wall and processor seconds, its stages and its peak memory."""
     print(f"{name}: {' '.join(arguments)}", file=sys.stderr)
     env = os.environ | {"AUTOCODER_HOME": str(home), "DO_NOT_TRACK": "1"}
     started = time.perf_counter()
@@ -82,7 +78,9 @@ def command(name: str, *arguments: str, home: Path) -> dict[str, Any]:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Returns what a process and its ended children computed so far; None once it has ended."""
+    """Returns the processor seconds of a process and its ended children, or None
+    once it has ended.
+    """
     try:
         _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
@@ -103,8 +101,8 @@ def disk_mib(folder: Path) -> dict[str, float]:
 
 
 def peak_since_last(pid: int) -> int | None:
-    """Returns a process's peak memory in MiB since the last call, and sets the mark back; None once
-    it has ended.
+    """Returns a process's peak memory in MiB since the last call, and resets it.
+    None once the process has ended.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -116,7 +114,7 @@ def peak_since_last(pid: int) -> int | None:
 
 
 def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Runs the three commands on so many narratives."""
+    """Runs the three commands on this number of narratives."""
     data, home = folder / "data", folder / "home"
     table, codes = data / "injuries.csv", data / "codelist.csv"
     runs: list[dict[str, Any]] = []
@@ -151,7 +149,7 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
 
 
 def machine() -> dict[str, Any]:
-    """Returns processor and cores."""
+    """Returns the processor's name and the number of cores."""
     found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     return {
         "processor": found[1] if found else "unknown",
@@ -174,7 +172,7 @@ def rows(result: dict[str, Any]) -> dict[str, tuple[float | None, int | None]]:
 
 
 def table(files: Sequence[Path]) -> str:
-    """Returns a Markdown table of several results, a column each."""
+    """Returns a Markdown table of several results, one column each."""
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     columns = [rows(result) for result in results]
     head = [f"{result['records']:,} records" for result in results]
@@ -198,12 +196,15 @@ def _cell(seconds: float | None, peak: int | None) -> str:
 
 
 def main() -> None:
-    """Measures and prints one JSON object, or prints the table of several."""
+    """Measures and prints one JSON object, or prints the table of several results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=10_000, help="narratives to invent (default: 10,000)"
+        "--records",
+        type=int,
+        default=10_000,
+        help="number of synthetic narratives (default: 10,000)",
     )
     parser.add_argument(
         "--folder", type=Path, default=Path("scale-workspace"), help="data, workspace and results"
@@ -216,7 +217,7 @@ def main() -> None:
         "--table",
         type=Path,
         nargs="+",
-        help="print the table of these results, and measure nothing",
+        help="print the table of these results without measuring",
     )
     options = parser.parse_args()
     if options.table:

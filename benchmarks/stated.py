@@ -1,7 +1,8 @@
-"""How often what a noisy table of the test half states holds, by ε, size and shape of the scores.
+"""Measures how often the figures from a noisy table of the test half hold, by ε, size and shape of
+the scores.
 
-Claim: the accuracy, overall and of the groups that are told, is within its interval in 95 ± 2 %;
-thresholds and limits of sets miss what they promise in 5 % or fewer. Prints one JSON object.
+Claim: the accuracy, overall and of the reported groups, is within its interval in 95 ± 2% of
+tables. Thresholds and limits of sets fail their target in at most 5%. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=1000, help="tables each (default: 1000)")
-    parser.add_argument("--json", type=Path, help="also write the object here")
+    parser.add_argument("--trials", type=int, default=1000, help="tables per case (default: 1000)")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     rows = []
     for epsilon in EPSILONS:

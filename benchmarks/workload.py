@@ -1,6 +1,4 @@
-"""Holds what the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to
-measure.
-"""
+"""Shared parts of the mechanisms' benchmarks: synthetic narratives, a posterior, and timing."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ LABELS = 100
 def arguments(
     description: str | None, *, repeats: int, records: int | None = None
 ) -> argparse.ArgumentParser:
-    """Common options; those of an encoder and its narratives where `records` says how many there
-    are.
+    """Returns a parser with the common options; if `records` is set, also those of
+    an encoder and its narratives.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,8 +47,8 @@ def arguments(
 
 
 def narratives(n: int, *, vocabulary: int) -> TokenInputs:
-    """Random token ids with the lengths of OSHA's narratives: log-normal, mean 41, 95th percentile
-    81, at most 128.
+    """Returns random token ids with the lengths of OSHA's narratives: log-normal, mean 41, 95th
+    percentile 81, at most 128.
     """
     g = torch.Generator().manual_seed(0)
     lengths = (
@@ -61,7 +59,7 @@ def narratives(n: int, *, vocabulary: int) -> TokenInputs:
 
 
 def linear_head(width: int, classes: int) -> Classifier:
-    """A linear head over features, as mean pooling has it."""
+    """Returns a linear head over mean-pooled features."""
     part, config = (
         nn.Linear(width, classes),
         ModelConfig(encoder="none", trainable="head", pooling="mean"),
@@ -70,13 +68,13 @@ def linear_head(width: int, classes: int) -> Classifier:
 
 
 def labels(n: int) -> Tensor:
-    """Random labels, int64 [n]."""
+    """Returns random labels, int64 [n]."""
     return torch.randint(LABELS, (n,), generator=torch.Generator().manual_seed(0))
 
 
 def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -> swag.Posterior:
-    """A posterior of `rank` synthetic snapshots around theta, on disk and opened by memory map as
-    in a real run.
+    """Returns a posterior of `rank` synthetic snapshots around theta, on disk and
+    memory-mapped as in a real run.
     """
     g = torch.Generator().manual_seed(0)
     theta = theta.cpu()
@@ -88,7 +86,7 @@ def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
-    """Wall time of one call, the device's queue drained."""
+    """Wall time of one call, including the work queued on the device."""
     drain(device)
     start = time.perf_counter()
     work()
@@ -103,8 +101,8 @@ def interleaved(
     device: torch.device,
     warm_up: bool = True,
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant, one after the other, `repeats` times: other load on the machine
-    meets all alike.
+    """Seconds of each contestant, one after the other, `repeats` times, so that other load on the
+    machine affects all equally.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(repeats + warm_up):
@@ -116,20 +114,18 @@ def interleaved(
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """Median over the rounds of one time over the other: each round's two were measured side by
-    side.
-    """
+    """Median over the rounds of the ratio of two times that were measured in the same round."""
     return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 3)
 
 
 def median(times: list[float]) -> float:
-    """Median, to a tenth of a millisecond."""
+    """Median, rounded to a tenth of a millisecond."""
     return round(statistics.median(times), 4)
 
 
 def report(result: Mapping[str, Any], to: Path | None) -> None:
-    """Prints the result as one JSON object, with what it was measured on, and writes it where
-    asked.
+    """Prints the result with a description of the machine as one JSON object, and
+    writes it to a file if requested.
     """
     write(result, to)
     print(_text(result))

@@ -1,4 +1,4 @@
-"""Comparisons that benchmarks make with `autocoder compare`, and what they predicted."""
+"""Comparisons that benchmarks make with `autocoder compare`, and their predictions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Fit:
     """A fitted model of a comparison."""
 
     kind: str
-    """Of its mechanism, such as `prior-descent`."""
+    """Kind of its mechanism, such as `prior-descent`."""
     epsilon: float | None
-    """Its target; None without one."""
+    """Its target, or None if it has none."""
     seed: int
 
 
 def compare(home: Path, *options: str) -> dict[str, Any]:
-    """Runs `autocoder compare` in a workspace, or what an interrupted one left out; returns its
-    results. Progress goes to stderr.
+    """Runs or resumes `autocoder compare` in a workspace, and returns its results.
+    Progress goes to stderr.
     """
     autocoder = Path(sys.executable).with_name("autocoder")
     command = [str(autocoder), "compare", "--home", str(home), "--json", *options]
@@ -41,7 +41,7 @@ def compare(home: Path, *options: str) -> dict[str, Any]:
 
 
 def held_out_labels(home: Path) -> np.ndarray:
-    """Returns the codes int64 [n] of the held-out records of a workspace with one data set."""
+    """Returns the codes of the held-out records, int64 [n], in a workspace with one data set."""
     (manifest,) = (Workspace(home).private / "stages" / "ingest").glob("*/manifest.json")
     return np.asarray(load_split(manifest.parent, "test")["label"][:], dtype=np.int64)
 

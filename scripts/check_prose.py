@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Finds misstatements of privacy and broken links in the pages and messages; `make check` runs it.
+"""Finds misstatements of privacy and broken links in pages and messages; `make check` runs it.
 
     python scripts/check_prose.py
 
-Spelling is checked by codespell. How a sentence is worded is for its reader to judge.
+codespell checks the spelling. Reviewers judge the wording.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MISSTATEMENTS = {
         "a test or an audit can contradict a claim; it cannot prove it"
     ),
 }
-"""Sentences that are wrong about what is guaranteed, and why."""
+"""Patterns of wrong statements on what is guaranteed, and why they are wrong."""
 CODE = (
     "autocoder",
     "flows",
@@ -49,7 +49,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def pages() -> list[Path]:
-    """Lists the pages that people read."""
+    """Lists the pages for readers."""
     top = [
         path for path in map(Path, ("README.md", "PRIVACY.md", "CONTRIBUTING.md")) if path.is_file()
     ]
@@ -57,7 +57,7 @@ def pages() -> list[Path]:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Yields pages, page templates, and the strings of the program with their files."""
+    """Yields pages, page templates, and the program's strings with their files."""
     for page in [*pages(), *sorted(Path("tasks/pages/templates").glob("*.j2"))]:
         yield page, page.read_text(encoding="utf-8")
     for folder in CODE:
@@ -77,13 +77,13 @@ def misstatements(path: Path, text: str) -> Iterator[str]:
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    """Yields the relative links of a page that lead to no file."""
+    """Yields the relative links of a page that do not lead to a file."""
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
     for target in LINK.findall(text):
         path = target.split("#")[0]
         outside = "://" in target or target.startswith("mailto:")
         if path and not outside and not (page.parent / path).exists():
-            yield f"{page}: the link to {target} leads nowhere."
+            yield f"{page}: the link to {target} is broken."
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ how budgets add up, from the ledger's own sums.
     python scripts/diagrams.py            # writes docs/pictures/*.svg
     python scripts/diagrams.py --check    # fails if a file differs
 
-Boxes stand on a grid; an arrow joins the nearest sides of two boxes. What draws every other picture
-is in docs/pictures/commands.yaml.
+Boxes are placed on a grid, and an arrow joins the nearest sides of two boxes.
+docs/pictures/commands.yaml lists the commands for all other pictures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a diagram at a place of the grid; `note` may have two lines."""
+    """A box at a grid position; `note` may have two lines."""
 
     column: float
     row: float
@@ -68,7 +68,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Diagram:
-    """Boxes by name, and the arrows between them. `description` is read out by screen readers."""
+    """Boxes by name, and the arrows between them. Screen readers read `description`."""
 
     description: str
     boxes: dict[str, Box]

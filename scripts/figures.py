@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""Computes the published figures of docs/ again, all of them or some, each by its own command.
+"""Computes the published figures of docs/ again, all or some of them, each with its own command.
 
     python scripts/figures.py --list
     python scripts/figures.py --out figures --osha osha.csv --codelist oiics201_nature.csv
     python scripts/figures.py --out figures --only mixture,schedules
 
 docs/studies/figures.yaml lists the parts: the files that they publish, the pages that show them,
-and the commands with the minutes that they take. Each part has its own folder in --out, with what
-it printed in printed.txt. A part whose data are not given is left out and named. Figures of two
-commits are never mixed: the tree must have no uncommitted changes, and a folder belongs to one
-commit. An interrupted run continues with the same command.
+and the commands with their run time in minutes. Each part has its own folder in --out, with its
+output in printed.txt. A part whose data are missing is skipped and listed. Figures of two commits
+are never mixed: the tree must have no uncommitted changes, and a folder belongs to one commit. An
+interrupted run continues with the same command.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ DATA = {
     "sets": "folder with the eight sets of Rosenblatt et al.",
     "ham": "HAM10000 at 8 x 8, npz",
 }
-"""Options of the script, and what a command names in braces."""
+"""Options of the script, which commands refer to in braces."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one entry of the table says."""
+    """One entry of the table."""
 
     name: str
     files: Sequence[str]
@@ -50,10 +50,10 @@ class Part:
     pages: Sequence[str]
     """Pages with figures of these files, relative to the repository."""
     commit: str
-    """That the published files were made at."""
+    """Commit at which the published files were made."""
     commands: Sequence[str] = ()
     minutes: float | None = None
-    """Of all commands, on two processor cores; None if there are no commands."""
+    """Minutes of all commands together on two processor cores; None if there are no commands."""
     reason: str = ""
     """Why there are no commands at this commit."""
 
@@ -91,7 +91,7 @@ def main() -> None:
             print(f"{part.name}: left out. {part.reason}")
         elif part not in ready:
             options = sorted(f"--{name.replace('_', '-')}" for name in part.needs - files.keys())
-            print(f"{part.name}: left out. It needs {', '.join(options)}")
+            print(f"{part.name}: skipped. It needs {', '.join(options)}")
     out = given.out.resolve()
     _claim_folder(out)
     total = sum(part.minutes or 0 for part in ready)
@@ -126,7 +126,7 @@ def _git(*words: str) -> str:
 
 
 def _claim_folder(out: Path) -> None:
-    """Refuses changed code and a folder with figures of another commit; notes the commit."""
+    """Refuses changed code and a folder with figures of another commit, and records the commit."""
     if _git("status", "--porcelain", "--untracked-files=no"):
         sys.exit(
             "The working tree has uncommitted changes. Commit them first: figures name a commit."

@@ -1,10 +1,10 @@
-"""Computes the features of the generated narratives by the packaged encoder, which come with the
+"""Computes the packaged encoder's features of the generated narratives, which ship with the
 program.
 
     .venv/bin/python scripts/generated_features.py
 
-Run it after a change of the generator (`storage/demo_data.py`) or of the packaged encoder. Neither
-reads a record.
+Run it after a change to the generator (`storage/demo_data.py`) or to the packaged encoder. Neither
+reads any records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.bundle.thresholds import generated_narratives
 
 
 def packaged() -> Released:
-    """Returns the packaged encoder with a head that no one uses."""
+    """Returns the packaged encoder with a head that is not used."""
     name = encoder_files.PACKAGED
     encoder, tokenizer = encoders.load_encoder(name), encoder_files.load_tokenizer(name)
     model = MeanPooled(encoder, encoders.width(encoder), 1).eval()
@@ -27,7 +27,7 @@ def packaged() -> Released:
 
 
 def main() -> None:
-    """Write the file."""
+    """Writes the file."""
     released, texts = packaged(), generated_narratives()
     tokens = encoders.token_inputs(released.tokenizer, texts, max_length=released.max_length)
     described = {

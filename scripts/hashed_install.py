@@ -1,9 +1,9 @@
-"""Installs the program's dependencies with pip, each by the hash that the lock file has for it.
+"""Installs the program's dependencies with pip, each checked against its hash in the lock file.
 
-pip takes no hashes beside an editable install, and no part of a lock file. So it first says what
-it would install, as a dry run; of that the lock file's entries are installed, and then the program
-without dependencies, by a build backend that has a hash too. torch comes before, by itself, from
-the index that a site chooses, and has no hash.
+pip accepts neither hashes with an editable install nor a part of a lock file. This script therefore
+first gets the list of packages from a dry run of pip, then installs the lock file's entries for
+them, and finally the program without dependencies, with a build backend that has a hash too. torch
+is installed separately before, from the index that a site chooses, and has no hash.
 
     python scripts/hashed_install.py train,minilm
     python scripts/hashed_install.py --tool cyclonedx-bom /build/sbom    # beside the program
@@ -25,7 +25,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
 
 
 def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
-    """Lists what the program and its extras require, extras of extras included."""
+    """Lists the requirements of the program and its extras, including extras of extras."""
     name, optional = project["project"]["name"], project["project"]["optional-dependencies"]
     lines = list(project["project"]["dependencies"])
     for extra in extras:
@@ -43,10 +43,10 @@ def pins(lock: str) -> dict[str, str]:
 
 
 def chosen(report: dict[str, Any], locked: dict[str, str]) -> list[str]:
-    """Returns the lock file's entries of what pip would install.
+    """Returns the lock file's entries for the packages that pip would install.
 
     Raises:
-        SystemExit: one has another version there, or no hash.
+        SystemExit: a package has another version in the lock file, or no hash.
     """
     lines = []
     for item in report["install"]:
@@ -63,7 +63,7 @@ def _normal(name: str) -> str:
 
 
 def install(asked: list[str], *options: str) -> None:
-    """Installs requirements with all that they require, each by its hash."""
+    """Installs requirements with all their dependencies, each checked against its hash."""
     locked = pins((ROOT / "requirements.lock").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as made:
         constraints, wanted = Path(made) / "constraints.txt", Path(made) / "requirements.txt"

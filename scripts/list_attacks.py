@@ -3,9 +3,9 @@
 
     python scripts/list_attacks.py
 
-Each module of tests/attacks, and the fuzzing, has a text `DECLARES`: rows with an empty line
-between them, of promise, attacks tried, what is not promised; a cell begins with `|`. Nothing is
-imported: no page needs the tests' libraries.
+Each module of tests/attacks, and the fuzzing, has a text `DECLARES`. Its rows are separated by an
+empty line and have three cells: promise, attacks tried, and what is not promised. A cell begins
+with `|`. Nothing is imported, so the tests' libraries are not needed.
 """
 
 from __future__ import annotations

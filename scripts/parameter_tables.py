@@ -1,5 +1,5 @@
-"""Prints the tables of all parameters, from the models that check them; `make docs` puts them on
-their page.
+"""Prints the tables of all parameters, from the models that validate them. `make docs` inserts them
+into their page.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _TYPES = {"string": "text", "boolean": "true, false", "array": "list", "object":
 
 
 def parameter_tables() -> str:
-    """Returns Markdown: a table per section, a row per parameter."""
+    """Returns Markdown with a table per section and a row per parameter."""
     schema = RetrainParameters.model_json_schema()
     return "".join((*_section(schema["$defs"], schema, ""), *_mechanisms()))
 
 
 def _mechanisms() -> Iterator[str]:
-    """Yields the settings of each kind of mechanism, which stand beside the name of the method."""
+    """Yields the settings of each kind of mechanism, which are next to the name of the method."""
     for kind, mechanism in kinds().items():
         schema = mechanism.model_json_schema()
         schema["title"] = f"Settings of the kind `{kind}`"

@@ -1,7 +1,6 @@
-"""Registers a code list as published, so that bundles may hold its titles: python
+"""Registers a code list as published, so that bundles may contain its titles: python
 scripts/published_list.py oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to
-storage/egress/lists/, for review: anyone who adds a list says by that that anyone can read it, and
-where.
+storage/egress/lists/, for review. By adding a list you confirm that anyone can read it, and where.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("list", type=Path, help="CSV with code and title, as it was published")
-    parser.add_argument("name", help="whose list and which version, such as 'OIICS 2.01, nature'")
+    parser.add_argument("list", type=Path, help="published CSV with code and title")
+    parser.add_argument("name", help="publisher and version, such as 'OIICS 2.01, nature'")
     parser.add_argument(
-        "--columns", nargs="+", default=[], help="those of codes and title, where not found"
+        "--columns", nargs="+", default=[], help="columns of codes and titles, if not found"
     )
     parser.add_argument(
-        "--read-codelist", action="append", help="how it is read, as in training: sheet=…"
+        "--read-codelist", action="append", help="reading settings, as in training: sheet=…"
     )
     options = parser.parse_args()
     reading = read_options(options.read_codelist, "--read-codelist")

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""Draws the diagrams of the docs (scripts/diagrams.py) and takes their pictures: an approver's
-page, Prefect's by the steps of the browser test, and the service's.
+"""Draws the diagrams of the docs (scripts/diagrams.py) and takes their screenshots: an approver's
+page, Prefect's page during the steps of the browser test, and the service's pages.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
-plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic
-narratives (or uses the one that `make stack` is running in FOLDER), starts a training run and lets
-its release wait, and writes form.png, release-plan.png and waiting-release.png; then the officer
-signs, and the service codes with what was released: service-page.png, review-page.png. What a
-picture shows is noted in shown.json, and tests compare it with the program. Needs Chromium (Debian:
-chromium).
+plan-page.png shows the plan of the tutorial on own data. Then the script starts a stack on
+synthetic narratives (or uses the stack that `make stack` is running in FOLDER), starts a training
+run, lets its release wait, and writes form.png, release-plan.png and waiting-release.png. Then the
+officer signs, and the service codes with the released bundle: service-page.png, review-page.png.
+shown.json records the content of each picture, and tests compare it with the program. Needs
+Chromium (Debian: chromium).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
-import diagrams  # noqa: E402  (beside this script)
+import diagrams  # noqa: E402  (in this folder)
 from browser import PATIENCE, browsing, chromium  # noqa: E402  (not a package)
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 from runs import ended, in_state, release_run, releases, small, start  # noqa: E402
@@ -42,7 +42,7 @@ NARRATIVES = (
     "Worker hurt.",
     "<img src=x onerror=alert(1)> burned by hot oil",
 )
-"""The last shows that what is typed stays text."""
+"""The last one shows that input is displayed as text."""
 REVIEWED = (
     "Employee slipped on a wet floor and sprained his ankle.",
     "Cook spilled hot oil from a fryer and burned both forearms.",
@@ -55,7 +55,7 @@ REVIEWED = (
 
 
 def take_plan(picture: Path) -> None:
-    """Trains as the tutorial on own data does, and takes the top of the plan's page."""
+    """Trains as in the tutorial on own data, and captures the top of the plan's page."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*command: str) -> str:
@@ -100,7 +100,7 @@ def take_plan(picture: Path) -> None:
 
 
 def record(picture: Path, **facts: Any) -> None:
-    """Notes what a picture of the program shows, for the test that compares it with the program."""
+    """Records the content of a picture, for the test that compares it with the program."""
     facts["size"] = struct.unpack(">2I", picture.read_bytes()[16:24])
     file = picture.with_name("shown.json")
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -162,7 +162,7 @@ def take(stack: Stack, out: Path) -> None:
 
 @contextmanager
 def serving(stack: Stack, bundle: Path) -> Iterator[str]:
-    """Address of the service, coding with this bundle for as long as the block lasts."""
+    """Yields the address of the service, which codes with this bundle inside the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -197,7 +197,7 @@ def serving(stack: Stack, bundle: Path) -> Iterator[str]:
 
 
 def take_service(address: str, picture: Path) -> None:
-    """Three narratives are coded; the field for a file is above the answers."""
+    """Codes three narratives, and captures the answers below the field for a file."""
     with page_at(address, width=1000, height=1000) as page:
         page.fill("#text", "\n".join(NARRATIVES))
         page.click("#go")
@@ -207,7 +207,7 @@ def take_service(address: str, picture: Path) -> None:
 
 
 def take_review(address: str, picture: Path) -> None:
-    """A file of synthetic narratives is coded and reviewed; two cases are decided."""
+    """Codes and reviews a file of synthetic narratives, and decides two cases."""
     rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(REVIEWED * 40, start=1))
     with page_at(f"{address}review", width=1280, height=800) as page:
         page.fill("#coder", "ab")
@@ -230,14 +230,14 @@ def take_review(address: str, picture: Path) -> None:
 
 
 def main() -> None:
-    """Checks what is needed, takes the pictures."""
+    """Checks the requirements and takes the pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--out", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures"
     )
-    parser.add_argument("--stack", type=Path, help="folder of a stack that is running")
+    parser.add_argument("--stack", type=Path, help="folder of a running stack")
     options = parser.parse_args()
     lacking = missing() if options.stack is None else None
     if chromium() is None:

@@ -1,9 +1,8 @@
-"""Hooks of the documentation's site: pages that are outside `docs/`, and links that lead out of it.
+"""Hooks of the documentation's site for pages outside `docs/` and for links that lead out of it.
 
-PRIVACY.md and its like stay where a reader of the repository looks for them; here they become pages
-of the site, with their links made right. Links to code and settings have no page to lead to: they
-become plain text. A notebook becomes a page as it is there, with the outputs that it holds: nothing
-is run here.
+Pages such as PRIVACY.md remain where readers of the repository look for them. Here they become
+pages of the site with corrected links. Links to code and settings have no page and become plain
+text. A notebook becomes a page with its saved outputs; nothing is run here.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ PAGES = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
-"""Path in the repository: page of the site."""
+"""Page of the site by path in the repository."""
 NOTEBOOKS = {"examples/own_model.ipynb": "tutorials/own-model.md"}
-"""Path in the repository: page of the site, with its pictures next to it."""
+"""Page of the site, with its pictures next to it, by path in the repository."""
 
 WIDE = 9
-"""Bars of a table's row above which it needs the width of the menus."""
+"""Number of bars in a table's row above which the table needs the width of the menus."""
 
 _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -48,10 +47,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, and its pictures by name.
+    """Returns a notebook as Markdown, and its pictures by name.
 
     Raises:
-        ValueError: a cell of code was not run, or ended in an error.
+        ValueError: a code cell was not run, or ended in an error.
     """
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -65,21 +64,21 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
                 raise ValueError(
-                    f"{notebook.name} holds an error: run it again with scripts/run_notebook.py"
+                    f"{notebook.name} contains an error: run it again with scripts/run_notebook.py"
                 )
             text = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
             if "image/png" in output.get("data", {}):
                 name = f"{page.removesuffix('.md')}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
-                parts.append(f"![What the cell above draws]({posixpath.basename(name)})")
+                parts.append(f"![Output of the cell above]({posixpath.basename(name)})")
             elif text.strip():
                 parts.append(f'```text title="Output"\n{text.rstrip()}\n```')
     return "\n\n".join(parts) + "\n", pictures
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Leads each relative link to the page that its file has become; a page of wide tables gets the
-    whole width.
+    """Points each relative link to the page that its file has become. A page with
+    wide tables gets the whole width.
     """
     if page.file.src_uri == "reference/parameters.md":
         sys.path += [str(ROOT), str(ROOT / "scripts")]
@@ -101,7 +100,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         inside = (PAGES | NOTEBOOKS).get(place, place.removeprefix("docs/"))
         if inside not in known:
             if not (ROOT / place).exists():
-                return match[0]  # leads nowhere, which the strict build tells
+                return match[0]  # broken, which the strict build reports
             return (
                 f"`{place}`"
                 if match["text"].strip("`") in (place, posixpath.basename(place))

@@ -1,16 +1,17 @@
 #!/usr/bin/env python
-"""Runs the production stack without Docker, each component as a local process on a free loopback
+"""Runs the production stack without Docker. Each component is a local process on a free loopback
 port.
 
     python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
 
-PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with
-authentication, its background services, two workers for the pool `cpu` (one trains, one releases
-and keeps house) and, where torch finds a card, one for `gpu`, the deployments and automations
-applied. It prints what a shell needs to act on this stack, its ledger above all. PostgreSQL is the
-server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
-Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is
-set. What dies is started again. Ctrl-C stops all of it; the folder keeps the data.
+The stack is PostgreSQL (Prefect's database, and the ledger's under three roles), Redis, Prefect's
+server with authentication, its background services, two workers for the pool `cpu` (one trains, one
+releases and does housekeeping), and one for `gpu` if torch finds a GPU. Deployments and automations
+are applied. It prints the environment that a shell needs to use this stack, above all its ledger.
+PostgreSQL is the server at $AUTOCODER_STACK_POSTGRES (a superuser's URL), or a new one in the
+folder; the same holds for Redis and $AUTOCODER_STACK_REDIS. Notifications go to
+$AUTOCODER_NOTIFY_WEBHOOK if it is set. A component that dies is restarted. Ctrl-C stops everything;
+the folder keeps the data.
 """
 
 from __future__ import annotations
@@ -42,28 +43,29 @@ ROLES = ("prefect", "ledger_owner", "autocoder")
 PREFECT = (sys.executable, "-m", "prefect")
 WORKERS = {
     "worker-cpu": ("cpu", "cpu-1", ("default", "coding")),
-    # neither an approved release nor upkeep waits for a training
+    # neither an approved release nor housekeeping waits for a training run
     "worker-release": ("cpu", "cpu-2", ("release", "upkeep")),
     "worker-gpu": ("gpu", "gpu-1", ()),
 }
-"""Component, and its pool, its name at the server, the queues it serves (none named: all). One run
-at a time each.
+"""By component: its pool, its name at the server, and the queues that it serves (none: all). Each
+takes one run at a time.
 """
 CONNECT_TO_SELF = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"connect-src 'self' ws://127.0.0.1:*; object-src 'none'; base-uri 'self'; "
     "form-action 'self'\">"
 )
-"""What deployments/Caddyfile sends as a header, that a page could state itself."""
+"""Policy that deployments/Caddyfile sends as a header and that a page can also declare itself."""
 PATIENCE = 600
-"""Seconds in which a component has to answer."""
+"""Seconds within which a component must answer."""
 
 
 def free_port() -> int:
-    """A loopback port that no one listens on, below those that systems give to clients.
+    """Returns a loopback port that nobody listens on, below the range that systems assign to
+    clients.
 
-    Of theirs a client might get one while the server is not up yet, or away: it asks for that very
-    port all the time.
+    While the server is not up, a client that retries its port could otherwise be assigned that very
+    port.
     """
     while True:
         with socket.socket() as probe, suppress(OSError):
@@ -72,7 +74,6 @@ def free_port() -> int:
 
 
 def wait_for(what: str, ready: Callable[[], bool]) -> None:
-    """Waits until `ready()` is true."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         if time.monotonic() > deadline:
@@ -81,40 +82,39 @@ def wait_for(what: str, ready: Callable[[], bool]) -> None:
 
 
 def answers(port: int) -> bool:
-    """Checks whether the port answers."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def has_card() -> bool:
-    """Checks whether torch finds a CUDA device."""
+    """Whether torch finds a CUDA device."""
     command = [sys.executable, "-c", "import torch; torch.cuda.init()"]
     return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def settings_of_containers(name: str) -> dict[str, str]:
-    """Returns what the server or the workers have in containers too."""
+    """Returns the settings that the server or the workers also have in containers."""
     lines = (ROOT / "deployments" / f"{name}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def claim(folder: Path) -> int:
-    """Claims a folder for this process until it ends: two stacks in one would destroy each other's
-    state.
+    """Claims a folder for this process until it ends, because two stacks in one folder would
+    destroy each other's state.
     """
     lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        sys.exit(f"stack: another one runs in {folder}. Stop it, or name another --folder.")
+        sys.exit(f"stack: another stack is running in {folder}. Stop it, or use another --folder.")
     return lock
 
 
 @dataclass
 class Component:
-    """One process: how it is started, and as whom."""
+    """A child process: command, environment, user."""
 
     name: str
     command: list[str]
@@ -126,14 +126,14 @@ class Component:
 
 @dataclass
 class Stack:
-    """All components, in the order in which they start."""
+    """All components, in the order in which they are started."""
 
     folder: Path
     data: str
     codelist: str
     components: list[Component] = field(default_factory=list)
     tells: bool = True
-    """Whether it says on stderr what it does; a program reads one line of JSON instead."""
+    """Whether progress is reported on stderr. A program reads one line of JSON instead."""
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -160,14 +160,14 @@ class Stack:
         return file.read_text()
 
     def database(self, role: str, name: str, driver: str, *, password: str | None = None) -> str:
-        """URL of a database, with the role's password or with what replaces it."""
+        """Returns the URL of a database, with the role's password or a placeholder for it."""
         login = f"{role}:{password or self.secret(role)}"
         return f"postgresql+{driver}://{login}@{self.postgres_address}/{name}"
 
     def exports(self) -> list[str]:
-        """Lines for a person's shell: the server, and the workspace and ledger of the workers.
+        """Returns lines for a user's shell: the server, and the workers' workspace and ledger.
 
-        No password is among what is printed; the shell reads each from its file.
+        No password is printed; the shell reads each from its file.
         """
         operator, autocoder = (
             f"$(cat {shlex.quote(str(self.folder / 'secrets' / name))})"
@@ -183,7 +183,7 @@ class Stack:
         ]
 
     def tell(self, step: str) -> None:
-        """Says which step of the start begins, and how many seconds after the first."""
+        """Reports which step of the start begins, and the seconds since the first step."""
         if self.tells:
             print(f"{time.monotonic() - self.began:6.1f}s  {step}", file=sys.stderr, flush=True)
 
@@ -193,7 +193,7 @@ class Stack:
     def run(
         self, name: str, *command: str, env: dict[str, str] | None = None, user: str | None = None
     ) -> None:
-        """Starts a component; `watch` starts it again when it dies."""
+        """Starts a component. `watch` restarts it if it dies."""
         component = Component(name, list(command), env or self.base, user)
         self.components.append(component)
         self._start(component)
@@ -208,13 +208,13 @@ class Stack:
                 env=component.env,
                 cwd=ROOT if component.user is None else "/",
                 user=component.user,
-                start_new_session=True,  # Ctrl-C is ours to hand on, in order
+                start_new_session=True,  # Ctrl-C is passed on by the stack, in order
             )
         component.starts += 1
         self.write_state()
 
     def once(self, *command: str, env: dict[str, str]) -> None:
-        """Runs a command to its end; its failure is the stack's."""
+        """Runs a command to its end. If it fails, the stack fails."""
         done = subprocess.run(
             command, env=env, cwd=ROOT, capture_output=True, text=True, check=False
         )
@@ -225,7 +225,7 @@ class Stack:
             )
 
     def write_state(self) -> None:
-        """Writes the addresses of all components, for `--json`, tests and people."""
+        """Writes the addresses of all components, for `--json`, tests and users."""
         state = {
             "ui": self.api.removesuffix("/api"),
             "api": self.api,
@@ -240,7 +240,7 @@ class Stack:
         partial.replace(self.folder / "stack.json")
 
     def watch(self) -> None:
-        """Starts again whatever dies, until interrupted."""
+        """Restarts components that die, until interrupted."""
         while True:
             for component in self.components:
                 if component.process is not None and component.process.poll() is not None:
@@ -259,7 +259,7 @@ class Stack:
             process = component.process
             if process is None or process.poll() is not None:
                 continue
-            # PostgreSQL takes SIGINT as "fast": it does not wait for its clients.
+            # PostgreSQL treats SIGINT as "fast": it does not wait for its clients.
             process.send_signal(signal.SIGINT if component.name == "postgres" else signal.SIGTERM)
             try:
                 process.wait(20)
@@ -272,7 +272,7 @@ class Stack:
     # ------------------------------------------------------------------------------
 
     def postgres(self) -> tuple[str, int]:
-        """Finds or start PostgreSQL, make roles and databases; returns host and port."""
+        """Finds or starts PostgreSQL, creates roles and databases, and returns host and port."""
         given = os.environ.get("AUTOCODER_STACK_POSTGRES")
         admin = given or self._own_postgres()
         wait_for("PostgreSQL", lambda: _connects(admin))
@@ -296,8 +296,8 @@ class Stack:
                             sql.Identifier(database), sql.Identifier(owner)
                         )
                     )
-                    # PUBLIC may connect to every database by default: Prefect's role has nothing to
-                    # do in the ledger's.
+                    # PUBLIC may connect to every database by default, but Prefect's role has no
+                    # business in the ledger's.
                     connection.execute(
                         sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(
                             sql.Identifier(database)
@@ -316,7 +316,7 @@ class Stack:
         )
         if initdb is None:
             sys.exit(
-                "stack: no PostgreSQL: install it (Debian: postgresql), or set "
+                "stack: PostgreSQL is missing: install it (Debian: postgresql), or set "
                 "AUTOCODER_STACK_POSTGRES to its URL"
             )
         environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
@@ -362,19 +362,19 @@ class Stack:
         return f"postgresql://postgres:{self.secret('postgres')}@127.0.0.1:{port}/postgres"
 
     def redis(self) -> str:
-        """Finds or start Redis; returns its URL."""
+        """Finds or starts Redis, and returns its URL."""
         given = os.environ.get("AUTOCODER_STACK_REDIS")
         if given:
             return given.rstrip("/")
         binary = shutil.which("redis-server")
         if binary is None:
             sys.exit(
-                "stack: no Redis: install it (Debian: redis-server), or set "
+                "stack: Redis is missing: install it (Debian: redis-server), or set "
                 "AUTOCODER_STACK_REDIS to its URL"
             )
         folder, port = self.folder / "redis", free_port()
         folder.mkdir(exist_ok=True, mode=0o700)
-        config = folder / "redis.conf"  # the password stays out of the list of processes
+        config = folder / "redis.conf"  # keeps the password out of the process list
         config.write_text(
             f"bind 127.0.0.1\nport {port}\ndir {folder}\nappendonly yes\nrequirepass "
             f"{self.secret('redis')}\n"
@@ -388,7 +388,7 @@ class Stack:
     # -------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Starts all of it, in order."""
+        """Starts everything, in order."""
         known = (self.folder / "postgres" / "data" / "PG_VERSION").exists()
         usual = "about half a minute" if known else "about a minute, since its databases are new"
         if self.tells:
@@ -486,13 +486,13 @@ class Stack:
             )
 
     def prefect_home(self, name: str) -> dict[str, str]:
-        """A folder of its own for each of Prefect's processes."""
+        """Returns a separate folder for each of Prefect's processes."""
         return {"PREFECT_HOME": str(self.folder / "prefect" / name)}
 
 
 def close_pages(folder: Path) -> None:
-    """Lets the pages that the server has copied here connect only to the server: they ask an
-    analytics host too.
+    """Restricts the pages that the server has copied here to connections to the server, because
+    they would also contact an analytics host.
     """
     for index in folder.glob("*/index.html"):
         page = index.read_text(encoding="utf-8")
@@ -514,7 +514,7 @@ def _connects(url: str) -> bool:
 
 def _healthy(api: str) -> bool:
     try:
-        # any answer will do: without credentials it is 401
+        # any answer will do: without credentials it is a 401
         return httpx.get(f"{api}/health", timeout=2).status_code in (200, 401)
     except httpx.HTTPError:
         return False
@@ -524,20 +524,20 @@ def _require_way_in(folder: Path) -> None:
     closed = [p for p in folder.parents if not p.stat().st_mode & 0o001]
     if closed:
         sys.exit(
-            f"stack: user postgres can't enter {closed[-1]}; give a --folder that others may "
+            f"stack: user postgres cannot enter {closed[-1]}. Use a --folder that other users may "
             "pass through"
         )
 
 
 def main() -> None:
-    """Starts, prints the address, watch, stop."""
+    """Starts the stack, prints its addresses, watches it, and stops it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("stack"), help="folder of its data, logs and secrets"
+        "--folder", type=Path, default=Path("stack"), help="folder for data, logs and secrets"
     )
-    parser.add_argument("--data", default="", help="file of records that scheduled training reads")
+    parser.add_argument("--data", default="", help="file of records for scheduled training")
     parser.add_argument("--codelist", default="", help="its code list")
     parser.add_argument(
         "--json", action="store_true", help="print stack.json when everything answers"
@@ -562,7 +562,7 @@ def main() -> None:
             if "worker-gpu" not in {component.name for component in stack.components}:
                 print("no worker for the pool gpu: torch finds no CUDA device")
             print(f"secrets   {stack.folder / 'secrets'}    logs {stack.folder / 'logs'}")
-            print("For a shell that acts on it:", *stack.exports(), sep="\n")
+            print("For a shell that uses this stack:", *stack.exports(), sep="\n")
             print("Ctrl-C stops it.", flush=True)
         stack.watch()
     finally:

@@ -1,8 +1,8 @@
-"""Computes the vectors of single words by the packaged encoder, which come with the program.
+"""Computes the packaged encoder's vectors of single words, which ship with the program.
 
     .venv/bin/python scripts/word_vectors.py
 
-Run it after a change of the packaged encoder, and put the digest that it prints into
+Run it after a change to the packaged encoder, and put the printed digest into
 `mechanisms/model/title_words.py`. No record is read.
 """
 
@@ -17,7 +17,7 @@ from mechanisms.model.config import ModelConfig
 
 
 def main() -> None:
-    """Write the file and print its digest."""
+    """Writes the file and prints its digest."""
     config = ModelConfig(encoder=packaged.MINILM, trainable="head", pooling="mean")
     of_titles = (
         word for title in title_words.injury_titles() for word in title_words.words_of(title)

@@ -1,9 +1,9 @@
-"""Tables of the papers, each by one command: `python -m studies STUDY --help`.
+"""Tables of the papers, one command each: `python -m studies STUDY --help`.
 
-Results are CSV files in --out. Every row is written when it is measured: a run that was stopped
-continues with the same command, and more --seeds add to it. Noise has no seed, so a figure comes
-out again within its error. All records here are public or invented: nothing is charged, and nothing
-may be released.
+Results are CSV files in --out. Every row is written as soon as it is measured, so a stopped run
+continues with the same command, and more --seeds extend it. Noise has no seed, so a figure is
+reproduced within its error. All records here are public or synthetic: nothing is charged, and
+nothing may be released.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STUDIES = (
     "rmia",
 )
 EXTRA = frozenset({"imblearn", "mlxtend", "rtdl_revisiting_models", "xgboost"})
-"""Modules that the extra `studies` brings."""
+"""Modules that the extra `studies` installs."""
 INSTALL = "Run `make setup`, or `pip install -e '.[studies]'`"
 
 app = typer.Typer(
@@ -45,8 +45,8 @@ app = typer.Typer(
 
 
 def _add(name: str, module: str, function: str = "run") -> None:
-    """Adds a study; without the extra that it needs, a command that says so in its place, so that
-    the list of studies is whole.
+    """Adds a study. If its extra is missing, adds a command that reports this, so that the list of
+    studies is complete.
     """
     try:
         study = getattr(importlib.import_module(f"studies.{module}"), function)
@@ -75,7 +75,7 @@ for _command in ("sets", "regularisation"):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    torch.set_num_threads(1)  # fits are small: more threads wait for each other
+    torch.set_num_threads(1)  # fits are small, and more threads would wait for each other
     try:
         app(arguments, prog_name="python -m studies")
     except (MechanismError, OSError) as error:

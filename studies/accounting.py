@@ -1,5 +1,5 @@
-"""Costs for one record *replaced* (n is public), which the systems of the imbalance papers are
-claimed at.
+"""Costs for *replacing* one record (n is public), which is how the systems of the imbalance papers
+state their claims.
 
 | part                            | epsilon   | rho             | source                          |
 |---------------------------------|-----------|-----------------|---------------------------------|
@@ -8,9 +8,9 @@ claimed at.
 | Gaussian, k of multiplier sigma | none      | k / (2 sigma^2) | Bun and Steinke 2016, prop. 1.6 |
 | objective perturbation          | `Perturbation.epsilon` | epsilon^2 / 2 | Chaudhuri et al. 2011 |
 
-Where every part has an epsilon they add up and delta is 0. Where one is Gaussian, rho adds up and
-is converted at delta by dp-accounting's Renyi accountant. Gradient descents are the product's
-events, at the noise where one record replaced costs the target.
+If every part has an epsilon, they add up and delta is 0. If one is Gaussian, rho adds up and is
+converted at delta by dp-accounting's Renyi accountant. Gradient descents are events of this
+program, with the noise at which replacing one record costs the target.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def nothing() -> Claim:
 
 
 def of_event(event: Event, delta: float | None) -> Claim:
-    """Claims what the product's accountant computes for one record added or removed;
-    `epsilon_replaced` beside it.
+    """Returns the accountant's claim for adding or removing one record, including
+    `epsilon_replaced`.
     """
     return claim_of(
         event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
@@ -63,11 +63,11 @@ def of_event(event: Event, delta: float | None) -> Claim:
 
 
 def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
-    """Solves for the noise at which one record replaced costs epsilon at most, and at least 0.99 of
+    """Returns the noise at which replacing one record costs at most epsilon, and at least 0.99 of
     it.
 
     Args:
-        make_event: the event at a noise multiplier.
+        make_event: returns the event at a noise multiplier.
     """
 
     def excess(log_noise: float) -> float:
@@ -95,7 +95,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float) -> float:
-    """Solves for the largest zero-concentrated cost that converts to epsilon at most."""
+    """Returns the largest zero-concentrated cost that converts to at most epsilon."""
 
     def excess(log_rho: float) -> float:
         return epsilon_of_rho(math.exp(log_rho), delta) - epsilon
@@ -109,21 +109,21 @@ Constants = Literal["paper", "tight"]
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Regularised logistic regression with a random linear term b, of density proportional to
+    """Regularised logistic regression with a random linear term b of density proportional to
     exp(-noise_rate |b|).
 
-    Without weights Chaudhuri et al. 2011, algorithm 2; weighted by each other's true class
-    frequency Rosenblatt et al. 2025, algorithm 1. `constants` are those of the paper's proofs, or
+    Without weights it is Chaudhuri et al. 2011, algorithm 2. Weighted by the frequency of the other
+    class it is Rosenblatt et al. 2025, algorithm 1. `constants` are those of the papers' proofs, or
     tight ones.
     """
 
     records: int
     features: int
-    """Coordinates of a record of norm at most 1, the constant among them."""
+    """Number of coordinates of a record of norm at most 1, including the constant."""
     weights: Weights = "none"
     constants: Constants = "tight"
     regularisation: float = 0.0
-    """lambda plus what was added to it (Delta)."""
+    """lambda plus the added regularisation (Delta)."""
     noise_rate: float = 1.0
 
     @property
@@ -131,8 +131,8 @@ class Perturbation:
         """Largest |b - b'| between the terms that give neighbours the same minimiser.
 
         With class frequencies as weights the paper's bound is 3. If a label flips, its two weights
-        sum to 1 - 1/n and the others move by (n-1)/n in all; if it stays, no other moves. So 2 is
-        enough, as without weights.
+        sum to 1 - 1/n and the others move by (n-1)/n in total; otherwise no other weight moves. So
+        2 is sufficient, as without weights.
         """
         return 3.0 if self.weights == "frequencies" and self.constants == "paper" else 2.0
 

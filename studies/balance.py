@@ -1,5 +1,5 @@
-"""What is done for the rare class before a learner without protection: nothing, weights, SMOTE, or
-both.
+"""Treatments of the rare class before a learner without protection: none, weights,
+SMOTE, or both.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NEIGHBOURS = 5
 
 
 def balanced(train: Table, how: Balance, *, seed: int) -> tuple[Table, Tensor]:
-    """The records to learn from, and a weight for each, float64 [n].
+    """Returns the records to learn from, and a weight for each, float64 [n].
 
-    Weights are the inverse frequencies of the classes as they were: after SMOTE, which makes both
-    classes equal, they favour the rare class once more, which is what tables 13 to 20 of Rosenblatt
-    et al. 2025 show.
+    Weights are the inverse frequencies of the original classes. After SMOTE, which makes both
+    classes equally frequent, they favour the rare class a second time, as tables 13 to 20 of
+    Rosenblatt et al. 2025 show.
 
     >>> from studies.tables import Columns
     >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])

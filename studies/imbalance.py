@@ -1,8 +1,8 @@
 """Private learning under class imbalance: every system on every set at every epsilon (Rosenblatt et
 al. 2025, tables 3 and 13 to 20, figures 1 and 5 to 13).
 
-Epsilon is for one record *replaced*, whatever neighbours a claim is for; delta is 1/n^2 where it is
-not 0. Splits follow from the seed, noise does not.
+Epsilon is for *replacing* one record, whatever neighbours a claim is for. delta is 1/n^2 unless it
+is 0. Splits are determined by the seed; noise is not.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ NAMES = {
     "worst_class_accuracy": "worst class",
 }
 DRAWN = NAMES | {"precision": "precision", "g_mean": "geometric mean of both recalls"}
-"""What figures 1 and 6 to 13 show; the paper's macro average of accuracies is balanced accuracy."""
+"""Metrics of figures 1 and 6 to 13. The paper's macro average of accuracies is
+balanced accuracy.
+"""
 SYNTHETIC = ("gem", "privbayes")
-"""Figure 5."""
+"""Systems of figure 5."""
 SYSTEMS: dict[str, tuple[str, System]] = {
     "plain-logistic": ("Logistic regression", PlainLogistic()),
     "plain-logistic-weighted": ("Weighted logistic regression", PlainLogistic(balance="weights")),
@@ -108,7 +110,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "plain-ft-transformer": {"seeds": 2},  # about 40 seconds a fit
     "ft-transformer": {"seeds": 2, "epsilons": (1, 5), "sets": ("car_eval_34",)},  # a minute a fit
 }
-"""Where a full run would take too long."""
+"""Restrictions of fits that would take too long in a full run."""
 
 
 def suite() -> dict[str, Any]:
@@ -123,11 +125,11 @@ def read_sets(folder: Path, names: Iterable[str]) -> dict[str, Table]:
 def split(
     table: Table, name: str, seed: int, *, minority: int | None = None
 ) -> tuple[Table, Table]:
-    """Training and test records, a fifth, by label with the seed.
+    """Returns training and test records (a fifth), split by label with the seed.
 
     Args:
-        minority: training records of label 1 that stay, the first in the split's random order;
-            None: all.
+        minority: number of training records of label 1 to keep, the first in the split's random
+            order; None for all.
     """
     chosen = derive_seed(seed, "imbalance", name) % (1 << 32)
     halves = train_test_split(
@@ -164,7 +166,9 @@ def measure(system: System, train: Table, test: Table, epsilon: float | None, se
 
 
 def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
-    """Metrics of log-probabilities [n, 2] at threshold one half, and two without a threshold."""
+    """Returns metrics of log-probabilities [n, 2] at threshold one half, and two
+    without a threshold.
+    """
     predicted, probability = scores.argmax(1).numpy(), scores[:, 1].exp().numpy()
     none: Any = 0
     specificity, recall = recall_score(
@@ -199,7 +203,7 @@ def places(
 
 
 def cells_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """A line a fit; one that takes no epsilon has a line for every epsilon."""
+    """Returns one row per fit. A fit that takes no epsilon has a row for every epsilon."""
     cells = pd.DataFrame(rows)
     epsilons = sorted(cells["epsilon"].dropna().unique()) or [1]
     cells["epsilon"] = [epsilons if pd.isna(epsilon) else [epsilon] for epsilon in cells["epsilon"]]
@@ -207,21 +211,21 @@ def cells_of(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def means(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Over seeds, by set and epsilon (lines) and system (columns)."""
+    """Returns means over seeds, by set and epsilon (rows) and system (columns)."""
     systems = cells["system"].unique().tolist()
     return cells.groupby(["set", "epsilon", "system"])[metric].mean().unstack()[systems]
 
 
 def ranks(cells: pd.DataFrame, systems: Sequence[str], metric: str) -> dict[Any, float]:
-    """Mean rank of each system over the places that all have, 1 the best, ties averaged; empty: no
-    place.
+    """Returns each system's mean rank over the cells that all systems have, 1 for the best, with
+    ties averaged. Empty if there is no such cell.
     """
     each = means(cells, metric)[list(systems)].dropna()
     return (-each.round(12)).rank(axis=1).mean().to_dict() if len(each) else {}
 
 
 def gap(cells: pd.DataFrame, first: str, second: str, metric: str) -> list[float]:
-    """By seed the mean of first minus second over the places that both have."""
+    """Returns by seed the mean of first minus second over the cells that both have."""
     scores = cells.set_index(["set", "epsilon", "seed", "system"])[metric].unstack()
     both = (scores[first] - scores[second]).dropna()
     return results.by_seed(zip(both.index.get_level_values("seed"), both, strict=True))
@@ -245,8 +249,8 @@ def rank_table(
 
 
 def tables(cells: pd.DataFrame) -> str:
-    """All tables in Markdown: ranks, orderings, F1 of plain trees, means over sets,
-    and every set.
+    """Returns all tables in Markdown: ranks, orderings, F1 of plain trees, means
+    over sets, and every set.
     """
     published, aucs = suite()["published"], means(cells, "auc")
     sets, epsilons = cells["set"].unique(), sorted(cells["epsilon"].unique())
@@ -304,7 +308,7 @@ def tables(cells: pd.DataFrame) -> str:
 
 
 def plain_table(cells: pd.DataFrame, published: Mapping[str, Sequence[float]]) -> str:
-    """F1 of the nine rows without privacy, ± two standard errors over seeds, by set."""
+    """Tabulates F1 of the nine rows without privacy, ± two standard errors over seeds, by set."""
     own = cells[cells["system"].isin(PLAIN)].drop_duplicates(["set", "system", "seed"])
     sets = own["set"].unique().tolist()
     f1 = {key: group["f1"] for key, group in own.groupby(["set", "system"])}
@@ -324,7 +328,7 @@ def plain_table(cells: pd.DataFrame, published: Mapping[str, Sequence[float]]) -
 
 
 def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[str]) -> None:
-    """Writes the plots of a set: metrics against epsilon, a line a system (figures 1, 5 to 13)."""
+    """Plots the metrics of a set against epsilon, a line per system (figures 1, 5 to 13)."""
     epsilons = sorted(cells["epsilon"].unique())
     groups = {key: own for key, own in cells.groupby(["system", "epsilon"])}
     present = [name for name in systems if any(key[0] == name for key in groups)]
@@ -347,7 +351,7 @@ def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[s
 
 
 def draw_sets(cells: pd.DataFrame, file: Path, *, metric: str, systems: Sequence[str]) -> None:
-    """Writes one metric of every set, a plot each."""
+    """Plots one metric for every set."""
     epsilons, parts = sorted(cells["epsilon"].unique()), {}
     for name, of_set in cells.groupby("set", sort=False):
         groups = {key: own[metric].tolist() for key, own in of_set.groupby(["system", "epsilon"])}
@@ -362,7 +366,7 @@ def draw_sets(cells: pd.DataFrame, file: Path, *, metric: str, systems: Sequence
 
 
 def draw(cells: pd.DataFrame, file: Path) -> None:
-    """Writes the plot: mean AUC over all sets against epsilon, by system that has them all."""
+    """Plots mean AUC over all sets against epsilon, for each system that has them all."""
     by_seed = (
         cells.set_index(["system", "epsilon", "seed", "set"])["auc"].unstack().dropna().mean(axis=1)
     )
@@ -387,14 +391,14 @@ def run(
     systems: Annotated[
         str,
         typer.Option(
-            help="names by comma, such as gem,privbayes,objective; plain: without privacy"
+            help="names, by comma, such as gem,privbayes,objective; plain: without privacy"
         ),
     ] = "all",
     epsilons: Epsilons = "0.05,0.1,0.5,1,5",
     seeds: Seeds = 10,
 ) -> Path:
     """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 and 13 to 20,
-    figures 1 and 5 to 13). Epsilons are of one record replaced.
+    figures 1 and 5 to 13). Epsilons are for replacing one record.
 
     Example: python -m studies imbalance --data imblearn --sets mammography --systems
     bayes-table,gem --out results

@@ -32,7 +32,7 @@ from studies.tables import Columns, Fit, Table
 GRADIENT_TOLERANCE = 1e-9
 NEWTON_STEPS = 200
 SMALLEST_COUNT = 5.0
-"""Noisy counts below this are raised to it before they become weights."""
+"""Smaller noisy counts are raised to this before they become weights."""
 Split = Literal["subsamples", "disjoint", "stratified"]
 
 
@@ -42,13 +42,13 @@ def minimise(
     """Returns the minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta +
     (regularisation/2) |beta|^2.
 
-    Newton in float64, steps halved until the gradient's norm falls: it tells two points apart where
-    terms of the value cancel and its digits no longer do. x [n, d], y in {-1, 1} [n], weights [n],
-    linear b [d].
+    It uses Newton's method in float64, with steps halved until the gradient's norm falls. The norm
+    still distinguishes points for which the value's digits cancel. x is [n, d], y in {-1, 1} [n],
+    weights [n], linear b [d].
 
     Raises:
-        MechanismError: the gradient's norm stays above `GRADIENT_TOLERANCE`: nothing may be claimed
-            then.
+        MechanismError: the gradient's norm stays above `GRADIENT_TOLERANCE`, so that nothing may be
+            claimed.
     """
     n, d = x.shape
     beta = torch.zeros(d, dtype=torch.float64)
@@ -82,7 +82,9 @@ def minimise(
 
 
 def of_coefficients(beta: Tensor, columns: Columns) -> Callable[[Tensor], Tensor]:
-    """Log-probabilities [n, 2] of a logistic regression on unit records, beta [d + 1]."""
+    """Returns the log-probabilities [n, 2] of a logistic regression on unit
+    records, with beta [d + 1].
+    """
 
     def scores(features: Tensor) -> Tensor:
         z = columns.unit(features.clamp(0, 1)) @ beta
@@ -107,12 +109,12 @@ class PlainLogistic:
 
 
 def usual_regularisation(records: int, features: int, epsilon: float) -> float:
-    """Returns lambda by a rule that reads no record: the one that balances noise and shrinkage, up
-    to constants.
+    """Returns lambda by a rule that reads no record: it balances noise and shrinkage, up to
+    constants.
 
-    A perturbation of norm 2 d / epsilon costs (2 d / epsilon)^2 / (2 n^2 lambda) of the objective
-    at most, and shrinkage lambda B^2 / 2 for coefficients of norm B. Their sum is least at 2 d /
-    (epsilon n B), here for B = 16: records have a norm of at most 1, so that scores of a few nats
+    A perturbation of norm 2 d / epsilon costs at most (2 d / epsilon)^2 / (2 n^2 lambda) of the
+    objective, and shrinkage costs lambda B^2 / 2 for coefficients of norm B. Their sum is least at
+    2 d / (epsilon n B), here for B = 16: records have a norm of at most 1, so scores of a few nats
     need coefficients of that size.
     """
     return min(features / (8 * records * epsilon), 1e3)
@@ -120,22 +122,23 @@ def usual_regularisation(records: int, features: int, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Objective:
-    """DP logistic regression by objective perturbation; weighted: the papers' private weighted ERM.
+    """DP logistic regression by objective perturbation. The weighted form is the papers' private
+    weighted ERM.
 
     beta = argmin (1/n) sum_i w_i l(y_i, x_i beta) + (1/n) b beta + (lambda + Delta)/2 |beta|^2
 
-    Corrected against the paper: lambda is in the objective (its line 6 leaves it out), and the
-    fallback's Delta is solved so that the Jacobian costs half of epsilon.
+    It corrects the paper in two points: lambda is in the objective (line 6 of its algorithm omits
+    it), and the fallback's Delta is solved for so that the Jacobian costs half of epsilon.
     """
 
     weights: Weights = "none"
     constants: Constants = "tight"
     regularisation: float | None = None
-    """None: by `usual_regularisation`, raised where epsilon asks for it."""
+    """None for `usual_regularisation`, raised if epsilon requires it."""
 
     def plan(self, records: int, features: int, epsilon: float) -> Perturbation:
-        """The perturbation that costs this epsilon, for records of so many coordinates, the
-        constant among them.
+        """Returns the perturbation that costs this epsilon, for records with this number of
+        coordinates, including the constant.
         """
         how = Perturbation(
             records=records, features=features, weights=self.weights, constants=self.constants
@@ -152,7 +155,7 @@ class Objective:
 
 
 def perturbed(how: Perturbation, x: Tensor, labels: Tensor, stream: SecretStream) -> Tensor:
-    """Coefficients float64 [d] of records x [n, d] of norm at most 1."""
+    """Returns the coefficients float64 [d] for records x [n, d] of norm at most 1."""
     n = torch.bincount(labels, minlength=2).double()
     weights = (
         n.flip(0) / len(labels)
@@ -166,8 +169,8 @@ def perturbed(how: Perturbation, x: Tensor, labels: Tensor, stream: SecretStream
 
 
 def drawn(rate: float, size: int, stream: SecretStream, *, step: int = 0) -> Tensor:
-    """b float64 [size] of density proportional to exp(-rate |b|): any direction, a norm that is
-    Gamma(size).
+    """Draws b float64 [size] of density proportional to exp(-rate |b|), with a uniform direction
+    and a norm that is Gamma(size).
     """
     direction = stream.normal_(
         torch.empty(size, dtype=torch.float64), purpose="perturbation", step=step
@@ -178,7 +181,7 @@ def drawn(rate: float, size: int, stream: SecretStream, *, step: int = 0) -> Ten
 
 @dataclass(frozen=True)
 class Bagging:
-    """Bags of DP logistic regressions, which vote (Rosenblatt et al. 2025, section 4.1).
+    """Bags of DP logistic regressions that vote (Rosenblatt et al. 2025, section 4.1).
 
     | split        | a record is in           | cost of all bags                            |
     |--------------|--------------------------|---------------------------------------------|
@@ -187,11 +190,11 @@ class Bagging:
     | `stratified` | one of its class         | one bag's, for neighbours that keep a label |
 
     Advanced composition costs more than the sum below 2 ln(1/delta) bags. A record that is replaced
-    stays in its disjoint bag; if its label changes, other records change stratified bags.
+    stays in its disjoint bag. If its label changes, other records change stratified bags.
 
-    Subsamples are drawn without replacement, since a record that a bootstrap holds k times costs a
-    bag up to k times as much. A bag of `share` 0.632 has as many different records as a bootstrap
-    on average.
+    Subsamples are drawn without replacement, because a record that occurs k times in a bootstrap
+    costs its bag up to k times as much. A bag of `share` 0.632 has on average as many distinct
+    records as a bootstrap.
     """
 
     bags: int = 10
@@ -236,7 +239,7 @@ def filled(
         return [torch.randperm(len(labels), generator=draws)[:size] for _ in range(bags)]
     order = torch.randperm(len(labels), generator=draws)
     strata = labels[order] if split == "stratified" else torch.zeros_like(order)
-    # the smallest class first, so that what a bag has above its size is of the largest
+    # the smallest class first, so that a bag above its size has extra records of the largest class
     groups = sorted((order[strata == stratum] for stratum in strata.unique()), key=len)
     return [
         torch.cat([own[bag::bags][: len(own) // bags] for own in groups])[:size]
@@ -257,8 +260,8 @@ def weighted_descent(
 def class_weights(
     event: ComposedEvent, labels: Tensor, stream: SecretStream
 ) -> tuple[Tensor, float]:
-    """Weights in (0, 1] of both classes from private counts, and the total of all records' by these
-    counts.
+    """Returns weights in (0, 1] of both classes from private counts, and the total weight of all
+    records according to these counts.
     """
     (counts,) = event.releases
     noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream).clamp(
@@ -272,11 +275,11 @@ def class_weights(
 
 @dataclass(frozen=True)
 class WeightedDescent:
-    """Full-batch private gradient descent of a softmax, weighted by private class counts: both
-    noises solved together.
+    """Full-batch private gradient descent of a softmax, weighted by private class counts. Both
+    noises are solved for together.
 
-    `counts_share` of the Gaussian budget releases the counts. The noisy sum is divided by the noisy
-    total of the weights, so that the rate means the same at every imbalance.
+    `counts_share` is the counts' share of the Gaussian budget. The noisy sum is divided by the
+    noisy total weight, so that the rate has the same meaning at every imbalance.
     """
 
     counts_share: float = 0.1
@@ -286,8 +289,8 @@ class WeightedDescent:
     clip: float = 1.0
 
     def event(self, noise: float) -> ComposedEvent:
-        """Counts and descent that cost together what one Gaussian of this noise
-        multiplier costs.
+        """Returns counts and descent that together cost as much as one Gaussian
+        with this noise multiplier.
         """
         each = noise * math.sqrt(self.steps / (1 - self.counts_share))
         counts_noise = noise / math.sqrt(self.counts_share)

@@ -1,7 +1,8 @@
-"""Two Gaussians under imbalance, where everything is known in closed form (Rosenblatt et al. 2024,
-appendices C.2 and D.2: table 10, proposition 12, figure 4).
+"""Two Gaussians under imbalance, for which everything is known in closed form (Rosenblatt et al.
+2024, appendices C.2 and D.2: table 10, proposition 12, figure 4).
 
-`Mixture` has the figures as they follow, `printed` as the paper has them; tests hold both against
+`Mixture` has the figures as derived, `printed` has the paper's. Tests compare both with Monte
+Carlo. Records are drawn from fixed seeds; the noise of private fits has none.
 Monte Carlo. Records are drawn from fixed seeds; the noise of private fits has none.
 """
 
@@ -36,12 +37,12 @@ class Mixture:
     delta: float
 
     def metrics(self, gamma: float, *, noise_variance: float = 0.0) -> dict[str, float]:
-        """Recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold with
-        normal error.
+        """Returns recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold
+        with normal error.
 
         Args:
-            noise_variance: of the threshold, in units of sigma^2; precision and F1 are those of the
-                expected rates.
+            noise_variance: variance of the threshold in units of sigma^2. Precision and F1 are
+                those of the expected rates.
         """
         width = math.sqrt(1 + noise_variance)
         hit = float(norm.cdf((1 - gamma) * self.delta / width))
@@ -65,8 +66,8 @@ class Mixture:
 
     @property
     def bayes(self) -> float:
-        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is right only for equal
-        classes.
+        """Gamma with the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is
+        optimal only for equal classes.
         """
         return 0.5 + math.log(self.r) / self.delta**2
 
@@ -77,10 +78,11 @@ class Mixture:
         sigma^2.
 
         (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon.
-        The printed one leaves the quarter in front of the data and takes it out of the noise.
+        The printed formula omits the quarter before the data terms and takes it out of the noise
+        terms.
 
         Args:
-            radius: R, to which records are cut, in units of sigma; it should cut none.
+            radius: R, the clipping radius of records in units of sigma; it should clip none.
         """
         noise = (0.5 if printed else 2) * radius**2 * math.log(1.25 / DELTA) / epsilon**2
         return (1 + self.r) / (4 * majority) + noise * (1 + self.r**2) / majority**2
@@ -103,7 +105,7 @@ def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> d
 def private_thresholds(
     mixture: Mixture, majority: int, *, radius: float, epsilon: float, runs: int, seed: int
 ) -> np.ndarray:
-    """Errors of the private midpoint, in units of sigma, [runs]."""
+    """Returns the errors of the private midpoint, in units of sigma, [runs]."""
     rng = np.random.default_rng(seed)
     errors = np.zeros(runs)
     for mean, count in ((0.0, majority), (mixture.delta, round(majority / mixture.r))):
@@ -114,7 +116,7 @@ def private_thresholds(
 
 
 def drawn(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The paper's records of figure 4, scaled: [n, 2], and labels."""
+    """Returns the paper's records of figure 4, scaled: [n, 2], and labels."""
     rng = np.random.default_rng(seed)
     labels = (rng.random(RECORDS) < SHARE).astype(int)
     points = np.array(MEANS)[labels] + SPREAD * rng.standard_normal((RECORDS, 2))
@@ -135,8 +137,8 @@ def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
 
 
 def balanced_accuracy(line: np.ndarray) -> float:
-    """Returns the balanced accuracy of a line, exactly: each class is normal along its normal
-    vector.
+    """Returns the exact balanced accuracy of a line: each class is normal along the
+    line's normal vector.
     """
     w, norm_w = line[:2] / 4.0, float(np.linalg.norm(line[:2]) / 4.0)
     rates = [
@@ -180,7 +182,9 @@ def fits(draws: int = DRAWS) -> dict[str, list[np.ndarray]]:
 
 
 def formulas(records: int = 4_000_000) -> list[results.Row]:
-    """Each figure in closed form, counted, and as printed in table 10, at four thresholds."""
+    """Returns each figure in closed form, by simulation, and as printed in table
+    10, at four thresholds.
+    """
     mixture = Mixture(r=9.0, delta=2.0)
     gammas = {0.5: "midpoint", mixture.bayes: "fewest errors", 0.25: "a quarter", 10.0: "1 + r"}
     rows = []
@@ -200,7 +204,9 @@ def formulas(records: int = 4_000_000) -> list[results.Row]:
 
 
 def thresholds(runs: int = 4000) -> list[results.Row]:
-    """Standard deviation of the private midpoint by its closed form, counted, and as printed."""
+    """Returns the standard deviation of the private midpoint in closed form, by
+    simulation, and as printed.
+    """
     rows = []
     for r in (1, 9, 30):
         for epsilon in (0.5, 1.0, 5.0):
@@ -224,13 +230,13 @@ def thresholds(runs: int = 4000) -> list[results.Row]:
 
 
 def run(
-    out: Out, draws: Annotated[int, typer.Option(help="fits of each private line")] = DRAWS
+    out: Out, draws: Annotated[int, typer.Option(help="fits per private line")] = DRAWS
 ) -> Path:
     """Two Gaussians in closed form (2024, table 10, proposition 12, figure 4).
 
     Example: python -m studies mixture --out results
     """
-    results.tell("1/3 the formulas, counted on 4,000,000 records each")
+    results.tell("1/3 the formulas, simulated with 4,000,000 records each")
     results.save(out / "mixture-formulas.csv", formulas())
     results.tell("2/3 the private thresholds, 4,000 draws each")
     results.save(out / "mixture-thresholds.csv", thresholds())

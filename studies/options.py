@@ -1,4 +1,4 @@
-"""What the commands of the studies take in common: options, and what a list by comma means."""
+"""Options that the studies' commands share, and parsing of comma-separated lists."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mechanisms.errors import MechanismError
 FOLDER = (
     "folder with the eight sets of Rosenblatt et al. as CSV, the label (0 or 1) in column `label`"
 )
-Out = Annotated[Path, typer.Option(help="folder for the results; a run continues from it")]
-Seeds = Annotated[int, typer.Option(help="splits and starts, from 0 on")]
+Out = Annotated[Path, typer.Option(help="folder for the results; a stopped run resumes there")]
+Seeds = Annotated[int, typer.Option(help="number of splits and starts, from seed 0 on")]
 Data = Annotated[Path, typer.Option(help=FOLDER)]
 Sets = Annotated[str, typer.Option(help="names by comma")]
 Epsilons = Annotated[str, typer.Option(help="numbers by comma")]
@@ -25,7 +25,7 @@ Label = Annotated[str, typer.Option(help="column of the code")]
 
 
 def names(given: str, choices: Iterable[str], option: str) -> list[str]:
-    """Returns the names of an option that lists them by comma; `all` are all choices."""
+    """Returns the names in an option's comma-separated list; `all` stands for all choices."""
     known = list(choices)
     chosen = known if given == "all" else list(dict.fromkeys(given.split(",")))
     if unknown := [name for name in chosen if name not in known]:

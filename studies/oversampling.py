@@ -1,10 +1,10 @@
-"""Accounts for a private learner when its minority class was oversampled first: as printed, and
+"""Accounts for a private learner on data with an oversampled minority class, as printed and
 corrected.
 
 Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and
-theorem 3 (SMOTE). One record reaches the learner as a group of rows, and the group's privacy is
-what is claimed. `printed_smote` has the paper's formula, only for comparison; `group` and `smote`
-have what can be proved:
+theorem 3 (SMOTE). One record reaches the learner as a group of rows, and the claim is the group's
+privacy. `printed_smote` has the paper's formula, for comparison only. `group` and `smote` have
+provable ones:
 
 - **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1))
   for a group of m rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too
@@ -92,16 +92,16 @@ KISSING_UPPER_BOUNDS = (
     ),
     *(54_584, 82_340, 124_416, 196_560),
 )
-"""Of dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact in
-dimensions 1 to 4, 8 and 24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane 1979,
-Levenshtein 1979). Later papers lower a few by a little; an upper bound stays one.
+"""For dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact
+in dimensions 1 to 4, 8 and 24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane
+1979, Levenshtein 1979). Later papers lower a few slightly; these are still upper bounds.
 """
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) for neighbours that add or remove one record; `rows` of the learner's input
-    depend on it.
+    """(epsilon, delta) for neighbours that add or remove one record, and the number `rows` of the
+    learner's input rows that depend on it.
     """
 
     rows: float
@@ -110,10 +110,10 @@ class Guarantee:
 
 
 def kissing_upper_bound(dimension: int) -> float:
-    """A number of unit spheres that cannot be exceeded around one in this dimension.
+    """Returns an upper bound on the number of unit spheres that can touch one in this dimension.
 
-    By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not
-    overlap, and one has the share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
+    It is from a table up to 24. Beyond it, it is by area: caps of 30 degrees around the touching
+    points do not overlap, and each has the share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
     """
     if dimension <= len(KISSING_UPPER_BOUNDS):
         return KISSING_UPPER_BOUNDS[dimension - 1]
@@ -122,18 +122,18 @@ def kissing_upper_bound(dimension: int) -> float:
 
 
 def most_neighbours_of(dimension: int, k: int, *, minority_at_most: float = math.inf) -> float:
-    """l: how many of distinct records may have one record among their k nearest.
+    """Returns l: how many of distinct records can have one record among their k nearest.
 
     Args:
-        minority_at_most: a public bound on the number of minority records; the number itself is
+        minority_at_most: public bound on the number of minority records; the number itself is
             private.
     """
     return min(k * kissing_upper_bound(dimension), minority_at_most)
 
 
 def group(epsilon: float, delta: float, rows: float) -> Guarantee:
-    """Returns what an (epsilon, delta) learner promises a group of so many rows (Dwork and Roth
-    2014, theorem 2.2).
+    """Returns the guarantee of an (epsilon, delta) learner for a group of this number of rows
+    (Dwork and Roth 2014, theorem 2.2).
     """
     if delta == 0:
         return Guarantee(rows, rows * epsilon, 0.0)
@@ -145,8 +145,8 @@ def group(epsilon: float, delta: float, rows: float) -> Guarantee:
 
 
 def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Guarantee:
-    """SMOTE with R `rounds` rows a base, whatever its randomness: at most l `neighbours` lists
-    change.
+    """Returns the guarantee of SMOTE with R `rounds` rows per base, whatever its randomness: at
+    most l `neighbours` lists change.
     """
     return group(epsilon, delta, 1 + rounds + 2 * neighbours * rounds)
 
@@ -154,8 +154,8 @@ def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Gu
 def smote_with_tail(
     epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float
 ) -> Guarantee:
-    """The same, except for an event of probability `tail`, in which more rows change than are paid
-    for.
+    """Returns the same guarantee except for an event of probability `tail`, in which more rows
+    change than are paid for.
     """
     replaced = float(stats.binom.isf(tail, neighbours * rounds, 1 / k))
     paid = group(epsilon, delta, 1 + rounds + 2 * replaced)
@@ -163,25 +163,25 @@ def smote_with_tail(
 
 
 def printed_smote(epsilon: float, *, dimension: int, rounds: int) -> Guarantee:
-    """States theorem 3's pure bound as printed: without k, and with 2^(0.4042 d), which is below
-    the kissing number.
+    """Returns theorem 3's pure bound as printed: without k, and with 2^(0.4042 d),
+    which is below the kissing number.
     """
     rows = 2 ** (0.4042 * dimension) * rounds + 1
     return Guarantee(rows, epsilon * rows, 0.0)
 
 
 def neighbours(points: np.ndarray, k: int) -> np.ndarray:
-    """Places of the k nearest others of every point, int64 [n, k]."""
+    """Returns the indices of the k nearest other points of every point, int64 [n, k]."""
     return NearestNeighbors(n_neighbors=k).fit(points).kneighbors()[1]
 
 
 def interpolated(
     points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, rounds: int, seed: int
 ) -> np.ndarray:
-    """Rows between a record and one of its neighbours, [n, rounds, d] (Chawla et al. 2002).
+    """Returns rows between a record and one of its neighbours, [n, rounds, d] (Chawla et al. 2002).
 
-    The randomness of a base is its own, by its id, and the number of rounds is public: no other
-    record decides about it.
+    A base's randomness depends only on its id, and the number of rounds is public, so no other
+    record affects it.
     """
     rows = np.empty((len(points), rounds, points.shape[1]))
     for place, record in enumerate(ids):
@@ -201,13 +201,13 @@ def descend(
     rows: float = 1,
     weighted: bool = False,
 ) -> ClassifierModel:
-    """Fits a linear head by the product's full-batch DP-SGD.
+    """Fits a linear head with the product's full-batch DP-SGD.
 
-    Every row is in every step, so the whole is one Gaussian mechanism: its noise does not depend on
-    how many rows there are, and for a group of m it is m times that for one.
+    Every row is in every step, so the whole is one Gaussian mechanism. Its noise does not depend on
+    the number of rows, and for a group of m it is m times the noise for one.
 
     Args:
-        rows: of the input that one record decides, by which the noise is multiplied.
+        rows: number of input rows that depend on one record, by which the noise is multiplied.
     """
     weights = (
         ClassWeightsConfig(noise_multiplier=20 / epsilon, smallest_count=20) if weighted else None
@@ -243,12 +243,12 @@ def held_out(
     rows: float,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of a held-out fifth, and their log-odds by logistic regression after `rounds` of
-    SMOTE.
+    """Returns the labels of a held-out fifth, and their log-odds by logistic regression after
+    `rounds` of SMOTE.
 
     Args:
-        epsilon: of one record; None for scikit-learn's fit without noise.
-        rows: of the learner's input that one record decides.
+        epsilon: epsilon for one record, or None for scikit-learn's fit without noise.
+        rows: number of the learner's input rows that depend on one record.
     """
     train, test = train_test_split(
         np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=seed
@@ -285,17 +285,17 @@ def auc(
     rows: float,
     seed: int,
 ) -> float:
-    """AUC on a held-out fifth: see `held_out`."""
+    """Returns the AUC on a held-out fifth; see `held_out`."""
     truth, scores = held_out(features, labels, epsilon=epsilon, rounds=rounds, rows=rows, seed=seed)
     return float(roc_auc_score(truth, scores))
 
 
 def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
-    """One set: its shape, its largest in-degree, what SMOTE costs, and AUC with and without it.
+    """Returns a set's shape, its largest in-degree, the cost of SMOTE, and AUC with and without it.
 
     Args:
-        features: float64 [n, d], scaled by the file's own range: a study of public records, not
-            protected.
+        features: float64 [n, d], scaled by the file's own range, because the records are public and
+            the study is not protected.
     """
     minority, dimension = features[labels == 1], features.shape[1]
     rounds = max(1, round((len(labels) - 2 * len(minority)) / len(minority)))
@@ -352,7 +352,7 @@ def draw(file: Path) -> None:
 
 
 def run(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 5) -> Path:
-    """What SMOTE costs before a private learner (2024, proposition 2, theorem 3, table 2).
+    """The cost of SMOTE before a private learner (2024, proposition 2, theorem 3, table 2).
 
     Example: python -m studies oversampling --data imblearn --sets ecoli --out results
     """

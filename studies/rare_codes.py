@@ -1,9 +1,9 @@
-"""Few records of a class: on narratives by bins of training records a code, and on tables that are
-thinned in training.
+"""Classes with few records: narratives by bins of training records per code, and tables with
+thinned training data.
 
-Narratives are sampled as in Chew et al. (at most 200 a code, codes of one record dropped, halves by
-code) and encoded once by the packaged encoder; every system is the product's `PrivateClassifier` on
-these features.
+Narratives are sampled as in Chew et al. (at most 200 per code, codes with one record dropped,
+halves within each code) and encoded once by the packaged encoder. Every system is the product's
+`PrivateClassifier` on these features.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LEFT_OUT = (
     "weighted-objective-paper",
     "ft-transformer",
 )
-"""Systems of the imbalance study that thinned tables do without."""
+"""Systems of the imbalance study that are skipped for thinned tables."""
 _TUNED: dict[str, Any] = {
     "optimiser": "sgd",
     "learning_rate": 3.0,
@@ -87,8 +87,8 @@ BRANCHES: dict[str, tuple[Mechanism, bool]] = {
 def sampled(
     records: Path | None, codelist: Path | None, text: str, label: str
 ) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor]:
-    """Returns features of narratives, their codes, every code once, and the
-    features of its title.
+    """Returns features of narratives, their codes, the distinct codes, and the
+    features of the titles.
     """
     if records is None or codelist is None:
         raise MechanismError("pass --records and --codelist", kind="no-records")
@@ -114,8 +114,8 @@ def sampled(
 
 
 def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
-    """Mean F1 over the codes of each bin of training records, over those that occur in the test
-    half.
+    """Returns mean F1 over the codes in each bin of training records, for codes
+    that occur in the test half.
     """
     found, none = np.unique(truth), cast(Any, 0)
     each = f1_score(truth, said, labels=found, average=None, zero_division=none)
@@ -164,8 +164,8 @@ def narratives(
 
 
 def tables(folder: Path, out: Path, *, epsilons: Sequence[float], seeds: int) -> list[Row]:
-    """Fits what `rare-tables.csv` lacks: systems of the imbalance study on sets with few records of
-    label 1.
+    """Fits the missing rows of `rare-tables.csv`: systems of the imbalance study on
+    sets with few records of label 1.
     """
     loaded = imbalance.read_sets(folder, THINNED)
     systems = [s for s in imbalance.SYSTEMS if s not in _LEFT_OUT and not s.startswith("bagging-")]
@@ -195,7 +195,7 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
         ]
         if lines:
             head = [f"{low} to {high}" if high else f"{low} and more" for low, high in BINS]
-            parts.append(f"## Narratives, ε {epsilon:g}: F1 by training records a code\n")
+            parts.append(f"## Narratives, ε {epsilon:g}: F1 by training records per code\n")
             parts.append(results.show(["branch", *head, "all codes"], lines))
         for metric in ("auc", "f1", "recall") if thinned else ():
             lines = [
@@ -210,7 +210,7 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
 
 
 def by_size(thinned: Sequence[Row], epsilon: float, metric: str) -> dict[str, list[list[float]]]:
-    """Means over sets, by system, by size of the rare class, and by seed."""
+    """Returns means over sets, by system, by size of the rare class, and by seed."""
     own = [row for row in thinned if row["epsilon"] in (None, epsilon)]
     return {
         imbalance.SYSTEMS[system][0]: [
@@ -237,7 +237,7 @@ def run(
     epsilons: Epsilons = "1,5",
     seeds: Seeds = 5,
 ) -> Path:
-    """What is learned of classes with few records, on narratives and on thinned tables.
+    """How well classes with few records are learned, on narratives and on thinned tables.
 
     Example: python -m studies rare-codes --records osha.csv --codelist nature.csv --data imblearn
     --out results

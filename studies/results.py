@@ -1,5 +1,5 @@
-"""Results of studies: a CSV that a stopped run continues from, figures with two standard errors,
-tables and plots.
+"""Results of studies: a CSV from which a stopped run resumes, figures with two
+standard errors, tables and plots.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mechanisms.errors import MechanismError
 Row = dict[str, Any]
 Values = Sequence[float] | np.ndarray | pd.Series
 Lines = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
-"""By name: places, and the values at each."""
+"""By name: positions, and the values at each."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
 
 
 def tell(text: str) -> None:
-    """Says on stderr what a study is doing, at once."""
+    """Prints on stderr, unbuffered, what a study is doing."""
     print(text, file=sys.stderr, flush=True)
 
 
 def load(file: Path) -> list[Row]:
-    """Returns the rows of a CSV, numbers as numbers and empty cells as None; none where there is no
-    file.
+    """Returns the rows of a CSV, with numbers parsed and empty cells as None. Empty
+    if there is no file.
     """
     if not file.is_file():
         return []
@@ -43,8 +43,8 @@ def load(file: Path) -> list[Row]:
 
 @cache
 def commit() -> str:
-    """The commit of this code, with a plus where files differ from it; `unknown` outside of a
-    checkout.
+    """Returns the commit of this code, with a plus if files differ from it, or
+    `unknown` outside a checkout.
     """
 
     def git(*words: str) -> str:
@@ -71,15 +71,15 @@ def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def fill(
     file: Path, wanted: Sequence[Row], measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ) -> list[Row]:
-    """Measures every wanted key that the file lacks, one row after another; returns the rows of all
-    wanted ones.
+    """Measures every wanted key that is missing in the file, one row after another, and returns the
+    rows of all wanted keys.
 
-    Each row is saved when it is measured, with the commit that measured it, so that the same call
-    continues after a kill, and rows of other code show.
+    Each row is saved as soon as it is measured, with the commit that measured it, so that the same
+    call resumes after a kill, and rows from other code are visible.
     """
     if not wanted:
         raise MechanismError(
-            "no fit was requested: the named ones never run together. Choose other systems or sets",
+            "no fit was requested: these systems and sets never run together. Choose other ones",
             kind="nothing-to-fit",
         )
     asked = [tuple(cell.values()) for cell in wanted]
@@ -105,7 +105,9 @@ def grid(
     *,
     plain: Container[Any],
 ) -> list[Row]:
-    """Every cell, the seed outermost. A value of the last axis that is `plain` takes no epsilon."""
+    """Returns every cell, with the seed outermost. A value of the last axis that is
+    `plain` takes no epsilon.
+    """
     return [
         dict(zip(axes, values, strict=True)) | {"epsilon": epsilon, "seed": seed}
         for seed, *values in product(range(seeds), *axes.values())
@@ -114,7 +116,7 @@ def grid(
 
 
 def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
-    """Returns the mean of each seed's values, of the seeds that have as many as any other."""
+    """Returns the mean of each seed's values, for the seeds with the most values."""
     seeds = (
         pd.DataFrame(values, columns=["seed", "value"])
         .groupby("seed")["value"]
@@ -124,8 +126,8 @@ def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
 
 
 def two_errors(values: Values) -> float:
-    """Two standard errors of a mean: the one rule by which a gap counts here. NaN for a single
-    value.
+    """Returns two standard errors of a mean, the only rule by which a gap counts
+    here. NaN for a single value.
     """
     return (
         2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -139,8 +141,8 @@ def figure(values: Values) -> str:
 
 
 def verdict(gaps: Values) -> str:
-    """Says whether a mean gap over seeds exceeds two standard errors: `holds`, `within the error`,
-    `does not hold`.
+    """Returns whether a mean gap over seeds exceeds two standard errors: `holds`, `within the
+    error`, `does not hold`.
     """
     if len(gaps) < 2:
         return "not answered: fewer than two seeds"
@@ -163,8 +165,8 @@ def plot(
     y: str,
     log: str = "x",
 ) -> None:
-    """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two
-    standard errors. A line that lacks values at a place is left out.
+    """Writes an SVG of lines by name, with the mean and two standard errors at each position. A
+    line without values at a position is left out.
     """
     drawing = empty(7.2, 4.2)
     axes = drawing.add_subplot()
@@ -184,10 +186,10 @@ def panels(
     log: bool = False,
     made_at: str | None = None,
 ) -> None:
-    """Writes an SVG of plots side by side, by title, with one legend for all.
+    """Writes an SVG of plots side by side, by title, with a common legend.
 
     Args:
-        made_at: the commits of the rows; None: this one.
+        made_at: the commits of the rows; None for the current one.
     """
     rows = -(-len(parts) // columns)
     drawing = empty(3.6 * columns, 2.6 * rows + 0.9)
@@ -214,7 +216,7 @@ def panels(
 
 
 def empty(width: float, height: float) -> Any:
-    """A figure of matplotlib of this size in inches, to be written by `write_svg`."""
+    """Returns a Matplotlib figure of this size in inches, for `write_svg`."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -237,7 +239,7 @@ def _draw_lines(axes: Any, lines: Lines) -> None:
 
 
 def write_svg(drawing: Any, file: Path, *, made_at: str | None = None) -> None:
-    """Writes a figure of matplotlib, whose description is the commit that made it; text is text."""
+    """Writes a Matplotlib figure with the commit as its description, and with text as text."""
     import matplotlib as mpl
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -247,5 +249,5 @@ def write_svg(drawing: Any, file: Path, *, made_at: str | None = None) -> None:
 
 
 def commits(of_rows: Iterable[Any]) -> str:
-    """The commits that measured some rows, each once, in order."""
+    """Returns the commits that measured these rows, each once, in order."""
     return " ".join(sorted({str(one) for one in of_rows if not pd.isna(one)}))

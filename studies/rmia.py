@@ -1,11 +1,12 @@
 """RMIA, a published membership attack, on SWAG-PPM and prior descent (this project's
 implementation).
 
-Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter): a record x scores the share of
-population records z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma; p() is the mean
-over reference models, of which half saw x. Each fit takes part of the records by coins; it is the
-target once, with all other fits as references. A rule is chosen on half of the target's coins and
-measured on the other half: a lower bound on epsilon at 95 % confidence.
+Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter). The score of a record x is the
+share of population records z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma, where p()
+is the mean over reference models, half of which saw x. Coin tosses select the records of each fit.
+Each fit is the target once, with all other fits as references. A rule is chosen on half of the
+target's coins and measured on the other half, which gives a lower bound on epsilon at 95%
+confidence.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ GAMMA, POPULATION, EPSILON = 2.0, 0.2, 5.0
 def scores(
     target: np.ndarray, references: np.ndarray, included: np.ndarray, population: np.ndarray
 ) -> np.ndarray:
-    """RMIA's score of every record.
+    """Returns RMIA's score of every record.
 
     Args:
-        target: probabilities of the right labels [n]. references: the same of the other models [m,
-            n].
-        included: who trained each reference, bool [m, n]. population: bool [n], records that
-            trained none.
+        target: probabilities of the right labels [n].
+        references: the same from the other models [m, n].
+        included: whether each reference was trained on a record, bool [m, n].
+        population: bool [n], records that were used in no training.
     """
     seen = np.where(included, references, 0).sum(0) / np.maximum(included.sum(0), 1)
     unseen = np.where(included, 0, references).sum(0) / np.maximum((~included).sum(0), 1)
@@ -57,9 +58,9 @@ def scores(
 def bound(
     score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.Generator
 ) -> tuple[float, float]:
-    """The lower bound on epsilon, and the share of right guesses behind it."""
+    """Returns the lower bound on epsilon, and the share of right guesses behind it."""
     choosing = draws.random(len(score)) < 0.5
-    # a score of few values has ties, which a rule would take or leave together
+    # a score with few values has ties, which a rule would include or exclude together
     score = score + draws.uniform(0, 1e-9, len(score))
     rule = bounds.choose(score[choosing], member[choosing])
     guesses = rule.apply(score[~choosing], member[~choosing])
@@ -69,7 +70,7 @@ def bound(
 def fits(
     features: Tensor, labels: Tensor, titles: Tensor, included: Tensor
 ) -> dict[str, tuple[Tensor, list[float]]]:
-    """Log-likelihoods [fits, n] and the epsilon claimed by each fit, by mechanism."""
+    """Returns log-likelihoods [fits, n] and the epsilon claimed by each fit, by mechanism."""
     classes, seeds = len(titles), tuple(range(1, len(included) + 1))
     swag = SwagPpm(
         fine_tune=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=10, batch_size=8),
@@ -106,10 +107,10 @@ def run(
     codelist: CodeList = None,
     text: Text = "Final Narrative",
     label: Label = "Nature",
-    targets: Annotated[int, typer.Option(help="fits that are attacked")] = 5,
-    references: Annotated[int, typer.Option(help="further fits that the attacker has")] = 5,
+    targets: Annotated[int, typer.Option(help="number of fits to attack")] = 5,
+    references: Annotated[int, typer.Option(help="number of further fits for the attacker")] = 5,
 ) -> Path:
-    """A membership attack of others, RMIA, on SWAG-PPM and prior descent: bounds beside claims.
+    """RMIA, a published membership attack, on SWAG-PPM and prior descent: bounds and claims.
 
     Example: python -m studies rmia --records osha.csv --codelist oiics201_nature.csv --out results
     """

@@ -1,8 +1,9 @@
 """The noise of SAD-DPSGD against its settings (Huang and Xie, figures 3 to 5). It reads no records.
 
-A schedule fixes ratios; the noise of its last phase is solved, so that the whole costs the target
-epsilon whatever beta, gamma and n are. Of each schedule follow the mean and the variance of the
-noise multiplier over steps, that of the first phase, and how long the first phase is.
+A schedule fixes ratios. The noise of its last phase is solved for, so that the whole costs the
+target epsilon whatever beta, gamma and n are. For each schedule the study gives the mean and
+variance of the noise multiplier over steps, the noise of the first phase, and the length of the
+first phase.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SWEEPS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
     "gamma": ("length_decay", {"noise_decay": 0.8, "number_of_phases": 3}, (0.2, 0.4, 0.6, 0.8, 1)),
     "n": ("number_of_phases", {"noise_decay": 0.9, "length_decay": 0.9}, (2, 3, 4, 5, 8)),
 }
-"""By figure: what moves, what stays as in the paper, and the values."""
+"""By figure: the setting that varies, the settings that stay as in the paper, and the values."""
 FIGURES = {
     "mean": "mean of σ over steps",
     "variance": "variance of σ over steps",
@@ -49,7 +50,9 @@ def sad(name: str, value: float) -> SadSchedule:
 def segments(
     schedule: SadSchedule, *, epsilon: float, epochs: int, sampling_prob: float
 ) -> tuple[NoiseSegment, ...]:
-    """The phases of a whole run on HAM10000 that costs epsilon, for one image added or removed."""
+    """Returns the phases of a whole run on HAM10000 that costs epsilon for adding
+    or removing one image.
+    """
     mechanism = DpSgd(
         optimiser="sgd",
         learning_rate=1.0,
@@ -64,7 +67,7 @@ def segments(
 
 
 def figures(phases: Sequence[NoiseSegment]) -> dict[str, float]:
-    """Mean and variance over steps, the first phase's noise and its share of the steps.
+    """Returns mean and variance over steps, the first phase's noise and its share of the steps.
 
     >>> quiet = NoiseSegment(steps=1, noise_multiplier=1, l2_clip_norm=1)
     >>> loud = NoiseSegment(steps=3, noise_multiplier=2, l2_clip_norm=1)
@@ -84,7 +87,7 @@ def figures(phases: Sequence[NoiseSegment]) -> dict[str, float]:
 
 
 def draw(rows: Sequence[results.Row], file: Path, name: str) -> None:
-    """Writes the four plots of one figure: what the paper's panels show, against one setting."""
+    """Plots the four panels of one of the paper's figures against one setting."""
     own = [row for row in rows if row["setting"] == name]
     values = [row["value"] for row in own]
     panels = {
@@ -97,13 +100,13 @@ def draw(rows: Sequence[results.Row], file: Path, name: str) -> None:
 
 def run(
     out: Out,
-    epsilon: Annotated[float, typer.Option(help="of every schedule, at δ 1e-3")] = 3.0,
-    epochs: Annotated[int, typer.Option(help="of the training")] = 30,
-    sampling_prob: Annotated[float, typer.Option(help="of an image in a step")] = 0.064,
+    epsilon: Annotated[float, typer.Option(help="epsilon of every schedule, at δ 1e-3")] = 3.0,
+    epochs: Annotated[int, typer.Option(help="epochs of training")] = 30,
+    sampling_prob: Annotated[float, typer.Option(help="probability of an image per step")] = 0.064,
 ) -> Path:
     """σ of SAD-DPSGD against β, γ and n (Huang and Xie, figures 3 to 5); needs no data.
 
-    The batch is not stated in the paper: 512 of 8,012 images here.
+    The paper does not state the batch size; 512 of 8,012 images are used here.
 
     Example: python -m studies schedules --out results
     """

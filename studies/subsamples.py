@@ -1,13 +1,14 @@
 """Bags and SMOTE before private logistic regression on subsamples of mammography (Rosenblatt et al.
 2025, tables 4 to 9, figures 2 and 3).
 
-A subsample has n records, of which one in r + 1 is of the rare class; a fifth of it is the test.
-The set has 260 rare records, so that only sizes up to 260 (r + 1) exist: the paper's n = 5,000 at
-r = 8 would need 556. It does not say whether it drew records twice; here each is drawn once.
+A subsample has n records, one in r + 1 of which is of the rare class; a fifth of it is the test
+set. The set has 260 rare records, so only sizes up to 260 (r + 1) are possible: the paper's n =
+5,000 at r = 8 would need 556. The paper does not say whether it drew records twice; here each is
+drawn once.
 
-Bags cost epsilon 1/2 for one record replaced, as in the paper; SMOTE's learner is the product's
-full-batch DP-SGD for one record added or removed, whose noise is multiplied by the rows that one
-record reaches (`studies.oversampling`).
+Bags cost epsilon 1/2 for replacing one record, as in the paper. SMOTE's learner is the product's
+full-batch DP-SGD for adding or removing one record, with noise multiplied by the number of rows
+that depend on one record (`studies.oversampling`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SET = "mammography"
 SIZES, RATIOS, BAGS = "500,1000,2000,5000,10000", "4,8,16,32", (5, 10, 20)
 EPSILON = 0.5
 SMOTE_EPSILONS = (0.5, 1.0, 5.0)
-"""Three, as in the paper, which does not say which."""
+"""Three values, as in the paper, which does not name them."""
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "overlapping-hard": ("overlapping, majority vote", {"split": "subsamples", "vote": "hard"}),
     "overlapping-soft": ("overlapping, mean probability", {"split": "subsamples", "vote": "soft"}),
@@ -48,7 +49,7 @@ SYSTEMS: dict[str, tuple[str, System]] = {
     },
 }
 DRAWN = ("plain", "private", "overlapping-hard-10", "disjoint-10", "stratified-10")
-"""Of the systems with bags, those that the picture shows."""
+"""Systems with bags that the picture shows."""
 SMOTE = ("non-private", "non-private, SMOTE", "private", "private, SMOTE paid for")
 TABLES = {
     "4 and 5: bags of uniform disjoint parts": ("overlapping-hard", "disjoint"),
@@ -58,7 +59,7 @@ TABLES = {
 
 
 def rare_of(size: int, ratio: float) -> int:
-    """How many of so many records are rare at this ratio.
+    """Returns the number of rare records among `size` records at this ratio.
 
     >>> rare_of(500, 32), rare_of(5000, 8)
     (15, 556)
@@ -67,7 +68,7 @@ def rare_of(size: int, ratio: float) -> int:
 
 
 def chosen(labels: np.ndarray, *, size: int, ratio: float, seed: int) -> np.ndarray:
-    """Places of a subsample, each record once, in random order."""
+    """Returns the indices of a subsample, each record once, in random order."""
     rng = np.random.default_rng(derive_seed(seed, f"subsample {size} {ratio:g}"))
     rare = rare_of(size, ratio)
     parts = [
@@ -78,7 +79,7 @@ def chosen(labels: np.ndarray, *, size: int, ratio: float, seed: int) -> np.ndar
 
 
 def existing(labels: np.ndarray, sizes: Sequence[float], ratios: Sequence[float]) -> list[Any]:
-    """Pairs of size and ratio for which the set has enough records of both classes."""
+    """Returns pairs of size and ratio for which the set has enough records of both classes."""
     rare, rest = int((labels == 1).sum()), int((labels == 0).sum())
     return [
         (int(size), ratio)
@@ -91,8 +92,8 @@ def existing(labels: np.ndarray, sizes: Sequence[float], ratios: Sequence[float]
 def oversampled(
     features: np.ndarray, labels: np.ndarray, *, variant: str, epsilon: float | None, seed: int
 ) -> dict[str, float]:
-    """F1 and AUC on the held-out fifth, and the rows of the learner's input that one record
-    decides.
+    """Returns F1 and AUC on the held-out fifth, and the number of the learner's input rows that
+    depend on one record.
     """
     rare, dimension = int((labels == 1).sum()), features.shape[1]
     rounds = max(1, round((len(labels) - 2 * rare) / rare)) if "SMOTE" in variant else 0
@@ -110,7 +111,9 @@ def oversampled(
 
 
 def tables(rows: Sequence[results.Row], ratios: Sequence[float], sizes: Sequence[int]) -> str:
-    """The paper's tables 4 to 9 in Markdown: F1 by size, ± two standard errors over subsamples."""
+    """Returns the paper's tables 4 to 9 in Markdown: F1 by size, ± two standard
+    errors over subsamples.
+    """
     parts = []
     for ratio in ratios:
         own = [row for row in rows if row["ratio"] == ratio]
@@ -131,12 +134,14 @@ def of(rows: Sequence[results.Row], system: str, size: int) -> list[float]:
 
 
 def line_of(row: results.Row) -> str:
-    """The name of a line with SMOTE or without: its epsilon, if it has one, at the end."""
+    """Returns the name of a line with or without SMOTE, with its epsilon at the end
+    if it has one.
+    """
     return row["system"] + (f", ε {row['epsilon']:g}" if row["epsilon"] else "")
 
 
 def draw(rows: Sequence[results.Row], file: Path, *, title: str, metric: str) -> None:
-    """Writes a metric against the size of the subsample, a plot a ratio (figures 2 and 3)."""
+    """Plots a metric against the size of the subsample, one panel per ratio (figures 2 and 3)."""
     parts = {}
     for ratio in dict.fromkeys(row["ratio"] for row in rows):
         own = [row for row in rows if row["ratio"] == ratio]
@@ -159,10 +164,10 @@ def draw(rows: Sequence[results.Row], file: Path, *, title: str, metric: str) ->
 def run(
     data: Data,
     out: Out,
-    sizes: Annotated[str, typer.Option(help="records of a subsample, by comma")] = SIZES,
-    ratios: Annotated[str, typer.Option(help="majority over minority, by comma")] = RATIOS,
+    sizes: Annotated[str, typer.Option(help="records per subsample, by comma")] = SIZES,
+    ratios: Annotated[str, typer.Option(help="ratios majority/minority, by comma")] = RATIOS,
     seeds: Seeds = 10,
-    smote_seeds: Annotated[int, typer.Option(help="subsamples on which SMOTE is tried")] = 5,
+    smote_seeds: Annotated[int, typer.Option(help="number of subsamples with SMOTE")] = 5,
 ) -> Path:
     """Bags and SMOTE on subsamples of mammography (2025, tables 4 to 9, figures 2 and 3).
 

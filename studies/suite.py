@@ -1,5 +1,5 @@
 """The sets of the imbalance paper (Rosenblatt et al. 2025, table 11), each file checked against its
-description; and what the penalty of logistic regression does on them (tables 13 to 20, row 1).
+description, and the effect of logistic regression's penalty on them (tables 13 to 20, row 1).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SCALES = {"as in the file": FunctionTransformer, "standardised": StandardScaler}
 
 
 def described(data: Path, name: str) -> results.Row:
-    """Reads a set, which refuses a file that is not the one described; returns its row of table
-    11.
+    """Reads a set and returns its row of table 11. Refuses a file that does not
+    match its description.
     """
     expected = imbalance.suite()["sets"][name]
     table = imbalance.read_sets(data, [name])[name]
@@ -54,7 +54,7 @@ def sets(data: Data, out: Out) -> Path:
 
 
 def penalised(table: Table, name: str, *, inverse_penalty: float, scale: str, seed: int) -> Any:
-    """F1 and AUC of scikit-learn's logistic regression on the test fifth of a split."""
+    """Returns F1 and AUC of scikit-learn's logistic regression on the test fifth of a split."""
     train, test = imbalance.split(table, name, seed)
     model = make_pipeline(
         SCALES[scale](), LogisticRegression(C=inverse_penalty, max_iter=5000)
@@ -68,10 +68,10 @@ def penalised(table: Table, name: str, *, inverse_penalty: float, scale: str, se
 
 
 def regularisation(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 10) -> Path:
-    """F1 of logistic regression against its penalty, beside the paper's (2025, tables 13 to 20).
+    """F1 of logistic regression by penalty, compared with the paper's (2025, tables 13 to 20).
 
-    Features are as in the file, or standardised; C is scikit-learn's. Where C is 1 and the features
-    are as in the file, it is what scikit-learn does when it is told nothing.
+    Features are as in the file, or standardised. C is scikit-learn's. With C = 1 and features as in
+    the file, these are scikit-learn's defaults.
 
     Example: python -m studies regularisation --data imblearn --sets ecoli --out results
     """
@@ -113,7 +113,7 @@ def regularisation(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 10) 
 
 
 def raw(data: Path, name: str) -> Table:
-    """The columns of the file as they are: not scaled by public bounds."""
+    """Returns the columns of the file unchanged: they are not scaled by public bounds."""
     checked, frame = imbalance.read_sets(data, [name])[name], frame_of(data / f"{name}.csv")
     features = torch.from_numpy(frame.drop(columns="label").to_numpy(dtype=float))
     return Table(features, checked.labels, checked.columns)

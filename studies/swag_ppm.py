@@ -1,9 +1,9 @@
 """SWAG-PPM by class size (Chew et al., figures 2 to 4, tables 1 to 3), on a head over narratives.
 
-Narratives are sampled and encoded as in `studies.rare_codes`; the head, its rates and the draws are
-those of the profile `osha-head`, without the words of the titles. Quartiles are of the codes by
-their training records, as in the paper's table 2. Table 3 lists single codes, of which some have
-one record: here codes are put together by their training records.
+Narratives are sampled and encoded as in `studies.rare_codes`. The head, its rates and the draws are
+those of the profile `osha-head`, without word features from the titles. Quartiles are of the codes
+by their training records, as in the paper's table 2. Table 3 lists single codes, some of which have
+one record; here codes are grouped by their training records.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from studies import accounting, rare_codes, results
 from studies.options import CodeList, Label, NarrativeFile, Out, Seeds, Text, numbers
 
 EPSILON, DELTA = 4.0, 1e-4
-"""The paper's, of DP-SGD."""
+"""The paper's values for DP-SGD."""
 EDGES = np.linspace(0, 1, 21)
-"""Of the histogram of weights."""
+"""Bin edges of the histogram of weights."""
 QUARTILES = ("smallest quarter", "second quarter", "third quarter", "largest quarter")
 TITLES = {
     "non-private": "Non-private",
@@ -48,7 +48,8 @@ TITLES = {
 
 
 def quartiles(codes: np.ndarray) -> pd.Series:
-    """The quarter of each code, 0 the smallest, by training records; ties in the codes' own order.
+    """Returns the quarter of each code by training records, 0 for the smallest. Ties are in the
+    codes' own order.
 
     >>> quartiles(np.repeat(["a", "b", "c", "d"], [1, 9, 3, 5])).to_dict()
     {'a': 0, 'c': 1, 'd': 2, 'b': 3}
@@ -58,7 +59,9 @@ def quartiles(codes: np.ndarray) -> pd.Series:
 
 
 def utility(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
-    """Weighted and macro F1 of all codes and of each quarter, and macro F1 by training records."""
+    """Returns weighted and macro F1 of all codes and of each quarter, and macro F1
+    by training records.
+    """
     found, counts = np.unique(truth, return_counts=True)
     none: Any = 0
     each: Any = f1_score(truth, said, labels=found, average=None, zero_division=none)
@@ -78,7 +81,9 @@ def utility(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str,
 
 
 def weights(alpha: np.ndarray, codes: np.ndarray) -> list[results.Row]:
-    """The weights of records by the quarter of their code: mean, shares at 0 and 1, histogram."""
+    """Returns the weights of records by the quarter of their code: mean, shares at
+    0 and 1, histogram.
+    """
     quarter = quartiles(codes).reindex(codes).to_numpy()
     rows = []
     for number, title in enumerate(QUARTILES):
@@ -109,7 +114,7 @@ def swag(draws: int, phases: tuple[int, int, int]) -> SwagPpm:
 
 @dataclass(frozen=True)
 class Half:
-    """Features and codes of one half, as a mechanism reads them."""
+    """Features and codes of one half, in the form that mechanisms read."""
 
     features: np.ndarray
     codes: np.ndarray
@@ -141,7 +146,7 @@ class Half:
 def measure(
     train: Half, test: Half, *, draws: int, phases: tuple[int, int, int], seed: int
 ) -> tuple[list[results.Row], list[results.Row]]:
-    """Fits all four once; returns a row of each, and the weights by quarter of both rounds."""
+    """Fits all four once. Returns a row for each, and the weights by quarter of both rounds."""
     plain = NonPrivate(
         phase=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=phases[2], batch_size=8)
     )
@@ -177,7 +182,7 @@ def measure(
 
 
 def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
-    """Tables 1 to 3 and the weights in Markdown, ± two standard errors over seeds."""
+    """Returns tables 1 to 3 and the weights in Markdown, ± two standard errors over seeds."""
     cells = pd.DataFrame(rows)
     groups = [(TITLES[str(name)], own) for name, own in cells.groupby("branch", sort=False)]
 
@@ -194,7 +199,7 @@ def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
     ]
     kinds = [f"{kind}_f1_{n}" for n in (3, 0) for kind in ("weighted", "macro")]
     parts.append(results.show(head, lines(kinds)))
-    parts.append("## Table 3 and figure 3, in bins: mean F1 by training records of a code\n")
+    parts.append("## Table 3 and figure 3, in bins: mean F1 by training records per code\n")
     bins = [name for name in rows[0] if name.startswith("f1_")]
     titles = [name[3:].replace("_up", " and more").replace("_", " to ") for name in bins]
     parts.append(results.show(["branch", *titles], lines(bins)))
@@ -207,7 +212,7 @@ def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
 
 
 def draw(rows: Sequence[results.Row], alpha: Sequence[results.Row], sizes: Any, out: Path) -> None:
-    """Writes figures 2 (sizes of codes), 3 (F1 by training records) and 4 (weights)."""
+    """Plots figures 2 (sizes of codes), 3 (F1 by training records) and 4 (weights)."""
     ranks = list(range(1, len(sizes) + 1))
     one = {"training records": (ranks, [[size] for size in sizes])}
     title = "Training records of a code, in order"
@@ -249,7 +254,7 @@ def run(
     codelist: CodeList = None,
     text: Text = "Final Narrative",
     label: Label = "Nature",
-    draws: Annotated[int, typer.Option(help="for risks and for Delta")] = 500,
+    draws: Annotated[int, typer.Option(help="draws for risks and Delta")] = 500,
     epochs: Annotated[str, typer.Option(help="fine-tuning, collection, non-private")] = "10,20,30",
     seeds: Seeds = 5,
 ) -> Path:

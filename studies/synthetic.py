@@ -1,8 +1,8 @@
-"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM;
-XGBoost and SMOTE as they are, without protection.
+"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM. Also
+XGBoost and SMOTE without protection.
 
-From a release follow, as post-processing, records in which both classes are as frequent, and trees
-grown on them.
+Post-processing turns a release into records with equally frequent classes, on which trees are
+trained.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from studies.balance import Balance, balanced
 from studies.tables import Fit, Table, projected
 
 SMALLEST = 1e-7
-"""A class that trees give less is given this: a log-likelihood has to be finite."""
+"""Smallest probability of a class, because a log-likelihood must be finite."""
 
 
 def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, step: int) -> Tensor:
-    """Independent Laplace variates of this scale, float64 [count]: differences of
-    two exponentials.
+    """Draws independent Laplace variates of this scale, float64 [count], as
+    differences of two exponentials.
     """
     uniform = 1 - stream.uniform(2 * count, purpose=purpose, step=step)
     return scale * (uniform[count:].log() - uniform[:count].log())
@@ -40,7 +40,9 @@ def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, ste
 def choose(
     utility: Tensor, *, epsilon: float, sensitivity: float, stream: SecretStream, step: int
 ) -> int:
-    """Chooses by the exponential mechanism, float64 [candidates]: the largest with Gumbel noise."""
+    """Chooses a candidate by the exponential mechanism from its utility, float64 [candidates]: the
+    largest with Gumbel noise.
+    """
     uniform = 1 - stream.uniform(len(utility), purpose="choice", step=step)
     gumbel = -(-uniform.log()).clamp(min=2.0**-60).log()
     return int((epsilon * utility / (2 * sensitivity) + gumbel).argmax())
@@ -49,8 +51,8 @@ def choose(
 def trees(
     features: Tensor, labels: Tensor, claim: Claim, *, seed: int, weights: Tensor | None = None
 ) -> Fit:
-    """The fit of XGBoost on features [n, d] and labels int64 [n]; one thread, so that it can be
-    repeated.
+    """Fits XGBoost on features [n, d] and labels int64 [n], with one thread so that
+    it is repeatable.
     """
     grown = XGBClassifier(random_state=seed % (1 << 31), n_jobs=1)
     # synthetic numbers are drawn in float32, as trees read them
@@ -72,8 +74,8 @@ def trees(
 
 @dataclass(frozen=True)
 class PlainTrees:
-    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, after
-    SMOTE, or both.
+    """XGBoost without protection: unchanged, weighted by the classes' inverse
+    frequencies, after SMOTE, or both.
     """
 
     balance: Balance = "none"
@@ -86,15 +88,15 @@ class PlainTrees:
 TABLE_L1 = 2.0
 """l1 sensitivity of a table of counts: a replaced record leaves one cell and enters another."""
 LABEL = 0
-"""Place of the label among PrivBayes' attributes; columns follow."""
+"""Index of the label among PrivBayes' attributes; columns follow."""
 Node = tuple[int, tuple[int, ...]]
 """An attribute and its parents."""
 
 
 @dataclass(frozen=True)
 class BayesTable:
-    """A table of class by value for every column, in one Laplace release; columns independent given
-    the class.
+    """A table of class by value for every column, in one Laplace release. Columns
+    are independent given the class.
     """
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
@@ -115,10 +117,11 @@ class PrivBayes:
     """PrivBayes (Zhang et al. 2017) with the label as its root.
 
     Half of epsilon chooses, one after another, a column and its parents by the exponential
-    mechanism with the score R(X, Pi) = 1/2 sum |P(x, pi) - P(x) P(pi)|, of sensitivity 3/n + 2/n^2
-    for one record replaced; the other half releases the count of every column with its parents. Of
-    sets of parents only those are candidates whose cells hold `usefulness` times the noise on
-    average. Against the paper: the root is not chosen, since records are drawn for a given label.
+    mechanism with the score R(X, Pi) = 1/2 sum |P(x, pi) - P(x) P(pi)|, which has sensitivity 3/n +
+    2/n^2 for replacing one record. The other half releases the counts of every column with its
+    parents. A set of parents is a candidate only if its cells contain `usefulness` times the noise
+    on average. Unlike in the paper, the root is not chosen, because records are drawn for a given
+    label.
     """
 
     degree: int = 2
@@ -139,7 +142,9 @@ class PrivBayes:
 
 
 def attributes(train: Table) -> tuple[Tensor, tuple[int, ...]]:
-    """Codes int64 [n, 1 + columns] with the label first, and how many values each has."""
+    """Returns codes int64 [n, 1 + columns] with the label first, and the number of
+    values of each.
+    """
     codes = torch.cat([train.labels[:, None], train.columns.encode(train.features)], dim=1)
     return codes, (2, *train.columns.sizes)
 
@@ -150,7 +155,7 @@ def released(
     epsilon: float,
     stream: SecretStream,
 ) -> list[Tensor]:
-    """The counts of every node with Laplace noise, which cost epsilon together."""
+    """Returns the counts of every node with Laplace noise, which together cost epsilon."""
     scale, noisy = TABLE_L1 * len(network) / epsilon, []
     for step, node in enumerate(network):
         table = joint(*attributes, node)
@@ -168,14 +173,14 @@ def of_network(
     *,
     seed: int,
 ) -> Fit:
-    """The fit of trees on records drawn for balanced labels."""
+    """Fits trees on records drawn for balanced labels."""
     labels = torch.arange(len(train)) % 2
     codes = sample_network(network, noisy, (2, *train.columns.sizes), labels, draws)
     return trees(train.columns.decode(codes, draws), labels, claim, seed=seed)
 
 
 def mixed(codes: Tensor, sizes: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """One number for the values of these columns, int64 [n]."""
+    """Returns one number for the values of these columns, int64 [n]."""
     flat = torch.zeros(len(codes), dtype=torch.int64)
     for column in columns:
         flat = flat * sizes[column] + codes[:, column]
@@ -183,7 +188,7 @@ def mixed(codes: Tensor, sizes: Sequence[int], columns: Sequence[int]) -> Tensor
 
 
 def joint(codes: Tensor, sizes: Sequence[int], node: Node) -> Tensor:
-    """Counts float64 [values of the parents, values of the attribute]."""
+    """Returns counts float64 [values of the parents, values of the attribute]."""
     attribute, parents = node
     cells = prod(sizes[parent] for parent in parents) * sizes[attribute]
     counts = torch.bincount(mixed(codes, sizes, (*parents, attribute)), minlength=cells)
@@ -191,8 +196,8 @@ def joint(codes: Tensor, sizes: Sequence[int], node: Node) -> Tensor:
 
 
 def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
-    """R of an attribute and its parents: how far their joint distribution is from independence, in
-    [0, 1].
+    """Returns R of an attribute and its parents: the distance of their joint distribution from
+    independence, in [0, 1].
     """
     p = joint(codes, sizes, node) / len(codes)
     return 0.5 * float((p - p.sum(1, keepdim=True) * p.sum(0, keepdim=True)).abs().sum())
@@ -201,8 +206,8 @@ def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
 def candidates(
     sizes: Sequence[int], placed: Sequence[int], *, degree: int, largest: float
 ) -> list[Node]:
-    """Attributes not yet placed with every useful set of parents: maximal ones, of at most
-    `largest` cells.
+    """Returns the attributes not yet placed with every useful set of parents: maximal sets, with at
+    most `largest` cells.
     """
     found: list[Node] = []
     for attribute in sorted(set(range(1, len(sizes))).difference(placed)):
@@ -249,7 +254,9 @@ def sample_network(
     labels: Tensor,
     draws: torch.Generator,
 ) -> Tensor:
-    """Codes int64 [n, columns] for these labels, attribute by attribute given its parents."""
+    """Samples codes int64 [n, columns] for these labels, attribute by attribute
+    given its parents.
+    """
     codes = torch.zeros(len(labels), len(sizes), dtype=torch.int64)
     codes[:, LABEL] = labels
     for (attribute, parents), table in zip(network, noisy, strict=True):
@@ -265,26 +272,26 @@ def sample_network(
 
 
 GEM_L2 = math.sqrt(2)
-"""l2 sensitivity of the counts of one marginal, one record replaced."""
+"""l2 sensitivity of the counts of one marginal, for replacing one record."""
 Marginal = tuple[int, ...]
-"""Columns that a marginal has beside the label."""
+"""Columns of a marginal, in addition to the label."""
 
 
 @dataclass(frozen=True)
 class Gem:
     """GEM (Liu, Vietri and Wu 2021) over marginals with the label.
 
-    A network maps K fixed Gaussian vectors to K product distributions; their mixture is fitted to
-    noisy marginals. Every round chooses the marginal of label and two columns whose l1 error is the
-    largest, measures it with Gaussian noise, and takes gradient steps on what was measured so far.
-    Of the budget rho:
+    A network maps K fixed Gaussian vectors to K product distributions, and their mixture is fitted
+    to noisy marginals. Every round chooses the marginal of the label and two columns with the
+    largest l1 error, measures it with Gaussian noise, and takes gradient steps on all measurements
+    so far. Of the budget rho:
 
         one_way_share              every column with the label, once, before the first round
         the rest, in equal rounds  a choice of epsilon0, at epsilon0^2/8, and a measurement of
         sigma, at 1/(2 sigma^2)
 
     The published code gives the choices 2 alpha epsilon0; here their part of a round is
-    `choice_share`. Defaults are sizes that fit in seconds; the paper's are in its table 12.
+    `choice_share`. The default sizes fit in seconds; the paper's are in its table 12.
     """
 
     rounds: int = 15
@@ -298,8 +305,8 @@ class Gem:
     average: float = 0.9
 
     def budget(self, rho: float, columns: int) -> tuple[float, float, float, int]:
-        """Noise multiplier of the one-way marginals, epsilon of a choice, noise multiplier of a
-        measurement, rounds.
+        """Returns the noise multiplier of the one-way marginals, epsilon of a choice, noise
+        multiplier of a measurement, and the number of rounds.
         """
         rounds = min(self.rounds, len(workload(columns)))
         each = rho * (1 - self.one_way_share) / rounds
@@ -352,16 +359,16 @@ class Gem:
 
 
 def workload(columns: int) -> list[Marginal]:
-    """What rounds choose among: pairs of columns, each with the label; the one column, where there
-    is one.
+    """Returns the marginals to choose from: pairs of columns, each with the label, or the single
+    column if there is only one.
     """
     return list(combinations(range(columns), 2)) or [(0,)]
 
 
 class Blocks:
-    """Every marginal of the label and up to two columns in one array [2, S, S], S the columns'
-    values together: the block of columns i < j is that of both, the diagonal of block i is that of
-    i.
+    """All marginals of the label and up to two columns in one array [2, S, S], where S is the
+    number of values of all columns. The block of columns i < j has their joint marginal, and the
+    diagonal of block i has that of column i.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -369,26 +376,26 @@ class Blocks:
         self._starts = [sum(self.sizes[:column]) for column in range(len(self.sizes))]
 
     def place(self, marginal: Marginal) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the array that hold a marginal, int64, broadcast
-        against each other.
+        """Returns the array's row and column indices of a marginal, int64,
+        broadcastable against each other.
         """
         spans = [torch.arange(self._starts[c], self._starts[c] + self.sizes[c]) for c in marginal]
         return (spans[0], spans[0]) if len(spans) == 1 else (spans[0][:, None], spans[1][None, :])
 
     def counts(self, codes: Tensor, labels: Tensor) -> Tensor:
-        """Exact counts float64 of codes int64 [n, columns]."""
+        """Returns exact counts float64 of codes int64 [n, columns]."""
         values = torch.zeros(len(codes), sum(self.sizes), dtype=torch.float64)
         values.scatter_(1, codes + torch.tensor(self._starts), 1.0)
         return self.products(torch.nn.functional.one_hot(labels, 2).double(), values)
 
     @staticmethod
     def products(label: Tensor, values: Tensor) -> Tensor:
-        """Sums over rows of label x value x value: [2, S, S] of [n, 2] and [n, S]."""
+        """Returns the sums over rows of label x value x value: [2, S, S] from [n, 2] and [n, S]."""
         return torch.stack([(values * label[:, [c]]).T @ values for c in range(2)])
 
 
 class Mixture:
-    """K product distributions over label and columns, out of a network on K fixed
+    """K product distributions over label and columns, from a network on K fixed
     Gaussian vectors.
     """
 
@@ -405,11 +412,13 @@ class Mixture:
         self._optimiser = torch.optim.Adam(self._network.parameters(), lr=config.learning_rate)
 
     def _factors(self) -> list[Tensor]:
-        """Each attribute's marginal, float32 [K, size]; the label first."""
+        """Returns each attribute's marginal, float32 [K, size], the label first."""
         return [part.softmax(1) for part in self._network(self._z).split(self._sizes, dim=1)]
 
     def marginals(self) -> Tensor:
-        """Probabilities in the blocks' places; a column alone is on its block's diagonal."""
+        """Returns probabilities in the positions of `Blocks`. A single column is on
+        its block's diagonal.
+        """
         label, *columns = self._factors()
         values = torch.cat(columns, dim=1)
         products = self._blocks.products(label, values) / len(values)
@@ -418,8 +427,8 @@ class Mixture:
         return products * (1 - diagonal) + alone[:, :, None] * diagonal
 
     def fit(self, target: Tensor, weight: Tensor, config: Gem) -> None:
-        """Steps on the weighted squared error of everything measured; then the moving average of
-        their networks.
+        """Takes steps on the weighted squared error of all measurements, then uses the moving
+        average of their networks.
         """
         averaged = AveragedModel(self._network, multi_avg_fn=get_ema_multi_avg_fn(config.average))
         averaged.update_parameters(self._network)
@@ -432,8 +441,8 @@ class Mixture:
         self._network.load_state_dict(averaged.module.state_dict())
 
     def sampled(self, labels: Tensor, draws: torch.Generator) -> Tensor:
-        """Codes int64 [n, columns] given labels: a product distribution by its share of the label,
-        then each column.
+        """Samples codes int64 [n, columns] given labels: a product distribution by its share of the
+        label, then each column.
         """
         with torch.no_grad():
             label, *columns = (factor.double() for factor in self._factors())

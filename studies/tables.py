@@ -1,7 +1,8 @@
-"""Tables of numbers and categories: their files, features in [0, 1], codes and back.
+"""Tables of numbers and categories: their files, features in [0, 1], and conversion to and from
+codes.
 
-Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. Nothing here
-looks at records to decide where a bin ends.
+Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. No bin edge
+depends on the records.
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ from mechanisms.privacy.events import Claim
 
 @dataclass(frozen=True)
 class Columns:
-    """The features that each column takes, in order: one for a number, as many as categories
-    otherwise.
-    """
+    """The features of each column, in order: one for a number, otherwise as many as categories."""
 
     widths: tuple[int, ...]
     bins: int = 8
-    """Equal parts of [0, 1] that numbers fall into."""
+    """Number of equal parts of [0, 1] for numbers."""
 
     def __len__(self) -> int:
         return len(self.widths)
@@ -39,7 +38,7 @@ class Columns:
         return tuple(self.bins if width == 1 else width for width in self.widths)
 
     def encode(self, features: Tensor) -> Tensor:
-        """Codes int64 [n, columns] of features in [0, 1], float [n, d]."""
+        """Returns codes int64 [n, columns] for features in [0, 1], float [n, d]."""
         parts = features.split(list(self.widths), dim=1)
         codes = [
             (part[:, 0] * self.bins).long().clamp(0, self.bins - 1)
@@ -50,7 +49,9 @@ class Columns:
         return torch.stack(codes, dim=1)
 
     def decode(self, codes: Tensor, draws: torch.Generator) -> Tensor:
-        """Features float64 [n, d] of codes int64 [n, columns]: numbers are uniform in their bin."""
+        """Returns features float64 [n, d] for codes int64 [n, columns]. Numbers are
+        uniform in their bin.
+        """
         parts: list[Tensor] = []
         for code, width in zip(codes.unbind(1), self.widths, strict=True):
             if width == 1:
@@ -61,8 +62,9 @@ class Columns:
         return torch.cat(parts, dim=1)
 
     def unit(self, features: Tensor) -> Tensor:
-        """Records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots, a constant,
-        over the root of columns + 1. The bound holds by construction, whatever a record says.
+        """Returns records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots and a
+        constant, divided by the root of columns + 1. The bound holds by construction for any
+        record.
         """
         parts = features.split(list(self.widths), dim=1)
         scaled = [
@@ -76,8 +78,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """Records of two classes: features float64 [n, d] in [0, 1], labels int64 [n] (1 is the rare
-    one).
+    """Records of two classes: features float64 [n, d] in [0, 1], labels int64 [n]
+    (1 is the rare class).
     """
 
     features: Tensor
@@ -93,8 +95,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a system leaves: log-probabilities float64 [n, 2] of features float64 [n, d], and what
-    it may claim.
+    """The result of a system: log-probabilities float64 [n, 2] of features float64
+    [n, d], and its claim.
     """
 
     scores: Callable[[Tensor], Tensor]
@@ -102,8 +104,8 @@ class Fit:
 
 
 System = Callable[[Table, float, float, int], Fit]
-"""(training records, epsilon of one record replaced, delta, seed of the other steps) -> fit. Its
-noise has no seed: it comes from the operating system's entropy.
+"""(training records, epsilon for replacing one record, delta, seed of the other steps) -> fit. Its
+noise has no seed, because it comes from the operating system's entropy.
 """
 
 
@@ -118,10 +120,11 @@ def frame_of(file: Path) -> pd.DataFrame:
 
 
 def read(file: Path, described: Mapping[str, Any]) -> Table:
-    """Reads a set and checks it against its description: see `studies/suite.yaml`.
+    """Reads a set and checks it against its description in `studies/suite.yaml`.
 
     Raises:
-        MechanismError: names the file and the column, and what was expected.
+        MechanismError: the file does not match; the message names the file, the column, and the
+            expected content.
     """
     frame = frame_of(file)
     numeric, values = described.get("numeric", {}), described.get("values", {})
@@ -139,8 +142,8 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
     }
     if strange := sorted(expected.symmetric_difference(map(str, frame))):
         raise MechanismError(
-            f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented "
-            "file",
+            f"{file.name}: column `{strange[0]}` is not as described in the suite. Use the "
+            "documented file",
             kind="another-column",
         )
     counts = (len(frame), int((frame["label"] == 1).sum()))
@@ -178,12 +181,12 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
 
 
 def projected(noisy: Tensor, total: Tensor) -> Tensor:
-    """The nearest non-negative rows with these totals: rows [..., cells], totals [...]; no total,
-    equal cells.
+    """Returns the nearest non-negative rows with these totals: rows [..., cells], totals [...]. If
+    the total is zero, cells are equal.
 
-    Least squares under what is known of a table (Duchi et al. 2008, the projection onto a simplex):
-    cells that are noise alone become 0 instead of piling up, as they do where negative ones are cut
-    off.
+    It is least squares under what is known of a table (Duchi et al. 2008, the projection onto a
+    simplex). Cells that are only noise become 0, whereas clipping negative cells would let noise
+    accumulate.
     """
     cells = noisy.shape[-1]
     total = total.clamp(min=1e-6)[..., None]

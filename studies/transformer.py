@@ -1,10 +1,10 @@
 """A transformer for tables (Gorishniy et al. 2021) by class-weighted DP-SGD (Rosenblatt et al.
 2025, algorithm 4).
 
-Numbers and categories are tokens of `rtdl_revisiting_models.FTTransformer`. Each record's gradient
-is taken alone by `torch.func`, clipped, and multiplied by the weight of its class, which is at most
-1 and follows from private counts. Dropout is off: a mask would hang on a record's place among the
-others.
+Numbers and categories are tokens of `rtdl_revisiting_models.FTTransformer`. `torch.func` computes
+each record's gradient separately; it is clipped, and multiplied by the weight of its class, which
+is at most 1 and follows from private counts. Dropout is off, because a mask would depend on a
+record's position among the others.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from studies.linear import class_weights, weighted_descent
 from studies.tables import Columns, Fit, Table
 
 _BLOCK = 128
-"""Records whose gradients are in memory at once."""
+"""Number of records with gradients in memory at once."""
 
 
 class Network(nn.Module):
-    """Reads features float [n, d] in [0, 1] by columns; returns logits float32 [n, 2]."""
+    """Maps features float [n, d] in [0, 1], column by column, to logits float32 [n, 2]."""
 
     def __init__(
         self, columns: Columns, *, depth: int, width: int, heads: int, dropout: float = 0.0
@@ -62,7 +62,7 @@ class Network(nn.Module):
         self.eval()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Numbers in [-1, 1] and codes of categories are tokens."""
+        """Computes the logits. Numbers in [-1, 1] and codes of categories are tokens."""
         parts = features.split(self._widths, dim=1)
         numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
         codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
@@ -74,8 +74,8 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class FtTransformer:
-    """Width, depth, heads and epochs are the paper's. Counts have `counts_factor` times a step's
-    noise.
+    """Width, depth, heads and epochs are the paper's. Counts have `counts_factor`
+    times a step's noise.
     """
 
     width: int = 32
@@ -125,7 +125,7 @@ class FtTransformer:
 
 
 def scores_of(network: Network) -> Callable[[Tensor], Tensor]:
-    """Log-probabilities float64 [n, 2] of features [n, d]."""
+    """Returns a function for the log-probabilities float64 [n, 2] of features [n, d]."""
 
     def scores(table: Tensor) -> Tensor:
         with torch.no_grad():
@@ -137,11 +137,11 @@ def scores_of(network: Network) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class PlainTransformer:
-    """The same without protection, weighted by the classes' inverse frequencies.
+    """The same model without protection, weighted by the classes' inverse frequencies.
 
     Width, depth, heads, dropout and the largest number of epochs are the paper's. A tenth of the
-    training records says when to stop: `patience` epochs after the least weighted loss, whose
-    network is kept.
+    training records determines when to stop: `patience` epochs after the smallest weighted loss.
+    The network with that loss is kept.
     """
 
     width: int = 32
@@ -209,9 +209,11 @@ def clipped_sum(
     *,
     clip: float,
 ) -> Tensor:
-    """Sum float64 [P] of weight x clipped gradient of the records at `index`, a block at a time.
+    """Returns the sum float64 [P] of weight x clipped gradient of the records at `index`, a block
+    at a time.
 
-    A record whose gradient is not finite adds nothing: an infinite norm has no clip.
+    A record with a gradient that is not finite adds nothing, because an infinite norm cannot be
+    clipped.
     """
     parameters = {name: p.detach() for name, p in network.named_parameters()}
 

@@ -80,7 +80,7 @@ def test_its_page_has_text_code_outputs_and_picture() -> None:
         ({"execution_count": None, "outputs": []}, "not run"),
         (
             {"execution_count": 1, "outputs": [{"output_type": "error", "traceback": []}]},
-            "holds an error",
+            "contains an error",
         ),
     ],
 )

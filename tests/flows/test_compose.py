@@ -255,7 +255,7 @@ def test_every_container_has_bounds_and_its_log_is_turned_over(composed: dict[st
 def test_two_stacks_in_one_folder(tmp_path: Path) -> None:
     """The second is refused; once the first has ended, the folder is free."""
     first = scripts_stack.claim(tmp_path)
-    with pytest.raises(SystemExit, match="another one runs in"):
+    with pytest.raises(SystemExit, match="another stack is running in"):
         scripts_stack.claim(tmp_path)
     os.close(first)
     os.close(scripts_stack.claim(tmp_path))
