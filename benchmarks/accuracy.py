@@ -4,7 +4,7 @@
         --neiss neiss.csv --soc soc2010_index.csv --soc-titles soc2010_titles.csv --folder accuracy
 
 Every comparison runs with `autocoder compare` in a workspace of its own in --folder, where an
-interrupted one continues. Comparisons whose data are missing are skipped. Prints one JSON object.
+interrupted one continues. Comparisons without data are skipped. Prints one JSON object.
 The scores are weighted and macro F1 of the held-out records, as means over the seeds: macro_f1 is
 over the codes that occur among the scored records, and macro_f1_scikit_default also counts codes
 that were only predicted. of_seeds contains the standard deviations of both over the seeds,
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _comparisons(given: argparse.Namespace) -> dict[str, list[Any]]:
-    """Returns the words of each comparison by its name; None is a file that is not given."""
+    """Returns the arguments of each comparison by name; None stands for a missing file."""
     osha = ["--profile", "osha-formal", "--data", given.osha, "--codelist", given.codelist]
     neiss = ["--profile", "formal", "--data", given.neiss, "--text", "Narrative"]
     neiss += ["--population", "neiss", "--label"]
@@ -104,7 +104,7 @@ def _measure(home: Path, words: Sequence[str], *, seeds: int) -> dict[str, Any]:
 def _summary_of(
     branches: Sequence[dict[str, Any]], kind: str, epsilon: float | None
 ) -> dict[str, Any]:
-    """Returns the summary of the branch of this mechanism whose claim meets the target."""
+    """Returns the summary of this mechanism's branch with a claim that meets the target."""
     (found,) = (
         branch
         for branch in branches

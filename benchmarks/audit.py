@@ -46,7 +46,6 @@ CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
 
 
 def main() -> None:
-    """Times both sides alternately."""
     parser = workload.arguments(__doc__, records=4713, repeats=2)
     parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
     parser.add_argument(

@@ -49,7 +49,6 @@ _BATCH = 32
 
 
 def main() -> None:
-    """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -365,7 +365,6 @@ def memory_ratio(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the requested parts and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

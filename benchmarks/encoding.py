@@ -30,7 +30,6 @@ _CPU = torch.device("cpu")
 
 
 def main() -> None:
-    """Measures, and prints one JSON object."""
     parser = workload.arguments(__doc__, repeats=3)
     parser.add_argument(
         "--records", type=int, default=300, help="synthetic narratives (default: 300)"

@@ -59,7 +59,6 @@ def nothing(part: str) -> str:
 
 
 def main() -> None:
-    """Runs all measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -46,7 +46,6 @@ _PPI = 3
 
 
 def main() -> None:
-    """Measures every design."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -61,7 +61,6 @@ PARTS = ("tests", "peak", "risk_pass", "coding", "training", "dp_sgd", "chain")
 
 
 def main() -> None:
-    """Runs every part and writes the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,7 +164,6 @@ VOCABULARY = 50265
 def made(
     encoder: str, device: torch.device, trainable: Any = "full", precision: Any = "auto"
 ) -> Classifier:
-    """Returns the untrained classifier."""
     config = ModelConfig(encoder=encoder, trainable=trainable, precision=precision)
     return classifier.build(config, num_labels=workload.LABELS, seed=0, device=device)
 

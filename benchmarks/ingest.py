@@ -46,7 +46,6 @@ def measure(
 
 
 def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) -> dict[str, float]:
-    """Measures this process."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if what == "pandas":
         import pandas as pd
@@ -72,7 +71,6 @@ def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) 
 
 
 def main() -> None:
-    """Generates rows, measures, and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -35,7 +35,6 @@ POLICY = Policy.parse(
 
 
 def plan(key: str) -> ReleasePlan:
-    """Returns a release as planned by the pipeline."""
     return ReleasePlan(
         idempotency_key=key,
         release_label="quarterly autocoder",
@@ -192,7 +191,6 @@ def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -
 
 
 def main() -> None:
-    """Fills the ledgers, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--postgres", help="also an empty database: postgresql+psycopg://…")

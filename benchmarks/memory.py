@@ -59,7 +59,6 @@ def fit(file: Path, records: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures each number of records, and prints all results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,7 +21,6 @@ TARGETS, COVERAGES = (0.8, 0.9, 0.95), (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 
 
 def main() -> None:
-    """Simulates every combination."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -59,7 +59,6 @@ def narratives(n: int, *, vocabulary: int) -> TokenInputs:
 
 
 def linear_head(width: int, classes: int) -> Classifier:
-    """Returns a linear head over mean-pooled features."""
     part, config = (
         nn.Linear(width, classes),
         ModelConfig(encoder="none", trainable="head", pooling="mean"),
@@ -68,7 +67,6 @@ def linear_head(width: int, classes: int) -> Classifier:
 
 
 def labels(n: int) -> Tensor:
-    """Returns random labels, int64 [n]."""
     return torch.randint(LABELS, (n,), generator=torch.Generator().manual_seed(0))
 
 
@@ -146,6 +144,5 @@ def _text(result: Mapping[str, Any]) -> str:
 
 
 def drain(device: torch.device) -> None:
-    """Waits for the accelerator, if there is one."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -74,7 +74,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "codelist": ("codelist:codelist", "Write a code list from SKOS, ClaML, SDMX or FHIR"),
         "join": ("join:join", "Join two tables by an id, such as reports and their codes"),
         "deploy": ("deploy:deploy", "Register flows on a Prefect server"),
-        "engine": ("engine:engine", "Scheduler and workers of a cluster"),
+        "engine": ("engine:engine", "Run the scheduler or a worker of a cluster"),
         "purge": ("purge:purge", "Remove old stages from the private workspace"),
     },
     "Research": {

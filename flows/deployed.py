@@ -187,7 +187,7 @@ def handover(
     name="revoke",
     description=(
         "Revoke a release: a row of the ledger, and the next roots.json for partners. "
-        "The budget stays spent."
+        "The spent budget is not refunded."
     ),
     flow_run_name="{release}",
 )

@@ -107,9 +107,9 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
     signing = load_private_key(signing_key(None, place.workspace.private))
     ledger, file, note = place.open_to_sign(), place.workspace.roots, ""
     with lock_roots(place.workspace):
-        known = workspace_roots(file, signing.public_key())
+        history = workspace_roots(file, signing.public_key())
         record_revocation(ledger, release, reason=reason, requester="operator")
-        roots = with_next_root(known, revoked=revoked_releases(ledger), days=365)
+        roots = with_next_root(history, revoked=revoked_releases(ledger), days=365)
         try:
             roots = sign_newest(roots, signing)
         except InputError as error:

@@ -7,7 +7,7 @@
 
 docs/studies/figures.yaml lists the parts: the files that they publish, the pages that show them,
 and the commands with their run time in minutes. Each part has its own folder in --out, with its
-output in printed.txt. A part whose data are missing is skipped and listed. Figures of two commits
+output in printed.txt. A part without its data is skipped and listed. Figures of two commits
 are never mixed: the tree must have no uncommitted changes, and a folder belongs to one commit. An
 interrupted run continues with the same command.
 """

@@ -27,7 +27,6 @@ def packaged() -> Released:
 
 
 def main() -> None:
-    """Writes the file."""
     released, texts = packaged(), generated_narratives()
     tokens = encoders.token_inputs(released.tokenizer, texts, max_length=released.max_length)
     described = {

@@ -15,7 +15,6 @@ from storage.egress.public_lists import LISTS, entry_digest
 
 
 def main() -> None:
-    """Reads the list and writes its file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -230,7 +230,6 @@ def take_review(address: str, picture: Path) -> None:
 
 
 def main() -> None:
-    """Checks the requirements and takes the pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -530,7 +530,6 @@ def _require_way_in(folder: Path) -> None:
 
 
 def main() -> None:
-    """Starts the stack, prints its addresses, watches it, and stops it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -17,7 +17,6 @@ from mechanisms.model.config import ModelConfig
 
 
 def main() -> None:
-    """Writes the file and prints its digest."""
     config = ModelConfig(encoder=packaged.MINILM, trainable="head", pooling="mean")
     of_titles = (
         word for title in title_words.injury_titles() for word in title_words.words_of(title)

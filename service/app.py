@@ -87,7 +87,7 @@ class Settings:
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Description of each code, which the search on the review page also covers."""
     accuracy: float = 0.9
-    """Accuracy whose threshold the page preselects, or the nearest accuracy that has a threshold.
+    """Accuracy that the page preselects, or the nearest accuracy that has a threshold.
     """
 
 

@@ -126,7 +126,7 @@ async def lines(
         start += len(codings)
         metrics.coded(codings)
         yield csv_lines(
-            [row + columns.row(own) + origin for row, own in zip(rows, codings, strict=True)]
+            [row + columns.row(coding) + origin for row, coding in zip(rows, codings, strict=True)]
         )
 
 

@@ -73,8 +73,8 @@ class Guard:
             if body is None:
                 await asyncio.shield(gone)
                 return {"type": "http.disconnect"}
-            whole, body = body, None
-            return {"type": "http.request", "body": whole, "more_body": False}
+            content, body = body, None
+            return {"type": "http.request", "body": content, "more_body": False}
 
         served = asyncio.ensure_future(self._app(scope, replay, answer))
         try:
@@ -106,16 +106,16 @@ class Guard:
             return b""
         # guard: test_a_body_without_a_key
         self._admit(Request(scope))
-        whole, more = bytearray(), True
+        content, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 return None
-            whole += message.get("body", b"")
-            if len(whole) > self._most_bytes:
+            content += message.get("body", b"")
+            if len(content) > self._most_bytes:
                 raise too_long
             more = message.get("more_body", False)
-        return bytes(whole)
+        return bytes(content)
 
 
 async def _gone(receive: Receive) -> None:
@@ -127,11 +127,11 @@ async def _refuse(
     send: Send, status: int, detail: str, more: Mapping[str, str] | None = None
 ) -> None:
     body = json.dumps({"detail": detail}).encode()
-    named = {
+    response_headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
     } | dict(more or {})
-    headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
+    headers = [(name.lower().encode(), value.encode()) for name, value in response_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

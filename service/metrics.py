@@ -41,10 +41,11 @@ class Metrics:
 
     def coded(self, codings: Sequence[Coding]) -> None:
         self._narratives += len(codings)
-        self._judged.update(not one.needs_review for one in codings if one.needs_review is not None)
+        self._judged.update(
+            not coding.needs_review for coding in codings if coding.needs_review is not None
+        )
 
     def cut(self, narratives: int) -> None:
-        """Counts narratives that were truncated."""
         self._too_long += narratives
 
     def text(self) -> str:

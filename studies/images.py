@@ -442,7 +442,6 @@ def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: 
 
 
 def draw_course(rows: Sequence[results.Row], file: Path) -> None:
-    """Plots the accuracy of both groups during DP-SGD (figure 1)."""
     shares = sorted({row["share"] for row in rows})
     lines = {
         what: (shares, [[row[metric] for row in rows if row["share"] == s] for s in shares])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mechanisms.privacy.events import GuaranteeKind
 
 RELEASE_BRANCH = "release"
-"""Name of the released method in a training run, where a comparison has the names of its branches.
+"""Name of the released method, used in place of a branch name.
 """
 STANDARD = "swag-ppm-reweighted"
 """The method used if the parameters name none."""
@@ -109,17 +109,17 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     def _gather(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or "mechanism" in value:
             return value
-        own = {name: value[name] for name in value if name in OWN}
+        fields = {name: value[name] for name in value if name in OWN}
         settings = settings_of(value)
         if "kind" not in settings:
-            raise ValueError(_no_kind(own.get("name")))
-        own.setdefault("name", settings["kind"])
-        return own | {"mechanism": _parse(settings)}
+            raise ValueError(_no_kind(fields.get("name")))
+        fields.setdefault("name", settings["kind"])
+        return fields | {"mechanism": _parse(settings)}
 
     @model_serializer(mode="wrap")
     def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        own = handler(self)
-        return {"name": self.name, **own.pop("mechanism"), **own}
+        fields = handler(self)
+        return {"name": self.name, **fields.pop("mechanism"), **fields}
 
     @field_validator("name")
     @classmethod
@@ -185,14 +185,14 @@ def chosen(value: Any) -> Any:
         raise ValueError(
             f"`{base['name']}` is of kind `{base['kind']}`. Leave kind out, or choose another name"
         )
-    whole = {**base, **value}
+    merged = {**base, **value}
     if base.get("token_settings") and "token_settings" not in value:
         # the run's settings also override the settings on tokens
-        whole["token_settings"] = base["token_settings"] | settings_of(value)
-        whole["token_settings"].pop("kind", None)
+        merged["token_settings"] = base["token_settings"] | settings_of(value)
+        merged["token_settings"].pop("kind", None)
     # guard: test_a_run_leaves_out_what_its_settings_took
-    stated = [*base.get("unprotected", ()), *value.get("unprotected", ())]
-    return whole | {"unprotected": tuple(dict.fromkeys(stated))}
+    unprotected = [*base.get("unprotected", ()), *value.get("unprotected", ())]
+    return merged | {"unprotected": tuple(dict.fromkeys(unprotected))}
 
 
 def _no_kind(name: Any) -> str:

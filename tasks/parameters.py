@@ -288,8 +288,8 @@ def moved(values: Mapping[str, object]) -> list[str]:
             continue
         inner = values[section]
         names = inner if isinstance(inner, Mapping) else ()
-        named = [f"{section}.{name}" for name in names if f"{section}.{name}" in _MOVED]
-        found += [f"{name} is now {_MOVED[name]}" for name in named or [section]]
+        moved_names = [f"{section}.{name}" for name in names if f"{section}.{name}" in _MOVED]
+        found += [f"{name} is now {_MOVED[name]}" for name in moved_names or [section]]
     return found
 
 
@@ -331,8 +331,8 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         if not isinstance(values, Mapping) or not _trains_head(values.get("model")):
             return values
         filled = {"method": _with_rate(values["method"])} if "method" in values else {}
-        if isinstance(others := values.get("baselines"), list | tuple):
-            filled["baselines"] = [_with_rate(settings) for settings in others]
+        if isinstance(baselines := values.get("baselines"), list | tuple):
+            filled["baselines"] = [_with_rate(settings) for settings in baselines]
         return {**values, **filled}
 
     @field_validator("method", mode="before")

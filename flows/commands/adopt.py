@@ -86,7 +86,7 @@ def adopt(
         from storage.bundle.adoption import REPORT
         from tasks.coding.adopt import OwnRecords, adopt
 
-        own = OwnRecords(
+        own_records = OwnRecords(
             data=None if data is None else data.expanduser(),
             label=label,
             columns=tuple(text or ()),
@@ -98,9 +98,11 @@ def adopt(
         )
         with ConsoleListener() as console:
             console.started("adopt")
-            report = adopt(bundle, out, key, None if roots is None else roots.expanduser(), own)
+            report = adopt(
+                bundle, out, key, None if roots is None else roots.expanduser(), own_records
+            )
     if as_json:
-        known = {
+        content = {
             "answers": report.answers,
             "thresholds": report.thresholds,
             "accuracy": report.accuracy_lines,
@@ -109,7 +111,7 @@ def adopt(
         }
         say(
             json.dumps(
-                report.adopted.adoption.model_dump() | {"folder": str(out)} | known, indent=2
+                report.adopted.adoption.model_dump() | {"folder": str(out)} | content, indent=2
             )
         )
         return

@@ -380,7 +380,7 @@ def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> s
 
     if case is None:
         raise InputError(
-            f"{context.home} has no ledger whose policy lists your key. Set "
+            f"{context.home} has no ledger with a policy that lists your key. Set "
             "--home to the plan's workspace, or sign with --print or --post",
             kind="not-an-approvers-ledger",
         )

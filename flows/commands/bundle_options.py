@@ -98,10 +98,10 @@ class SeveralBundleOptions:
         single bundle without a name.
         """
         chosen: dict[str, BundleOptions] = {}
-        for given in self.bundle or ():
-            name, sign, path = given.partition("=")
-            if not sign or Path(given).expanduser().exists():
-                name, path = "", given
+        for option in self.bundle or ():
+            name, sign, path = option.partition("=")
+            if not sign or Path(option).expanduser().exists():
+                name, path = "", option
             elif not _NAME.fullmatch(name):
                 raise OutOfRange(
                     f"--bundle: {name!r} is not a valid column prefix. Use letters, digits and _, "

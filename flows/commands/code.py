@@ -197,8 +197,8 @@ def code(
         name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)
     }
     files = replace(files, **paths)
-    each = released.each()
-    first = next(iter(each.values()))
+    by_prefix = released.each()
+    first = next(iter(by_prefix.values()))
     columns, template = first.columns(files.text, files.template)
     with private_errors("code"), ExitStack() as opened:
         from storage.narrative_look import look_at, look_at_texts
@@ -213,15 +213,16 @@ def code(
         folders: dict[str, Path] = {}
         if start.codelist is None:
             folders = {
-                prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()
+                prefix: opened.enter_context(bundle.opened())
+                for prefix, bundle in by_prefix.items()
             }
         records = Narratives(tuple(columns), template)
         table = None
         if files.data is not None and files.out is not None:
             data = opened.enter_context(_kept(files.data, files.out, engine))
-            table = _survey(data, files, records, tuple(each))
+            table = _survey(data, files, records, tuple(by_prefix))
         if start.codelist is None:
-            models = _released(each, folders, review, levels, exact=table is None)
+            models = _released(by_prefix, folders, review, levels, exact=table is None)
         else:
             models = _Models({"": _untrained(start, home_of(first.home), review, levels)})
         thresholds = {

@@ -50,7 +50,7 @@ def compare(
     It writes results.json, a table and a plot with the claim, F1 with its errors, and seconds of
     each branch at each epsilon. Each branch with a claim gets a plan for `autocoder release`.
 
-    `--set baselines.epochs=10` sets what the other methods have in common: epochs, batch_size.
+    `--set baselines.epochs=10` sets the common settings of the baselines: epochs, batch_size.
 
     Examples
 

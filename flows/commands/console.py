@@ -77,8 +77,10 @@ class StageHeartbeat:
             return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}"
         took = (now - since) / (done - first)
         pace = f"{1 / took:.3g}/s" if took <= 1 else f"{duration(took)} each"
-        left = f"about {duration(took * (total - done))} left"
-        return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}, {pace}, {left}"
+        remaining = f"about {duration(took * (total - done))} left"
+        return (
+            f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}, {pace}, {remaining}"
+        )
 
 
 class StepsColumn(MofNCompleteColumn):
@@ -92,8 +94,8 @@ class ConsoleListener(Listener):
     """Draws the progress of its block's stages on stderr. Results go to stdout.
 
     Args:
-        bars: show a bar for the running stage; not for parallel stages, whose bars would overwrite
-            each other.
+        bars: show a bar for the running stage. Parallel stages need False, because their bars would
+            overwrite each other.
         verbose: show stages by name with all their figures, instead of sentences.
     """
 

@@ -51,12 +51,12 @@ def revoke(
     ),
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Revoke a release in the ledger, and write the agency's next root, which names all
+    r"""Revoke a release in the ledger, and write the agency's next root, which lists all
     revocations.
 
-    The budget stays spent. Send the file to every partner that has the bundle (`autocoder ledger
-    show RELEASE`); `autocoder verify --roots` refuses the releases that it revokes. If a root
-    needs more signatures, each holder of a root key adds one with `autocoder keys sign`.
+    The spent budget is not refunded. Send the file to every partner that has the bundle (see
+    `autocoder ledger show RELEASE`). `autocoder verify --roots` then refuses the revoked releases.
+    If a root needs more signatures, each holder of a root key adds one with `autocoder keys sign`.
 
     Example
 

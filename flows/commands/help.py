@@ -76,9 +76,7 @@ class Commands(Group):
         for title, commands in sections.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
-        formatter.write(
-            f"\n{self.ending or f'Options of one: {ctx.command_path} COMMAND --help'}\n"
-        )
+        formatter.write(f"\n{self.ending or f'Options: {ctx.command_path} COMMAND --help'}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)

@@ -86,11 +86,11 @@ def root(
     )
     with lock_roots(place.workspace):
         first = None if file.exists() else signing_public_key(place.workspace.private)
-        known = workspace_roots(file, first)
-        lasting = {public_pem(key).decode() for key in sealing} or set(known[-1].release_keys)
-        replaced = {pem for root in known for pem in root.release_keys} - lasting
+        history = workspace_roots(file, first)
+        lasting = {public_pem(key).decode() for key in sealing} or set(history[-1].release_keys)
+        replaced = {pem for root in history for pem in root.release_keys} - lasting
         roots = with_next_root(
-            known,
+            history,
             keys=root_keys,
             threshold=threshold,
             release_keys=sealing,

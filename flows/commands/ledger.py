@@ -108,12 +108,12 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     if as_json:
         from storage.ledger.wording import charge_json
 
-        stated: dict[str, Json] = {
+        revocation_facts: dict[str, Json] = {
             "revoked_on": None if revocation is None else revocation.recorded_at[:10]
         }
-        stated["charges"] = [charge_json(charge) for charge in ledger.charges(release)]
-        stated["history"] = [row.as_json() for row in ledger.history(release)]
-        return _print_json({**current.as_json(), **stated})
+        revocation_facts["charges"] = [charge_json(charge) for charge in ledger.charges(release)]
+        revocation_facts["history"] = [row.as_json() for row in ledger.history(release)]
+        return _print_json({**current.as_json(), **revocation_facts})
     from storage.ledger.report import describe, partners_of, revocation_text, shared_text
 
     say_prose(f"Release {release}: {revocation_text(ledger, release) or current.state}\n")
@@ -197,7 +197,7 @@ def _say_report(report: Report) -> None:
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The new policy file.")],
     requester: Annotated[str, typer.Option(help="Who requests the change.")],
-    reason: Annotated[str, typer.Option(help="Reason.")],
+    reason: Annotated[str, typer.Option(help="Reason for the change, which the ledger records.")],
     place: LedgerOptions,
     approval: Annotated[
         list[str] | None,
@@ -206,7 +206,7 @@ def change_policy(
         ),
     ] = None,
 ) -> None:
-    """Replace the budget policy, and record it. Spent budgets stay spent."""
+    """Replace the budget policy, and record the change. Spent budgets are not refunded."""
     from storage.ledger import Decision, Ledger, Policy
 
     loaded = Policy.load(policy)
@@ -239,13 +239,17 @@ def export(
 ) -> None:
     """Export from the ledger for others.
 
-    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash
-    of the newest row, so that a partner can verify the ledger later), copy (a SQLite ledger as it
-    is now, for an officer who has no access to the workspace), page (everything recorded of one
-    release, for a review board), record (of a committed release, for a public registry of
-    deployments; `registry` in the policy has its curators, region, domain, actors, refreshment,
-    justification, sources, code, access and authors), answers (a page that answers NIST SP
-    800-226).
+    WHAT is one of:
+
+      rows     every row as JSON, for `ledger verify --against`
+      head     sequence and hash of the newest row, for a partner's later check
+      copy     a copy of a SQLite ledger, for an officer without the workspace
+      page     everything recorded of one release, for a review board
+      record   entry of a committed release for a public registry of deployments
+      answers  a page that answers the questions of NIST SP 800-226
+
+    The record takes curators, region, domain, actors, refreshment, justification, sources, code,
+    access and authors from `registry` in the policy.
 
     Examples
 
@@ -270,8 +274,8 @@ def export(
         from tasks.bundle.deployment import stated_deployment
 
         deployment = stated_deployment(ledger, str(release))
-        stated = read_stated(place.workspace.bundles / deployment.row.release_id)
-        utility = [] if stated is None else accuracy_lines(stated)
+        accuracy = read_stated(place.workspace.bundles / deployment.row.release_id)
+        utility = [] if accuracy is None else accuracy_lines(accuracy)
         text = (
             json_text(deployment.registry_record(utility))
             if what == "record"
@@ -369,7 +373,7 @@ def recover(
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="A policy that may be restored from missing rows without signatures."),
+        typer.Option(help="Policy in the missing rows that may be restored without signatures."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -432,15 +436,14 @@ def _is_current(place: LedgerOptions, *, apply: bool, policy: Path | None) -> bo
         missing = count_of(len(rollback.missing), "row")
         say(f"{rollback.problem}\n{missing} can be restored. Use --apply.")
     else:
-        known = None if policy is None else Policy.load(policy)
-        own = release_key(place.workspace).public_key()
-        rows = restore(place.url, place.workspace, rollback, key=own, policy=known)
+        loaded = None if policy is None else Policy.load(policy)
+        public_key = release_key(place.workspace).public_key()
+        rows = restore(place.url, place.workspace, rollback, key=public_key, policy=loaded)
         say(f"{count_of(rows, 'row')} restored: {rollback.mark}")
     return bool(rollback.missing) and apply
 
 
 def _resuming(ledger: Ledger, workspace: Workspace, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the commands that resume open releases."""
     from tasks.releasing.budgets import resuming_command
 
     still = {finding.release_id for finding in findings if not finding.done}

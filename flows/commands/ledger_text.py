@@ -210,5 +210,5 @@ _COMPOSITION = {
 
 
 def _whose(population: str, cohort: str) -> str:
-    named = "any other population" if population == "*" else population
-    return f"{named}, {'each other cohort' if cohort == '*' else cohort}"
+    name = "any other population" if population == "*" else population
+    return f"{name}, {'each other cohort' if cohort == '*' else cohort}"

@@ -154,8 +154,8 @@ def of_ledger(overview: LedgerOverview) -> Iterator[Metric]:
         for line in overview["budget"]
         if line["epsilon_cap"]
     ]
-    left = ((account, line["epsilon_left"]) for account, line in capped)
-    yield _gauge("budget_epsilon_left", "epsilon left of an account", _ACCOUNT, left)
+    remaining = ((account, line["epsilon_left"]) for account, line in capped)
+    yield _gauge("budget_epsilon_left", "epsilon left of an account", _ACCOUNT, remaining)
     caps = ((account, line["epsilon_cap"]) for account, line in capped)
     yield _gauge("budget_epsilon_cap", "its cap", _ACCOUNT, caps)
     yield _gauge(

@@ -81,10 +81,10 @@ PublishedList = Annotated[
     data(
         "--codelist",
         help=(
-            "Published classification, or a bundle's codelist.csv. Codes by people "
+            "Published classification, or a bundle's codelist.csv. Manual codes "
             "that are not on it are refused."
         ),
-        show_default="the model's codes of the file",
+        show_default="the model's codes in the file",
     ),
 ]
 Read = Annotated[
@@ -115,7 +115,7 @@ AllowUnlisted = Annotated[
     bool,
     more(
         "--allow-unlisted",
-        help="Count codes by people that are not on the list as errors of the model.",
+        help="Count manual codes that are not on the list as errors of the model.",
     ),
 ]
 Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
@@ -249,7 +249,7 @@ class RunOptions:
         if self.profile is None:
             raise Missing(
                 "--profile: missing. Choose formal (a proven epsilon, the one to "
-                "start with), osha-head (SWAG-PPM, whose epsilon is an estimate "
+                "start with), osha-head (SWAG-PPM; its epsilon is an estimate "
                 "that audits contradicted), demo-formal (synthetic reports), or "
                 "another one.",
                 kind="no-profile",
@@ -280,8 +280,8 @@ class RunOptions:
 
         from flows.commands.profiles import parameters
 
-        given = {**self._own_values(), **values}
-        present = {name: value for name, value in given.items() if value is not None}
+        option_values = {**self._own_values(), **values}
+        present = {name: value for name, value in option_values.items() if value is not None}
         if self.date is not None:
             present["data.ingest.date_column"] = self.date or None
         _require_single(self.settings or (), "--set")
@@ -311,8 +311,8 @@ class RunOptions:
         from storage.tables.options import ReadOptions
 
         values: dict[str, object] = {}
-        given = (self.read, self.read_codelist, self.read_examples)
-        for (option, section), texts in zip(READ_OPTIONS.items(), given, strict=True):
+        texts_by_option = (self.read, self.read_codelist, self.read_examples)
+        for (option, section), texts in zip(READ_OPTIONS.items(), texts_by_option, strict=True):
             _require_single(texts or (), option)
             read = apply_settings({}, texts or (), option=option, model=ReadOptions)
             values |= {f"{section}.{name}": value for name, value in read.items()}

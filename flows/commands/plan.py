@@ -176,8 +176,8 @@ def _plain(page: PlanPage) -> dict[str, object]:
 
 def wrap_lines(text: str, width: int) -> list[str]:
     """Wraps a paragraph. A command is never broken, so that it can be copied."""
-    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _BLANK), text)
-    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    joined = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _BLANK), text)
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_BLANK, " ") for line in lines]
 
 
@@ -195,8 +195,8 @@ def print_wide_table(console: Console, head: list[str], rows: list[list[str]]) -
     if needed > console.width:
         for row in rows:
             told = "; ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
-            first, *others = wrap_lines(told, console.width - 4)
-            console.print("\n".join([f"  - {first}", *(f"    {line}" for line in others)]))
+            first, *further = wrap_lines(told, console.width - 4)
+            console.print("\n".join([f"  - {first}", *(f"    {line}" for line in further)]))
         return
     table = Table()
     for name in head:
@@ -232,8 +232,8 @@ def _print(page: PlanPage) -> None:
             console.print(f"  {line}", soft_wrap=True)
         if answer.key == "promise":
             for item in plan.claim.unprotected_inputs:
-                first, *others = wrap_lines(item, width - 6)
-                console.print("\n".join([f"    - {first}", *(f"      {line}" for line in others)]))
+                first, *further = wrap_lines(item, width - 6)
+                console.print("\n".join([f"    - {first}", *(f"      {line}" for line in further)]))
         if answer.table:
             print_wide_table(console, *answer.table)
     console.print()

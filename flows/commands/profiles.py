@@ -147,8 +147,8 @@ def _read(key: str, value: str, model: type[BaseModel]) -> Any:
     ):
         return read
     if text or tuple in types_of:
-        whole = read if isinstance(read, str) else value.strip()
-        return whole if text else [whole]
+        text_value = read if isinstance(read, str) else value.strip()
+        return text_value if text else [text_value]
     return read
 
 
@@ -190,7 +190,7 @@ def parameters(
     content = load_profile(profile)
     content.pop("branches", None)
     unlisted: list[str] = content.pop("without_codelist", [])
-    own = copy.deepcopy(content)
+    profile_content = copy.deepcopy(content)
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
         raise Contradiction(
@@ -213,7 +213,7 @@ def parameters(
             )
         put(content, key, value)
     keys |= set(values)
-    _require_population(content, own, keys, profile)
+    _require_population(content, profile_content, keys, profile)
     if not content["data"].get("codelist") and not _section(content["data"], "ingest").get(
         "codes_are_names"
     ):
@@ -251,19 +251,22 @@ def _require_population(
     the split, the sentences, and that the records are public.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
-    own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
+    profile_ingest, ingest = _section(theirs, "ingest"), _section(now, "ingest")
     labels = _section(now, "labels") or {
         ingest.get("label_column"): None
     }  # columns that are planned together have equal settings
-    other = (
+    differing = (
         ["text_columns"]
-        if "text_columns" in own and ingest.get("text_columns") != own["text_columns"]
+        if "text_columns" in profile_ingest
+        and ingest.get("text_columns") != profile_ingest["text_columns"]
         else []
     )
-    other += (
-        ["label_column"] if "label_column" in own and set(labels) != {own["label_column"]} else []
+    differing += (
+        ["label_column"]
+        if "label_column" in profile_ingest and set(labels) != {profile_ingest["label_column"]}
+        else []
     )
-    if not other and now.get("population") == theirs.get("population"):
+    if not differing and now.get("population") == theirs.get("population"):
         return
     for key in (
         *("release.enabled", "data.ingest.train_before", "model.prior_sentence"),
@@ -275,7 +278,7 @@ def _require_population(
             for part in path:
                 section = _section(section, part)
             section.pop(last, None)
-    if not other:
+    if not differing:
         return
     lacking = [
         f"--{option} (data.{key}: {meaning}; {name} has {theirs[key]})"
@@ -286,7 +289,7 @@ def _require_population(
         if theirs.get(key) and f"data.{key}" not in given
     ]
     if lacking:
-        option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
+        option = OPTIONS.get(f"data.ingest.{differing[0]}", f"--set data.ingest.{differing[0]}")
         raise Contradiction(
             f"{option}: the columns differ from those of profile {name}. Specify "
             f"{' and '.join(lacking)}.",
@@ -325,10 +328,10 @@ def _settings_of_method(values: Mapping[str, object]) -> list[str]:
 
     method = chosen(values.get("method", {"name": STANDARD}))
     kind = method.get("kind") if isinstance(method, Mapping) else None
-    known = kinds()
-    if kind not in known:
+    mechanisms = kinds()
+    if kind not in mechanisms:
         return []
-    return [name for name, _ in _fields(known[kind], "method.")]
+    return [name for name, _ in _fields(mechanisms[kind], "method.")]
 
 
 def _explain(entry: ErrorDetails, names: Sequence[str]) -> str:

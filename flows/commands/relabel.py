@@ -75,8 +75,8 @@ def relabel(
         table = survey(data, text_columns=[code, *narratives.columns], read=reading)
         table.require_one_layout()
         listed = listed_codes(start.codelist, option="--codelist", read=of_list)
-        known = [entry.code for entry in listed]
-        pairs = relabelling.read_correspondence(correspondence, known, of_pairs)
+        codes = [entry.code for entry in listed]
+        pairs = relabelling.read_correspondence(correspondence, codes, of_pairs)
         with ConsoleListener() as console:
             console.started("read the titles")
             coder = start.coder(home_of(home), read=of_list)

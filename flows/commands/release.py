@@ -28,9 +28,7 @@ def release(
     ] = None,
     signing_key: Annotated[
         Path | None,
-        typer.Option(
-            help="Private key that signs the bundle.", show_default="that of the workspace"
-        ),
+        typer.Option(help="Private key that signs the bundle.", show_default="the workspace's"),
     ] = None,
     accept_texts: Annotated[
         str | None,
@@ -47,7 +45,7 @@ def release(
 ) -> None:
     """Release a plan: charge the budget, sample once, bundle, record, sign.
 
-    If the plan was released before, this returns its bundle and spends nothing more.
+    If the plan was released before, this returns its bundle without another charge.
 
     Examples
 
@@ -72,8 +70,8 @@ def release(
     from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
-    given = {"policy": policy and str(policy), "signing_key": signing_key and str(signing_key)}
-    settings = validate(BundleParameters, given | {"accept_texts": accept_texts}, where="")
+    overrides = {"policy": policy and str(policy), "signing_key": signing_key and str(signing_key)}
+    settings = validate(BundleParameters, overrides | {"accept_texts": accept_texts}, where="")
     configure_prefect()
 
     import flows.release as job

@@ -78,5 +78,5 @@ def sample(
         f"{' and '.join(columns)}"
     )
     say(f"to do: fill in the column {prefix}human_code")
-    named = ("--prefix", prefix) if prefix else ()
-    say(f"next: {command_line('estimate', coded, '--sample', out, *named)}")
+    prefix_option = ("--prefix", prefix) if prefix else ()
+    say(f"next: {command_line('estimate', coded, '--sample', out, *prefix_option)}")

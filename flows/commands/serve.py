@@ -81,7 +81,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    r"""Serve a released model over HTTP, with a page to try it; or the titles of a code list.
+    r"""Serve a released model, or a code list's titles, over HTTP, with a page to try it.
 
     The bundle is verified before the port opens. Keys and the agency's roots are read again while
     it runs: a removed client is refused, and a revoked release no longer codes. Requests are not

@@ -60,8 +60,8 @@ def status(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with
-    the command to type.
+    """Show runs, workers, stages, waiting plans, open releases and the budget, with the command
+    for each problem.
 
     This command only reads. It exits with 1 if a person must act: on a failed run, a run without a
     heartbeat for ten minutes, a lost worker, a plan without its approvals, or a release that a

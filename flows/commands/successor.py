@@ -15,7 +15,7 @@ from tasks.running.failures import private_errors
 
 def successor(
     old: Annotated[Path, typer.Argument(help="Bundle in use.")],
-    new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
+    new: Annotated[Path, typer.Argument(help="Possible successor.")],
     labelled: Annotated[
         Path, typer.Option(help="Records coded by people, on which neither model was trained.")
     ],
@@ -70,10 +70,10 @@ def successor(
                 read=reading,
                 report=lambda line: say(line, err=True),
             )
-            others = measure.answers(
+            uncoded = measure.answers(
                 earlier, later, unlabelled, records, option="--unlabelled", read=reading
             )
-        compared = measure.compare(earlier.release, later.release, coded, others)
+        compared = measure.compare(earlier.release, later.release, coded, uncoded)
         if html is not None:
             write_atomically(html, compared.page().encode())
     say(json.dumps(compared.as_dict(), indent=2) if as_json else compared.sentence)

@@ -123,11 +123,15 @@ def command_line(*words: str | Path, home: str | Path | None = None) -> str:
     Args:
         home: workspace of the command; it is included unless the command finds it by default.
     """
-    named = (
+    home_option = (
         [] if home is None or Path(home).resolve() == home_of(None) else ["--home", nearby(home)]
     )
     return shlex.join(
-        ["autocoder", *(nearby(word) if isinstance(word, Path) else word for word in words), *named]
+        [
+            "autocoder",
+            *(nearby(word) if isinstance(word, Path) else word for word in words),
+            *home_option,
+        ]
     )
 
 

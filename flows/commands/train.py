@@ -157,8 +157,8 @@ def _fit(
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.unfinished_stages(context, parameters)
         verdict = code_lists.assess_parameters(context, parameters)
-    given = [verdict.warning] if verdict is not None and verdict.warning is not None else []
-    output.warn(given)
+    notes = [verdict.warning] if verdict is not None and verdict.warning is not None else []
+    output.warn(notes)
     with output.progress() as console:
         if missing:
             console.expect("training", estimate.of_labels(missing), measured=estimate.measured)
@@ -170,7 +170,7 @@ def _fit(
             parameters={"retrain": parameters},
         )
     warnings = (*result.warnings, *(result.release.warnings if result.release is not None else ()))
-    output.warn([warning for warning in warnings if warning not in given])
+    output.warn([warning for warning in warnings if warning not in notes])
     return result
 
 

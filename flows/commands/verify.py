@@ -28,7 +28,7 @@ def verify(
     allow_unsigned: bundle_options.AllowUnsigned = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, test vectors.
+    r"""Check a bundle: signature, digests, fields, ledger position, revocation, test vectors.
 
     --key is the agency's first root, and --roots contains the later ones. With --roots, keys that
     replaced the first one are accepted, and revoked bundles and expired roots are refused.

@@ -48,7 +48,7 @@ HEARTBEAT_STOPPED = "its heartbeat stopped"
 
 @dataclass(frozen=True)
 class Resumed:
-    """Names of runs by what was done about them."""
+    """Names of runs by the action taken."""
 
     resumed: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def declare_dead(flows: Sequence[str], *, before: datetime, age: timedelta) -> t
 
 
 def _end_tasks(client: SyncPrefectClient, run: FlowRun, state: State) -> None:
-    """Ends what a killed run leaves on its page: tasks that look active, and their
+    """Ends the remains of a killed run on its page: tasks that look active, and their
     progress bars.
     """
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})

@@ -144,8 +144,8 @@ class RecordsForm(BaseModel):
     @classmethod
     def fields(cls) -> dict[str, str]:
         """Returns the parameter that each field sets. Their names are equal."""
-        named = {parameter.rpartition(".")[2]: parameter for parameter in profiles.OPTIONS}
-        return {name: named[name] for name in cls.model_fields if name in named}
+        by_name = {parameter.rpartition(".")[2]: parameter for parameter in profiles.OPTIONS}
+        return {name: by_name[name] for name in cls.model_fields if name in by_name}
 
     def profile(self) -> str | None:
         """Name of the profile that the text changes, or None if the text contains every setting."""
@@ -160,9 +160,9 @@ class RecordsForm(BaseModel):
             content.pop(name, None)
         profile = self.profile()
         fields = self.model_dump(mode="json")
-        own = {key: fields[name] for name, key in self.fields().items()}
+        field_values = {key: fields[name] for name, key in self.fields().items()}
         settings = dict(_settings(content))
-        twice = sorted(settings.keys() & own.keys())
+        twice = sorted(settings.keys() & field_values.keys())
         if twice:
             raise Contradiction(
                 f"Advanced (YAML): {twice[0]} has its own field. Leave it out here",
@@ -170,9 +170,9 @@ class RecordsForm(BaseModel):
                 option=twice[0],
             )
         if self.codelist == NO_LIST:
-            del own["data.codelist"]
+            del field_values["data.codelist"]
         if profile is None:
-            for key, value in own.items():
+            for key, value in field_values.items():
                 profiles.put(content, key, value)
             return profiles.validate(RetrainParameters, content, where="Advanced (YAML): ")
         if profile not in profiles.profile_names():
@@ -182,11 +182,11 @@ class RecordsForm(BaseModel):
                 kind="unknown-form-profile",
             )
         data = profiles.load_profile(profile).get("data", {})
-        if own["data.population"] == data.get("population"):
-            del own[
+        if field_values["data.population"] == data.get("population"):
+            del field_values[
                 "data.population"
             ]  # so that it counts as the profile's, which does not apply to other columns
-        values = {"release.deployment": "release/release"} | settings | own
+        values = {"release.deployment": "release/release"} | settings | field_values
         return profiles.parameters(profile, (), values)
 
     def run(self) -> WorkerSettings:
@@ -197,7 +197,7 @@ class RecordsForm(BaseModel):
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form for parameters, such as those of a command. Each is in a
+        """Returns the form for parameters, such as a command's. Each is in a
         field or in the text.
         """
         content = parameters.model_dump(mode="json")
@@ -257,7 +257,6 @@ def _settings(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def _take(content: dict[str, Any], key: str) -> Any:
-    """Removes a value by its dotted name, and returns it."""
     *path, last = key.split(".")
     for part in path:
         content = content[part]

@@ -34,7 +34,7 @@ def last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
 
 
 class OwnHeartbeat:
-    """Heartbeats of this process, sent in the same way as those of runs.
+    """Heartbeats of this process, sent in the same way as the runs' heartbeats.
 
     They make silence measurable on a machine of any speed. If the server, its database or the
     service that stores events is slow or away, these heartbeats are as late or missing as those of
@@ -62,7 +62,6 @@ class OwnHeartbeat:
 
 
 def _newest(client: SyncPrefectClient, event: str, resource: str, *, limit: int) -> list[datetime]:
-    """Returns when the server received these events, the newest first."""
     now = datetime.now(UTC)
     wanted = {
         "occurred": {"since": now - timedelta(days=365), "until": now + timedelta(days=365)},

@@ -103,8 +103,8 @@ class PrefectRun(Run):
         )(body)
         # quote: Prefect must not search the arguments for futures
         quoted: Any = [quote(value) for value in args]
-        named: Any = {key: quote(value) for key, value in kwargs.items()}
-        answer = unit(*quoted, **named)
+        keywords: Any = {key: quote(value) for key, value in kwargs.items()}
+        answer = unit(*quoted, **keywords)
         if isinstance(
             answer, State
         ):  # cancelled: the flow is ended by the signal, as without a task
@@ -176,7 +176,7 @@ def named_by_plan() -> str:
 def in_flow_run(
     body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, object]
 ) -> R:
-    """Calls the body of a command within a flow run, whose page shows home and parameters."""
+    """Calls the body of a command in a flow run. Its page shows home and parameters."""
 
     @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
     def command(home: str, parameters: Mapping[str, object]) -> R:

@@ -95,8 +95,8 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     except Exception as error:  # the server's components raise the errors of their drivers
-        known = isinstance(error, ServiceEndedError)
-        sys.exit(f"services: {error if known else f'{type(error).__name__}: {error}'}")
+        is_ended = isinstance(error, ServiceEndedError)
+        sys.exit(f"services: {error if is_ended else f'{type(error).__name__}: {error}'}")
 
 
 if __name__ == "__main__":

@@ -66,10 +66,16 @@ def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> l
         rows = (pool.family == number).numpy()
         turn = [t for t in range(len(bits)) if bool(pool.on_trial(t)[torch.from_numpy(rows)].all())]
         half, chosen = len(turn) // 2, max(1, len(turn) // 8)
-        known, choosing, last = turn[:half], turn[half : half + chosen], turn[half + chosen :]
+        reference_turns, choosing, last = (
+            turn[:half],
+            turn[half : half + chosen],
+            turn[half + chosen :],
+        )
         if number == 0:
             last = [t for t in last if pool.natural(t)]
-        reference = bounds.reference(logits[known][:, rows], bits[known][:, rows])
+        reference = bounds.reference(
+            logits[reference_turns][:, rows], bits[reference_turns][:, rows]
+        )
 
         def scored(
             runs: list[int], rows: np.ndarray = rows, reference: bounds.Reference = reference

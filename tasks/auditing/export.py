@@ -96,11 +96,11 @@ def _write(
         scores = softmax(logits[split].astype(np.float64))
         _csv(folder / f"proba_{split}.csv", scores, "%.9g")
         _csv(folder / f"y_{split}.csv", labels[split][:, None], "%d")
-    named = {
+    columns = {
         f"{kind}_{split}": f"{kind}_{split}.csv" for kind in ("proba", "y") for split in SPLITS
     }
     target = {"dataset_name": "autocoder", "features": {}}
-    target |= {f"{name}_path": file for name, file in named.items()}
+    target |= {f"{name}_path": file for name, file in columns.items()}
     with _opened(folder / "target.yaml") as file:
         file.write(json.dumps(target, indent=1).encode())  # JSON is YAML
     members = [np.full(len(labels[split]), split == "train") for split in SPLITS]

@@ -38,18 +38,18 @@ def gradients(
     """
 
     def body(work: Work) -> Figures:
-        given = run_of(work, model, seed)
+        fit_run = run_of(work, model, seed)
         witness = GradientCanaries.toss(
             load_inputs(work.inputs["prepared"], "train"),
             descent_of(event),
-            classes=given.classes,
+            classes=fit_run.classes,
             canaries=canaries,
             generator=generator(seed, "audit", "gradient canaries"),
         )
         run = Run(
-            given.classes,
+            fit_run.classes,
             seed,
-            given.classifier,
+            fit_run.classifier,
             progress=work.progress,
             witness=witness,
             resampled=True,

@@ -85,15 +85,15 @@ def _measure(
         trial_count = len(trials.ell)
     if "gradients" in work.inputs:
         gradients = work.context.store.figures(work.refs["gradients"])
-        each = alpha / (len(Check) + 1)
+        alpha_per_test = alpha / (len(Check) + 1)
         if gradients["coins"]:
             descent = descent_of(decode(dict(event)))
             right, coins = gradients["right"], gradients["coins"]
             bounds.append(
-                gradient_bound(descent, right=right, coins=coins, delta=delta, alpha=each)
+                gradient_bound(descent, right=right, coins=coins, delta=delta, alpha=alpha_per_test)
             )
         checks = gradients["checks"]
-        faults = [name for name, p_value in checks.items() if p_value <= each]
+        faults = [name for name, p_value in checks.items() if p_value <= alpha_per_test]
         gradient_runs = int(bool(checks))
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
     # guard: test_reruns_that_claim_as_much_as_could_be_measured

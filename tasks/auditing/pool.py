@@ -94,7 +94,7 @@ def pool(*, canaries: int, seed: int, prepared: ArtifactRef) -> Step:
 def _pool(work: Work, *, canaries: int, seed: int) -> Figures:
     halves = [load_inputs(work.inputs["prepared"], split) for split in SPLITS]
     records = inputs.joined([_narrowed(half) for half, _ in halves])
-    labels = torch.cat([given for _, given in halves])
+    labels = torch.cat([half_labels for _, half_labels in halves])
     if canaries > len(labels):
         raise OutOfRange(
             f"--canaries: {canaries} are more than the {len(labels)} records. Use "

@@ -31,7 +31,7 @@ class BranchAudit(BaseModel, frozen=True):
     guarantee_kind: str
     epsilon: float | None
     epsilon_add_remove: float | None
-    """Epsilon for adding or removing one record, which is what the bounds measure."""
+    """Epsilon for adding or removing one record, to compare with the bounds."""
     delta: float | None
     confidence: float
     verdict: str

@@ -80,7 +80,7 @@ def estimate_stages(
     settings: AuditParameters,
     chosen: Sequence[Method],
 ) -> Estimate:
-    """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
+    """Estimates the stages of an audit: the comparison, and the reruns of each branch."""
     _refuse_draws(parameters, terms, settings, chosen)
     terms = _as_released(parameters, terms)
     estimate = comparison.refuse_early(context, parameters, terms, chosen)

@@ -213,9 +213,14 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
         return float("nan") if epsilon is None else epsilon
 
     tensors: dict[str, Tensor] = {"included": included.to(torch.uint8)}
-    for name, these in scored.items():
-        epsilon = torch.tensor([claimed(event) for event in these.events], dtype=torch.float64)
-        tensors |= {f"{name}.ell": these.ell, f"{name}.right": these.right.to(torch.uint8)}
+    for name, mechanism_scores in scored.items():
+        epsilon = torch.tensor(
+            [claimed(event) for event in mechanism_scores.events], dtype=torch.float64
+        )
+        tensors |= {
+            f"{name}.ell": mechanism_scores.ell,
+            f"{name}.right": mechanism_scores.right.to(torch.uint8),
+        }
         tensors[f"{name}.epsilon"] = epsilon
     return tensors
 

@@ -66,8 +66,8 @@ class ComparisonSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def all_branches(self) -> Mapping[str, Method]:
         """The standard methods and the user's own, which take precedence under the same name."""
-        own = [parse_method(body, "branches") for body in self.branches]
-        return standard_methods() | {method.name: method for method in own}
+        user_methods = [parse_method(body, "branches") for body in self.branches]
+        return standard_methods() | {method.name: method for method in user_methods}
 
 
 class CompareParameters(ComparisonSettings, frozen=True, title="Compare"):

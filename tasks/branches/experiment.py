@@ -106,9 +106,9 @@ class Study:
         """Delta for branches that set none: the run's, or a default from the number of records and
         the policy.
         """
-        stated = self.terms.delta or self.parameters.method.delta
+        delta = self.terms.delta or self.parameters.method.delta
         records = self.facts["train"]
-        return stated or ledger_access.default_delta(self.context, self.parameters, records=records)
+        return delta or ledger_access.default_delta(self.context, self.parameters, records=records)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,9 @@ class Experiment:
 
     def run_all(self) -> list[Outcome]:
         """Runs all stages and also scores the fits that this one continues, which come first."""
-        return [self._outcome(each) for each in self.stages(self.study.run_step, score_all=True)]
+        return [
+            self._outcome(stages) for stages in self.stages(self.study.run_step, score_all=True)
+        ]
 
     def _outcome(self, stages: Stages[ArtifactRef]) -> Outcome:
         store = self.study.context.store

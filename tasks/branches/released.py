@@ -50,11 +50,11 @@ def find_stages(
     dataset = find(ingest_records(parameters.data))
     prepared = prepare(parameters, dataset, [model_for(method, parameters)], find)
     facts = None if dataset is None else ingest_figures(context.store, dataset)
-    known: Any = {"dataset": dataset, "prepared": prepared, "facts": facts}
+    inputs: Any = {"dataset": dataset, "prepared": prepared, "facts": facts}
 
     def never(step: Step) -> Any:
         raise RuntimeError("a dry run must not run a step")
 
-    study = Study(context, parameters, terms, **known, run_step=never)
+    study = Study(context, parameters, terms, **inputs, run_step=never)
     experiment = study.experiment(method)
     return experiment, experiment.stages(find, score_all=True)[-1].fitted

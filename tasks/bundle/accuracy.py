@@ -46,10 +46,10 @@ class ToldAccuracy:
     def of(
         table: AccuracyTable, event: ParallelEvent, codes: Sequence[Code], ingest: IngestConfig
     ) -> ToldAccuracy:
-        stated = state(table, event.evaluation, targets=TARGETS, coverages=COVERAGES)
+        accuracy = state(table, event.evaluation, targets=TARGETS, coverages=COVERAGES)
         day = ingest.train_before
         unit = "unit" if event.split == "unit" else "record"
-        return ToldAccuracy(stated, group_names(codes), None if day is None else str(day), unit)
+        return ToldAccuracy(accuracy, group_names(codes), None if day is None else str(day), unit)
 
     def as_json(self) -> AccuracyFile:
         test_half: HeldOutRecords = {"dated_from": self.dated_from, "unit": self.unit}

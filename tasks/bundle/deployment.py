@@ -62,15 +62,21 @@ class Deployment:
                 "record.",
                 kind="never-sampled",
             )
-        stated = later
+        statement = later
         for row in state.rows:
             if row.sequence < release.sequence and isinstance(row, Row):
                 policy = row.entry.policy if isinstance(row.entry, PolicySet) else None
-                stated = stated if policy is None else policy.registry or later
+                statement = statement if policy is None else policy.registry or later
         charges = {charge.account: charge for charge in release.charges}
-        earlier = [one for one in state.releases.values() if one.sequence < release.sequence]
-        repeated = any(one.plan.population == release.plan.population for one in earlier)
-        return Deployment(drawn, tuple(charges.values()), stated, repeated)
+        earlier = [
+            other_release
+            for other_release in state.releases.values()
+            if other_release.sequence < release.sequence
+        ]
+        repeated = any(
+            other_release.plan.population == release.plan.population for other_release in earlier
+        )
+        return Deployment(drawn, tuple(charges.values()), statement, repeated)
 
     def _words(self, utility: Sequence[str]) -> _Words:
         # only the caps of accounts are public: sums depend on which records other releases share

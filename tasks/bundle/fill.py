@@ -111,13 +111,13 @@ def fill(
     else:
         model = candidate.classifier(context, theta)
     told = _told(context, row, candidate, codes, table)
-    stated = None if told is None else told.stated
+    stated_accuracy = None if told is None else told.stated
     accuracy = None if told is None else told.as_json()
     tensors = export.save(
         model, folder, codes=[entry.code for entry in codes], precision=settings.precision
     )
-    if stated is not None:
-        export.divide_scores(folder, stated.temperature, codes=len(codes))
+    if stated_accuracy is not None:
+        export.divide_scores(folder, stated_accuracy.temperature, codes=len(codes))
     documents = _Documents(folder)
     if deployment is not None:
         _add_deployment(documents, deployment, accuracy)
@@ -138,8 +138,8 @@ def fill(
         if accuracy["stated"]:
             documents.add(bundle.RELIABILITY, render("reliability.svg", accuracy=accuracy))
     documents.add(bundle.CODELIST, codes_text(codes, classification, version))
-    if stated is not None:
-        thresholds: Thresholds | None = calibration.thresholds_of(stated)
+    if stated_accuracy is not None:
+        thresholds: Thresholds | None = calibration.thresholds_of(stated_accuracy)
     else:
         thresholds = calibration.thresholds_on_generated(released, codes, score=score)
         if thresholds is not None:
@@ -196,7 +196,7 @@ def fill(
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
     digests = {name: graph.sha256 for name, graph in graphs.items()}
-    own = own_texts(
+    unpublished = own_texts(
         codes,
         facts,
         candidate.model.encoder,
@@ -204,8 +204,8 @@ def fill(
         label=row.plan.release_label,
         registry=None if deployment is None else deployment.stated,
     )
-    signed = own if texts is None else texts
-    unsigned = tuple(text for text in own if text not in signed)
+    signed = unpublished if texts is None else texts
+    unsigned = tuple(text for text in unpublished if text not in signed)
     expected = _expected(
         context, candidate, codes, settings, unsigned, documents=documents.texts, graphs=digests
     )

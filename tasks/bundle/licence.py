@@ -57,7 +57,6 @@ def resolve(name: str | None) -> str:
 
 
 def text_of(name: str) -> str:
-    """Returns the licence text for a bundle."""
     if resolve(name) == OURS:
         return licence_text()
     return (

@@ -158,13 +158,13 @@ EVERY = (
         "audited",
     ),
     assumed(
-        "Nothing measured what this release leaks. If the program has a mistake, the figures may "
-        "be wrong.",
+        "The leakage of this release was not measured. If the program has a mistake, the figures "
+        "may be wrong.",
         "Then a measurement exists that is not stated here. `autocoder audit` makes one.",
         "not audited",
     ),
     proved(
-        "What is computed only from the released files reveals no more than they do.",
+        "Anything computed only from the released files reveals no more than they do.",
         (
             "Dwork and Roth 2014, proposition 2.1. Thresholds that are fitted on records come from "
             "a noisy table of them, test vectors from the code list."
@@ -178,7 +178,7 @@ EVERY = (
     ),
     tested(
         "Adding, removing or changing a record does not move any other in or out of training.",
-        "The record's own date decides, and a keyed hash of its id or content where a holdout is "
+        "The record's own date decides, and a keyed hash of its id or content if a holdout is "
         "kept (`storage/ingest/sampling.py`).",
         "by date",
     ),
@@ -192,7 +192,7 @@ EVERY = (
     tested(
         "Adding, removing or changing a record does not move a record of another unit in or out of "
         "training.",
-        "The record's own date decides, and a keyed hash where a holdout is kept. Which records of "
+        "The record's own date decides, and a keyed hash if a holdout is kept. Which records of "
         "a unit are used depends on that unit's records alone (`storage/ingest/sampling.py`).",
         "by date with units",
     ),
@@ -250,7 +250,7 @@ EVERY = (
     ),
     assumed(
         "The number of records n is public and equal for both neighbours, and the run finished.",
-        "The number of steps, their size and the noise follow from n, so that they would tell it.",
+        "The number of steps, their size and the noise follow from n, so they would reveal it.",
     ),
     assumed(
         "A file's format (encoding, delimiter, header) does not depend on one record.",
@@ -303,7 +303,7 @@ EVERY = (
         "exact batches",
     ),
     assumed(
-        "Nobody breaks AES-256, whose output under a secret key is the noise.",
+        "Nobody breaks AES-256. Its output under a secret key is the noise.",
         "Anyone who predicts the noise can remove it.",
     ),
     assumed(
@@ -312,7 +312,7 @@ EVERY = (
     ),
     assumed(
         "The encoder, and anything else training starts from, was made without these records.",
-        "What it knows about them is released, uncounted.",
+        "If it knows something about them, that is released without being counted.",
     ),
     assumed(
         "The program does what its source says.",
@@ -447,7 +447,7 @@ SECTIONS = (
         lead="The model was trained without protection.",
         sentences=(
             tested(
-                "Nothing is promised; such a model cannot be released.",
+                "Nothing is promised. Such a model cannot be released.",
                 "The ledger refuses it (`storage/ledger/content.py`; `tests/storage/ledger`).",
             ),
         ),

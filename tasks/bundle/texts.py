@@ -53,22 +53,22 @@ def own_texts(
     """
     # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
-    named = " ".join(
+    classification = " ".join(
         filter(None, (facts.get("classification", ""), facts.get("classification_version", "")))
     )
     if (
-        len(re.findall(r"\w", named)) >= _PUBLIC_NAME
-        or len(named) > 2 * _PUBLIC_NAME
-        or not named.isascii()
+        len(re.findall(r"\w", classification)) >= _PUBLIC_NAME
+        or len(classification) > 2 * _PUBLIC_NAME
+        or not classification.isascii()
     ):
-        texts.append(f"classification: {named}")
+        texts.append(f"classification: {classification}")
     texts += _texts_of_statement({} if statement is None else statement)
     if registry is not None:
         # guard: test_what_the_record_for_a_registry_says_is_listed
         if not _NAME.fullmatch(label):
             texts.append(f"label of the release: {label}")
-        stated = registry.model_dump(mode="json")
-        texts += [f"registry: {name}: {text}" for name, text in _leaves(stated) if text]
+        registry_fields = registry.model_dump(mode="json")
+        texts += [f"registry: {name}: {text}" for name, text in _leaves(registry_fields) if text]
     if not _ENCODER.fullmatch(name_of(encoder)):
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
@@ -173,7 +173,6 @@ def encoder_digest(encoder: str) -> str:
 
 
 def describe_encoder(encoder: str, sha256: str) -> str:
-    """Describes an encoder for the page that is signed."""
     name = reviewed_encoder(sha256)
     if name is not None:
         return f"{name}, reviewed (SHA-256 {sha256})"

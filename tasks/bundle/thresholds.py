@@ -152,14 +152,14 @@ def thresholds_on_table(
     table = survey(data, text_columns=[*columns, label], read=read)
     cells = (cell for (cell,) in table.text_rows([label]))
     place = f"--data: {data}, column {label!r}"
-    given, _ = human_codes(
+    true_codes, _ = human_codes(
         cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing
     )
     logits: list[Any] = []
     labels: list[int] = []
     done = 0
     for piece in pieces(table.text_rows(columns, table.marks()), columns=len(columns)):
-        texts, codes = join(piece), given[done : done + len(piece)]
+        texts, codes = join(piece), true_codes[done : done + len(piece)]
         usable = [place for place, code in enumerate(codes) if code and texts[place]]
         logits.append(np.asarray(released.logits([texts[place] for place in usable])))
         labels += [places.get(codes[place], -1) for place in usable]
@@ -195,10 +195,10 @@ def warnings(thresholds: Thresholds | None) -> list[str]:
     if thresholds is None:
         return [f"the bundle has no thresholds. {WITHOUT_TABLE}"]
     entries = thresholds["thresholds"]
-    missing = [one["target_accuracy"] for one in entries if one["threshold"] is None]
+    missing = [entry["target_accuracy"] for entry in entries if entry["threshold"] is None]
     if not missing:
         return []
-    reached = [one["target_accuracy"] for one in entries if one["threshold"] is not None]
+    reached = [entry["target_accuracy"] for entry in entries if entry["threshold"] is not None]
     lacking = _targets(missing, "or")
     which = (
         f"thresholds for {_targets(reached, 'and')} accuracy, but none for {lacking}"

@@ -86,8 +86,8 @@ class AdoptionReport:
         right = float(self.thresholds["reached"]["accuracy_of_all"])
         number = int(self.thresholds["records"])
         used = number - int(fits_temperature(number).sum())
-        own = difference(told, right, used, set_aside=number - used)
-        return [*lines, *filter(None, [own])]
+        comparison = difference(told, right, used, set_aside=number - used)
+        return [*lines, *filter(None, [comparison])]
 
     @property
     def measured_on(self) -> str:
@@ -110,7 +110,9 @@ class AdoptionReport:
             "revocation: --roots names the file roots.json that the agency sends when it "
             "revokes a release"
         )
-        own = "accuracy on your narratives: --data names a file of records that you coded manually"
+        accuracy = (
+            "accuracy on your narratives: --data names a file of records that you coded manually"
+        )
         return [
             *([roots] if self.adopted.roots is None else []),
             *(
@@ -118,7 +120,7 @@ class AdoptionReport:
                 if self.answers is None
                 else []
             ),
-            *([] if self.thresholds else [own]),
+            *([] if self.thresholds else [accuracy]),
         ]
 
     @property
@@ -298,8 +300,8 @@ def _lines(fitted: Thresholds) -> Iterator[str]:
             )
     yield best_accuracy(fitted)
     sets = [Sets.of(entry) for entry in fitted["sets"]["coverages"]] if "sets" in fitted else []
-    yield from (one.statement for one in sets if one.confidence is None)
-    told = [one for one in sets if one.confidence is not None]
+    yield from (limit.statement for limit in sets if limit.confidence is None)
+    told = [limit for limit in sets if limit.confidence is not None]
     if told:
-        shares = ", ".join(f"{one.coverage:g}" for one in told)
+        shares = ", ".join(f"{limit.coverage:g}" for limit in told)
         yield f"`autocoder code --coverage` of {shares}: {told[-1].statement}"

@@ -72,8 +72,8 @@ class BundleSummary:
 
     @property
     def others(self) -> tuple[int, int]:
-        left = self.rows.most_common()[_MOST_CODES:]
-        return len(left), sum(rows for _, rows in left)
+        rest = self.rows.most_common()[_MOST_CODES:]
+        return len(rest), sum(rows for _, rows in rest)
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:

@@ -128,10 +128,10 @@ class Reads:
         tokens = next(iter(folder.glob("**/tokenizer_config.json")), None)
         longest = _field(tokens, "model_max_length") or _field(tokens, "max_length")
         bom = folder / MATERIALS
-        known = bom.is_file() and _ENGLISH in bom.read_text(encoding="utf-8")
+        is_english = bom.is_file() and _ENGLISH in bom.read_text(encoding="utf-8")
         return cls(
             tokens=longest if isinstance(longest, int) and longest < MOST_CHARACTERS else None,
-            encoder="english" if known else None,
+            encoder="english" if is_english else None,
             stems=_field(folder / LEXICON, "language"),
         )
 
@@ -283,9 +283,9 @@ class Coder:
         if self.sets is not None:
             members = self.sets.members(scores, self.model.codes)
             codings = list(map(self._with_set, codings, members))
-        each = iter(codings)
+        remaining = iter(codings)
         blank = self._blank_coding(threshold)
-        return [next(each) if text.strip() else blank for text in texts]
+        return [next(remaining) if text.strip() else blank for text in texts]
 
     def _coding(
         self,

@@ -2,7 +2,7 @@
 
 Every worker must see the input, the output's folder and the bundle at the same paths. A request
 contains these paths, the options and the number of a piece. The answers go into the job's own
-folder next to the output, whose name is a digest of table, bundle, options and code. A worker with
+folder next to the output. Its name is a digest of table, bundle, options and code. A worker with
 a different version of any of them, or one that comes late, finds no such folder. A finished piece
 is not coded again. Pieces are handed out in order, so each worker reads the table only once.
 """
@@ -68,8 +68,8 @@ def distribute(
             kind="engine-needs-folder",
         )
     coder, (answers,) = bundles.coders[""], job.answers
-    with closing(job.pieces()) as every:
-        number = sum(1 for _ in every)
+    with closing(job.pieces()) as pieces:
+        number = sum(1 for _ in pieces)
     wanted: _Request = {
         "data": [str(part.source.path.resolve()) for part in job.table.files],
         "read": job.table.options.model_dump(mode="json"),

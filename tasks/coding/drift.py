@@ -1,4 +1,4 @@
-"""Compares a period's codes and scores with those of a reference period.
+"""Compares the codes and scores of two periods.
 
 | of | distance | test |
 |---|---|---|
@@ -6,8 +6,8 @@
 | scores | KS: largest distance between the two distribution functions | Kolmogorov-Smirnov |
 
 The verdict requires a significant difference that is also large enough to matter (PSI over 0.1 or
-0.25, the usual limits in credit scoring; KS over 0.1 or 0.2). With a million rows any difference is
-significant, with fifty none is.
+0.25, the usual limits in credit scoring; KS over 0.1 or 0.2). With a million rows any difference
+is significant; with fifty, hardly any.
 """
 
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class Sample:
 
     def variance(self, values: Floats) -> float:
         x, size = self.weights * values, np.bincount(self.strata)
-        squares, sums = (np.bincount(self.strata, weights=each) for each in (x * x, x))
+        squares, sums = (np.bincount(self.strata, weights=terms) for terms in (x * x, x))
         return float((self.corrections * (squares - sums**2 / size)).sum())
 
     def count(self, code: int, inside: Flags, *, machine: int, rows: int) -> Interval:
@@ -113,15 +113,15 @@ class Sample:
             machine: number of the group's rows with the model's code.
             rows: number of the group's rows.
         """
-        human, given = inside & (self.human == code), inside & (self.model == code)
+        human, machine_coded = inside & (self.human == code), inside & (self.model == code)
         usual = (1 - self.agreement) * machine
-        wrong = self._errors(given & ~human, given, machine, usual=usual) or Interval(
-            usual, 0.0, machine
-        )
+        wrong = self._errors(
+            machine_coded & ~human, machine_coded, machine, usual=usual
+        ) or Interval(usual, 0.0, machine)
         hits = machine - wrong.value
         usual = hits * (1 - self.agreement) / max(self.agreement, _TINY)
         missed = self._errors(
-            human & ~given, inside & ~given, rows - machine, usual=usual
+            human & ~machine_coded, inside & ~machine_coded, rows - machine, usual=usual
         ) or Interval(0.0, 0.0, 0.0)
         low = float(np.hypot(wrong.high - wrong.value, missed.value - missed.low))
         high = float(np.hypot(wrong.value - wrong.low, missed.high - missed.value))
@@ -212,13 +212,13 @@ def estimate(table: DoubleCoded) -> Estimates:
     cells = Counter(zip(table.groups, model.tolist(), strict=True))
     of_rows = [table.groups[row] for row in table.rows]
     levels = [level for size in range(len(by) + 1) for level in combinations(range(len(by)), size)]
-    every = [
+    estimates = [
         estimate
         for level in levels
         for estimate in _of_level(drawn, cells, of_rows, level, names.tolist())
     ]
     return Estimates(
-        by, table.titles, len(table.rows), len(table.missing), tuple(every), table.people
+        by, table.titles, len(table.rows), len(table.missing), tuple(estimates), table.people
     )
 
 

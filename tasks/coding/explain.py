@@ -97,8 +97,8 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
 def _by_word(lexicon: Lexicon, words: Sequence[str], added: Tensor) -> list[float]:
     batches = [words[start : start + _AT_ONCE] for start in range(0, len(words), _AT_ONCE)]
     total = sum((lexicon.words(batch).sum(0) for batch in batches), torch.zeros(lexicon.columns))
-    each = torch.where(total == 0, 0.0, added[0].detach() / torch.where(total == 0, 1.0, total))
-    return [share for batch in batches for share in (lexicon.words(batch) @ each).tolist()]
+    shares = torch.where(total == 0, 0.0, added[0].detach() / torch.where(total == 0, 1.0, total))
+    return [share for batch in batches for share in (lexicon.words(batch) @ shares).tolist()]
 
 
 def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tensor, Tensor]:

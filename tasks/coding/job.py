@@ -145,8 +145,8 @@ def _clear(job: CodingJob) -> None:
 
 def _code_missing(bundles: Bundles, job: CodingJob) -> None:
     done = 0
-    with closing(job.pieces()) as every:
-        for number, piece in every:
+    with closing(job.pieces()) as pieces:
+        for number, piece in pieces:
             part = job.part(bundles, number)
             if not part.is_file():
                 code_piece(bundles, job, piece, part)

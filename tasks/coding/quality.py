@@ -45,16 +45,16 @@ def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) 
     longest texts to the left of the answers.
     """
     table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
-    given = table.columns[: table.columns.index(f"{prefix}code")]
-    if not given:
+    input_columns = table.columns[: table.columns.index(f"{prefix}code")]
+    if not input_columns:
         raise Missing(
             "--text: the table has only the columns of the answers. Specify the "
             "column of the narratives.",
             kind="no-text-column",
         )
-    rows = list(islice(table.text_rows(given), _SEEN))
+    rows = list(islice(table.text_rows(input_columns), _SEEN))
     lengths = [sum(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return given[lengths.index(max(lengths))]
+    return input_columns[lengths.index(max(lengths))]
 
 
 def draw(
@@ -88,8 +88,8 @@ def draw(
         )
     kind = output_kind(out)
     code, human = f"{prefix}code", f"{prefix}{HUMAN}"
-    named = [ROW, *columns, WEIGHT, human]
-    if twice := [name for name, count in Counter(named).items() if count > 1]:
+    sample_columns = [ROW, *columns, WEIGHT, human]
+    if twice := [name for name, count in Counter(sample_columns).items() if count > 1]:
         raise Contradiction(
             f"--text {twice[0]!r}: the sample already has such a column. Leave it out, or rename "
             "it.",
@@ -99,9 +99,9 @@ def draw(
     table = survey(coded, text_columns=[code, *columns], option="CODED", read=read)
     rng = Random(seed) if seed is not None else SystemRandom()
     always = {row for row, (cell,) in enumerate(table.text_rows([code])) if cell in sensitive}
-    others = [row for row in range(table.rows) if row not in always]
+    remaining = [row for row in range(table.rows) if row not in always]
     if size is None:
-        strata = [Stratum(others, math.ceil(share * len(others)))]
+        strata = [Stratum(remaining, math.ceil(share * len(remaining)))]
     elif size <= len(always):
         raise OutOfRange(
             f"--rows: there are {len(always)} rows with sensitive codes alone. "
@@ -109,12 +109,12 @@ def draw(
             kind="too-few-rows",
         )
     else:
-        strata = stratify(*scores_of(table, prefix), others, size=size - len(always))
+        strata = stratify(*scores_of(table, prefix), remaining, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
     for stratum in strata:
         weight |= dict.fromkeys(rng.sample(stratum.rows, stratum.size), stratum.weight)
     kinds = [pa.int64(), *[pa.string()] * len(columns), pa.float64(), pa.string()]
-    schema = pa.schema(list(zip(named, kinds, strict=True)))
+    schema = pa.schema(list(zip(sample_columns, kinds, strict=True)))
     picked = (
         (number + 1, *row, round(weight[number], 6), None)
         for number, row in enumerate(table.text_rows(columns))
@@ -184,20 +184,20 @@ def read_double_coded(
         titles.setdefault(code, "".join(cells[len(by) :]))
     columns = [ROW, WEIGHT, f"{prefix}{HUMAN}"]
     returned = survey(sample, text_columns=columns, option="--sample", read=read)
-    given: dict[int, tuple[float, str]] = {}
+    manual_codes: dict[int, tuple[float, str]] = {}
     texts: dict[int, Sequence[str]] = {}
     beside = [
         name for name in returned.columns if name not in columns and table.columns.count(name) == 1
     ]
     for number, row in enumerate(returned.text_rows([*columns, *beside]), start=1):
-        place, weight, cell, *others = map(_plain, row)
+        place, weight, cell, *text_cells = map(_plain, row)
         rank, value = _number(place), _number(weight)
         # a weight is one over a probability, which is at least one over the number of rows
         if (
             rank != int(rank)
             or not 1 <= rank <= len(codes)
             or not 1 <= value <= len(codes)
-            or int(rank) - 1 in given
+            or int(rank) - 1 in manual_codes
         ):
             raise Contradiction(
                 f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs "
@@ -206,16 +206,16 @@ def read_double_coded(
                 kind="changed-sample",
                 row=number,
             )
-        given[int(rank) - 1] = (value, cell)
-        texts[int(rank) - 1] = others
+        manual_codes[int(rank) - 1] = (value, cell)
+        texts[int(rank) - 1] = text_cells
     _require_own_rows(table, texts, beside, f"--sample: {sample}")
     _require_own_codes(
-        [cell for _, cell in given.values()],
-        [codes[place] for place in given],
+        [cell for _, cell in manual_codes.values()],
+        [codes[place] for place in manual_codes],
         f"--sample: {sample}, column {columns[-1]!r}",
     )
     read_codes, people = human_codes(
-        [cell for _, cell in given.values()],
+        [cell for _, cell in manual_codes.values()],
         set(listed or codes) - {""},
         place=f"--sample: {sample}, column {columns[-1]!r}",
         allowed=allow_unlisted,
@@ -230,7 +230,10 @@ def read_double_coded(
             kind="no-codes-in-sample",
             column=columns[-1],
         )
-    places, weights = np.array(list(given)), np.array([weight for weight, _ in given.values()])
+    places, weights = (
+        np.array(list(manual_codes)),
+        np.array([weight for weight, _ in manual_codes.values()]),
+    )
     order = np.argsort(places[has])
     return DoubleCoded(
         codes=codes,
@@ -249,14 +252,14 @@ def _require_own_rows(
     table: Table, texts: Mapping[int, Sequence[str]], columns: Sequence[str], place: str
 ) -> None:
     """Refuses a sample with text cells that differ from those of the coded table's rows."""
-    other = 0
+    differing = 0
     if columns:
         for number, row in enumerate(table.text_rows(columns)):
-            own = texts.get(number)
-            other += own is not None and not all(map(_is_same, own, row))
-    if other:
+            cells = texts.get(number)
+            differing += cells is not None and not all(map(_is_same, cells, row))
+    if differing:
         raise Contradiction(
-            f"{place}: in {other:,} of {len(texts):,} rows the text differs from "
+            f"{place}: in {differing:,} of {len(texts):,} rows the text differs from "
             f"that of the coded table's row in {ROW}. Either one column was "
             "sorted alone, or the sample is of another table. Use the sample as "
             "it was taken, with its codes.",
@@ -283,8 +286,10 @@ def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -
     """Refuses manual codes in alphabetical order if the model's codes of the same
     rows are not sorted.
     """
-    given = [(code, other) for code, other in zip(human, model, strict=True) if code.strip()]
-    codes, others = [code for code, _ in given], [other for _, other in given]
+    pairs = [
+        (code, model_code) for code, model_code in zip(human, model, strict=True) if code.strip()
+    ]
+    codes, model_codes = [code for code, _ in pairs], [model_code for _, model_code in pairs]
     arrangements = math.lgamma(len(codes) + 1) - sum(
         math.lgamma(count + 1) for count in Counter(codes).values()
     )
@@ -292,8 +297,8 @@ def _require_own_codes(human: Sequence[str], model: Sequence[str], place: str) -
         return
     for order in (_numbers_first, str):
         for falls in (False, True):
-            if codes == sorted(codes, key=order, reverse=falls) and others != sorted(
-                others, key=order, reverse=falls
+            if codes == sorted(codes, key=order, reverse=falls) and model_codes != sorted(
+                model_codes, key=order, reverse=falls
             ):
                 raise Contradiction(
                     f"{place}: the codes are in order, but those of the model for "
@@ -362,10 +367,10 @@ def agreement(table: DoubleCoded) -> Agreement:
     percentile bootstrap intervals over the sampled rows (95%, 1,000 resamples). With fewer than
     about 30 rows they are too narrow.
     """
-    given = [table.codes[row] for row in table.rows]
-    names, numbers = np.unique([*table.human, *given], return_inverse=True)
+    model_codes = [table.codes[row] for row in table.rows]
+    names, numbers = np.unique([*table.human, *model_codes], return_inverse=True)
     human, model = np.split(numbers, 2)
-    rng, n = np.random.default_rng(0), len(given)
+    rng, n = np.random.default_rng(0), len(model_codes)
     picks = [np.arange(n), *rng.integers(0, n, (_BOOTSTRAP, n))]
     figures = np.array(
         [_share_and_kappa(human[p], model[p], table.weights[p], len(names)) for p in picks]
@@ -373,8 +378,12 @@ def agreement(table: DoubleCoded) -> Agreement:
     share, kappa = figures[0].tolist()
     shares, kappas = figures[1:].T
     defined = not math.isnan(kappa)
-    counted, mine = Counter(table.human), Counter(given)
-    both = Counter(code for code, other in zip(table.human, given, strict=True) if code == other)
+    counted, mine = Counter(table.human), Counter(model_codes)
+    both = Counter(
+        code
+        for code, model_code in zip(table.human, model_codes, strict=True)
+        if code == model_code
+    )
     return Agreement(
         rows=n,
         missing=len(table.missing),

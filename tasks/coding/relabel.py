@@ -104,7 +104,6 @@ class Relabelling:
         ]
 
     def _best(self, candidates: Sequence[str], scores: np.ndarray) -> tuple[str, float]:
-        """Returns the best candidate with its share of the candidates' scores."""
         places = [self.coder.model.codes.index(code) for code in candidates]
         among = scores[places].astype(np.float64)
         best = int(among.argmax())
@@ -150,9 +149,9 @@ def relabel(table: Table, out: Path, how: Relabelling) -> Relabelled:
         replace_atomically(out, source=table.source.path) as fresh,
         open_writer(fresh, output_kind(out), schema) as write,
     ):
-        whole = pieces(table.read(), columns=len(schema))
+        chunks = pieces(table.read(), columns=len(schema))
         cells = table.text_rows(wanted)
-        for piece in whole:
+        for piece in chunks:
             read = [next(cells) for _ in piece]
             texts = how.narratives.texts([row[1:] for row in read])
             new = how.rows([row[0] for row in read], texts)

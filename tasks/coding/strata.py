@@ -91,7 +91,6 @@ def _frequent_codes(codes: Iterable[str], *, size: int) -> set[str]:
 
 
 def _expected_error(scores: Sequence[float]) -> float:
-    """Returns the error rate that the scores predict."""
     return max(_SMALLEST_ERROR, 1 - float(np.mean(scores)))
 
 

@@ -89,18 +89,18 @@ def differences(
     """Returns the difference for every name, the most frequent first. p-values are adjusted by
     Holm's step-down method.
     """
-    each = [
+    by_name = [
         difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)
     ]
     tested = sorted(
-        (entry for entry in each if entry.records >= _FEWEST), key=lambda entry: entry.chance
+        (entry for entry in by_name if entry.records >= _FEWEST), key=lambda entry: entry.chance
     )
     adjusted, highest = {}, 0.0
     for place, entry in enumerate(tested):
         highest = max(highest, min(1.0, entry.chance * (len(tested) - place)))
         adjusted[entry.name] = highest
-    each = [replace(entry, chance=adjusted.get(entry.name, 1.0)) for entry in each]
-    return sorted(each, key=lambda entry: (-entry.records, entry.name))
+    by_name = [replace(entry, chance=adjusted.get(entry.name, 1.0)) for entry in by_name]
+    return sorted(by_name, key=lambda entry: (-entry.records, entry.name))
 
 
 @dataclass(frozen=True)
@@ -124,19 +124,19 @@ class Succession:
 
     @property
     def sentence(self) -> str:
-        whole = self.overall
+        overall = self.overall
         worse = [code.name for code in self.codes if code.verdict == "worse"]
         main = {
             "better": "The new model is better",
             "worse": "The new model is worse",
             "not shown": "No significant difference",
-        }[whole.verdict]
+        }[overall.verdict]
         codes = f" It is worse at {len(worse)} codes: {', '.join(worse[:8])}." if worse else ""
         return (
-            f"{main}: {whole.new:.1%} of {whole.records:,} coded records right, {whole.old:.1%} "
-            "before (difference "
-            f"{100 * whole.low:+.1f} to {100 * whole.high:+.1f} points, p = "
-            f"{whole.chance:.3g}).{codes} They agree on "
+            f"{main}: {overall.new:.1%} of {overall.records:,} coded records right, "
+            f"{overall.old:.1%} before (difference "
+            f"{100 * overall.low:+.1f} to {100 * overall.high:+.1f} points, p = "
+            f"{overall.chance:.3g}).{codes} They agree on "
             f"{self.agreement:.1%} of {self.records:,} records without codes."
         )
 
@@ -203,12 +203,12 @@ def answers(
     """
     columns = [*narratives.columns, *filter(None, (label, by))]
     table = survey(data, text_columns=columns, option=option, read=read)
-    given: list[str] = []
+    labels: list[str] = []
     if label:
         cells = (cell for (cell,) in table.text_rows([label]))
         listed = set(old.model.codes) | set(new.model.codes)
         place = f"{option}: {data}, column {label!r}"
-        given, people = human_codes(
+        labels, people = human_codes(
             cells, listed, place=place, allowed=allow_unlisted, marks=read.missing
         )
         report(people)
@@ -219,7 +219,7 @@ def answers(
     done = 0
     for piece in pieces(table.text_rows(columns), columns=len(columns)):
         texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
-        codes = given[done : done + len(piece)] if label else [""] * len(piece)
+        codes = labels[done : done + len(piece)] if label else [""] * len(piece)
         group_cells = [row[-1] for row in piece] if by else [""] * len(piece)
         usable_texts: list[str] = []
         for text, code, group in zip(texts, codes, group_cells, strict=True):

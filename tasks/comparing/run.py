@@ -102,14 +102,17 @@ def run(
     ]
     numbers = range(parameters.seed, parameters.seed + seeds)
     groups = []
-    for each, branches in studies:
+    for seed_study, branches in studies:
         if run_on_workers is not None:
             run_on_workers(
-                [each.experiment(branch, seed) for branch in branches for seed in numbers]
+                [seed_study.experiment(branch, seed) for branch in branches for seed in numbers]
             )
         for branch in branches:
             groups.append(
-                Group(each, *stages.timed([each.experiment(branch, seed) for seed in numbers]))
+                Group(
+                    seed_study,
+                    *stages.timed([seed_study.experiment(branch, seed) for seed in numbers]),
+                )
             )
     return groups
 
@@ -163,5 +166,5 @@ class _Stages:
         outcomes = tuple(experiment.run() for experiment in experiments)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._seconds).encode())
-        known = self._taken <= self._seconds.keys()
-        return outcomes, sum(self._seconds[digest] for digest in self._taken) if known else None
+        all_timed = self._taken <= self._seconds.keys()
+        return outcomes, sum(self._seconds[digest] for digest in self._taken) if all_timed else None

@@ -126,7 +126,9 @@ def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
     kinds = [group.outcomes[0].claim.guarantee_kind for group in groups]
     first = kinds.index("none") if "none" in kinds else 0
     reference = groups[first], resampled[first]
-    return [_summary(group, own, reference) for group, own in zip(groups, resampled, strict=True)]
+    return [
+        _summary(group, scores, reference) for group, scores in zip(groups, resampled, strict=True)
+    ]
 
 
 Resampled = Mapping[str, np.ndarray]
@@ -136,8 +138,8 @@ that all branches share.
 
 
 def _resampled(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
-    each = [resampled_of(context, outcome.measured) for outcome in outcomes]
-    return {name: np.mean([scores[name] for scores in each], axis=0) for name in SCORES}
+    by_seed = [resampled_of(context, outcome.measured) for outcome in outcomes]
+    return {name: np.mean([scores[name] for scores in by_seed], axis=0) for name in SCORES}
 
 
 def _summary(

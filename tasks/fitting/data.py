@@ -108,8 +108,8 @@ def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
             for folder in work.inputs.values()
             for split in SPLITS
         ]
-        every = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
-        texts = pa.table({"text": every.unique()}).sort_by("text")
+        all_texts = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+        texts = pa.table({"text": all_texts.unique()}).sort_by("text")
         with SplitWriter(split_file(work.out, _ALL), texts.schema) as writer:
             writer.write(texts)
         return {"texts": texts.num_rows}
@@ -185,9 +185,9 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
     total = sum(map(len, splits.values()))
     lexicon = lexicon_of(work.context, model, load_codes(dataset))
     work.sized(total)
-    tokens_seen, done, every, parts = 0, 0, None, []
+    tokens_seen, done, all_encoded, parts = 0, 0, None, []
     if model.trainable == "head" and "encoding" in work.inputs:
-        every = _distinct(work.inputs["texts"], _ALL)
+        all_encoded = _distinct(work.inputs["texts"], _ALL)
         encoded = [
             checkpoint.load(part)[0]
             for part in sorted(work.inputs["encoding"].glob("*.safetensors"))
@@ -205,7 +205,7 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
             done += len(split)
             work.progress(done, total)
         else:
-            distinct = _distinct(dataset, name) if every is None else every
+            distinct = _distinct(dataset, name) if all_encoded is None else all_encoded
             places = distinct.places_in(split)
             tokens_seen += int(torch.cat([part["lengths"] for part in parts[number]])[places].sum())
             blocks = blocks_of(split, places, [part["features"] for part in parts[number]], lexicon)
@@ -227,7 +227,6 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Figures:
 
 
 def encode(request: str) -> str:
-    """Encodes a part of the distinct texts of a split."""
     return compute_part(request, Texts, part_step)
 
 

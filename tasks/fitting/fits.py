@@ -230,8 +230,8 @@ def _map(
     work.parts.append(files)
     inputs = {name: work.refs[name] for name in ("dataset", "prepared")} | {"files": files}
     within = replace(work, refs=inputs, progress=run.progress or work.progress)
-    whole = Units(mechanism=mechanism, model=model, seed=seed, end=count)
-    parts = whole.cut(min(_MOST_UNITS, -(-count // _PARTS)))
+    units = Units(mechanism=mechanism, model=model, seed=seed, end=count)
+    parts = units.cut(min(_MOST_UNITS, -(-count // _PARTS)))
     threads = os.cpu_count() or 1 if work.context.processes > 1 else torch.get_num_threads()
     with using(threads):
         folders = run_parts_of(within, compute_units, parts, units_step)
@@ -254,7 +254,6 @@ def _files(folder: Path, dataset: ArtifactRef) -> Step:
 
 
 def compute_units(request: str) -> str:
-    """Computes a part of a fit's units."""
     return compute_part(request, Units, units_step)
 
 
@@ -307,8 +306,8 @@ def predict(
         parts: list[Predicted] = []
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
-            whole = Predicted(end=max(len(inputs), 1), split=split, **config)
-            parts += whole.cut(
+            request = Predicted(end=max(len(inputs), 1), split=split, **config)
+            parts += request.cut(
                 _FEATURES_PART if isinstance(inputs, FeatureInputs) else _TOKENS_PART
             )
         folders = run_parts_of(work, compute, parts, part_step)
@@ -318,7 +317,7 @@ def predict(
                 for file, part in zip(folders, parts, strict=True)
                 if part.split == split
             ]
-            joined = {name: torch.cat([some[name] for some in tensors]) for name in tensors[0]}
+            joined = {name: torch.cat([piece[name] for piece in tensors]) for name in tensors[0]}
             checkpoint.save(work.out / f"{split}.safetensors", joined, {})
         return {}
 
@@ -345,7 +344,6 @@ class Predicted(Part, frozen=True):
 
 
 def compute(request: str) -> str:
-    """Predicts a part of the records."""
     return compute_part(request, Predicted, part_step)
 
 

@@ -184,7 +184,6 @@ def start_at_index(
 
 
 def entries(model: ModelConfig, index: CodingIndex) -> Step:
-    """Embeds the texts of a coding index."""
     return _step(INDEX_TEXTS, model, [[text for text, _ in index.entries]])
 
 

@@ -43,7 +43,7 @@ def _is_the_same(earlier: Decision, decision: Decision) -> bool:
 
 
 def require_unrefused(case: ReleaseCase) -> None:
-    """Refuses a plan that someone refused. A saved refusal is recorded in the ledger first."""
+    """Raises if the plan was refused. A saved refusal is recorded in the ledger first."""
     refusal = case.approvals.refusal
     if refusal is not None:
         case.ledger.refuse(case.plan, refusal)

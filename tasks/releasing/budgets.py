@@ -75,10 +75,10 @@ class ExpectedCharge:
             ).append(line.account.cohort)
         lines = []
         for (population, text), cohorts in states.items():
-            named = ", ".join(cohorts[:6]) + (
+            names = ", ".join(cohorts[:6]) + (
                 f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else ""
             )
-            lines += f"{population}/{named}: {text}".split("\n")
+            lines += f"{population}/{names}: {text}".split("\n")
         if self.other_unit is not None:
             lines.append(
                 f"{self.population}: earlier releases protect a {self.other_unit}, so their costs "
@@ -116,8 +116,8 @@ class ExpectedCharge:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
-        own = accounts_of(population, sorted(cohorts), unit)
-        projected = [budget.Account(*name, kind) for name in own]
+        account_names = accounts_of(population, sorted(cohorts), unit)
+        projected = [budget.Account(*name, kind) for name in account_names]
         other_unit: str | None = None
         names: tuple[str, ...] = ()
         by_name = False
@@ -129,8 +129,8 @@ class ExpectedCharge:
             by_name = records is None and any(line.used for line in ledger.budget())
             if dataset is not None and records is not None:
                 fingerprint = ingest_figures(context.store, dataset)["fingerprint"]
-                sought = Sought(population, tuple(cohorts), fingerprint, kind)
-                overlapping = ledger.overlaps(sought, records=records)
+                query = Sought(population, tuple(cohorts), fingerprint, kind)
+                overlapping = ledger.overlaps(query, records=records)
                 names = other_population_names(population, overlapping)
             # guard: test_what_is_shown_before_is_what_is_charged
             projected, other_unit = ledger.projected_balance(
@@ -163,13 +163,13 @@ def _balances(
     if epsilon is None.
     """
     balances: list[Balance] = []
-    stated = amounts.delta(delta) if delta else None
+    claimed_delta = amounts.delta(delta) if delta else None
     for account in accounts:
         cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
         if epsilon is None:
             balances.append(Balance(account, cap))
         else:
-            balances.append(Balance.of_claim(account, cap, amounts.epsilon(epsilon), stated))
+            balances.append(Balance.of_claim(account, cap, amounts.epsilon(epsilon), claimed_delta))
     return tuple(balances)
 
 

@@ -31,16 +31,16 @@ class CodeListVerdict:
     texts: int = 0
     """Number of entries that the plan's page lists."""
     advice: str = ""
-    """How to avoid that someone has to read them."""
+    """How to make reading them unnecessary."""
 
     @property
     def description(self) -> str:
         """Describes the verdict, with the advice if there is any."""
-        known = f"recognised as published ({self.published_name})"
+        recognised = f"recognised as published ({self.published_name})"
         if self.published_name == DEMONSTRATION:
-            known = "from the program's own demonstration list, which is not published"
+            recognised = "from the program's own demonstration list, which is not published"
         return {
-            "published": known,
+            "published": recognised,
             "numbers": "the list has numbers and no titles",
             "to be signed": f"not a published list: the plan lists its {self.texts} entries, and "
             f"whoever approves the plan signs them. {self.advice}",
@@ -60,14 +60,14 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeLi
 
     Returns None for observed codes if there are no records yet.
     """
-    given = parameters.data
-    dataset = ingest_records(given).find(context.store)
+    data = parameters.data
+    dataset = ingest_records(data).find(context.store)
     if dataset is not None:
         return assess_dataset(context, dataset)
-    file = given.codelist_path
+    file = data.codelist_path
     if file is None:
         return None
-    return assess(read_codes(file, given.ingest).codes)
+    return assess(read_codes(file, data.ingest).codes)
 
 
 def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:
@@ -75,9 +75,9 @@ def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:
 
 
 def assess(codes: Sequence[Code]) -> CodeListVerdict:
-    known = published_name(codes)
-    if known is not None:
-        return CodeListVerdict(known, "published")
+    name = published_name(codes)
+    if name is not None:
+        return CodeListVerdict(name, "published")
     texts = len(code_texts(codes))
     if not texts:
         return CodeListVerdict(None, "numbers")

@@ -77,5 +77,5 @@ def count_approvals(
             problems.append(f"approval by {name}: already given. Each person counts once")
         else:
             approvals[name] = decision
-    names, given = tuple(approvals), tuple(approvals.values())
-    return ApprovalStatus(policy, names, given, refusal, tuple(problems))
+    names, counted = tuple(approvals), tuple(approvals.values())
+    return ApprovalStatus(policy, names, counted, refusal, tuple(problems))

@@ -180,12 +180,12 @@ def describe_bound(
 def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     if epsilon is None:
         return "nothing"
-    other = (
+    suffix = (
         ""
         if add_remove in (None, epsilon)
         else f" (ε {upper_text(add_remove or 0.0)} for one record more or less)"
     )
-    return f"ε {upper_text(epsilon)}{other}"
+    return f"ε {upper_text(epsilon)}{suffix}"
 
 
 def audits_of(measurements: Sequence[Evaluated], fitted: str) -> Sequence[Evaluated]:
@@ -211,7 +211,7 @@ def _overlapping(measurements: Sequence[Evaluated], fingerprint: str) -> set[str
     overlapping = {
         name
         for name, marks in samples.items()
-        if any(same_records(first, other, share=0.5) for first in target for other in marks)
+        if any(same_records(first, second, share=0.5) for first in target for second in marks)
     }
     # guard: test_records_that_are_the_same_under_another_fingerprint
     return overlapping | {fingerprint}
@@ -260,16 +260,16 @@ def measurement_of(
             (the policy's `audit_reach`).
     """
     # audits rerun only the training
-    stated = cast("EventJson", event.of_training.model_dump(mode="json"))
-    subjects = {method_identity(row, stated) for row in _overlapping(measurements, fingerprint)}
+    event_json = cast("EventJson", event.of_training.model_dump(mode="json"))
+    subjects = {method_identity(row, event_json) for row in _overlapping(measurements, fingerprint)}
     candidate_rows = audits_of(measurements, fitted)
-    others = [
+    other_rows = [
         row
         for row in _audits(measurements)
         if method_identity(row.evaluation.data_fingerprint, row.event) in subjects
     ]
     evidence = {
-        row.sequence: Evidence.of(row.evaluation.details) for row in [*others, *candidate_rows]
+        row.sequence: Evidence.of(row.evaluation.details) for row in [*other_rows, *candidate_rows]
     }
 
     def against(rows: Sequence[Evaluated]) -> list[int]:
@@ -280,12 +280,12 @@ def measurement_of(
         ]
 
     # guard: test_another_fit_of_the_method_is_blocked_too
-    refuting = against(candidate_rows) or against(others)
+    refuting = against(candidate_rows) or against(other_rows)
     if refuting:
         number = max(refuting, key=lambda n: evidence[n].epsilon_lower_bound)
     elif candidate_rows:
-        own = [row.sequence for row in candidate_rows]
-        number = max(own, key=lambda n: _strength(evidence[n]))
+        sequences = [row.sequence for row in candidate_rows]
+        number = max(sequences, key=lambda n: _strength(evidence[n]))
     else:
         return None
     strongest, shown = evidence[number], evidence[number].shown

@@ -128,17 +128,16 @@ def override_terms(case: ReleaseCase, measurement: Measurement) -> dict[str, str
     """Returns the terms that an override signs, with the plan's digest. A larger
     bound invalidates it.
     """
-    named = {
+    terms = {
         "epsilon_lower_bound": f"{measurement.epsilon_lower_bound:.6f}",
         "audit_row": str(measurement.ledger_sequence),
     }
     if measurement.verdict != CONTRADICTED:
-        named["verdict"] = measurement.verdict
-    return {**case.matter.terms, **named}
+        terms["verdict"] = measurement.verdict
+    return {**case.matter.terms, **terms}
 
 
 def override(case: ReleaseCase, decision: Decision) -> ChainRow:
-    """Records a signed override."""
     measurement = case.measurement
     if measurement is None or not _blocks(case, measurement):
         raise Contradiction(

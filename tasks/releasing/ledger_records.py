@@ -104,7 +104,7 @@ def record_evaluation(
         label: label for readers; by default the subject's.
         details: figures that may be in the ledger. Numbers are rounded to six decimals.
         key: idempotency key; by default from label, population and artifacts.
-        settings: digest of the row's settings; by default that of the parameters without the
+        settings: digest of the row's settings; by default of the parameters without the
             release.
     """
     facts = ingest_figures(context.store, dataset)

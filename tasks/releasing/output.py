@@ -44,7 +44,6 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def from_settings(settings: BundleParameters) -> Output:
-        """Takes the output settings from the planning run's settings."""
         return Output(
             precision=settings.precision,
             int8=settings.int8,

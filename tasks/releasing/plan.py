@@ -221,12 +221,12 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
         It needs no artifacts. A release checks those too.
         """
-        stated, claim = self.plan, self.plan.claim
+        plan, claim = self.plan, self.plan.claim
         inputs = claim.unprotected_inputs[
             : len(claim.unprotected_inputs) - len(self.selection.lines)
         ]
         again = claim_of(
-            stated.event,
+            plan.event,
             delta=claim.delta,
             privacy_unit=claim.privacy_unit,
             max_records_per_unit=claim.max_records_per_unit,
@@ -235,11 +235,11 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         )
         followed = {
             "claim": again,
-            "idempotency_key": key_of(self.method, stated.data_fingerprint, stated.release_label),
+            "idempotency_key": key_of(self.method, plan.data_fingerprint, plan.release_label),
             "parameters_digest": digest(self.method),
             "artifact_digests": self.candidate.artifact_digests,
         }
-        _require_equal(self, self.model_copy(update={"plan": stated.model_copy(update=followed)}))
+        _require_equal(self, self.model_copy(update={"plan": plan.model_copy(update=followed)}))
 
     def _again(self, context: Context) -> PlannedRelease:
         try:

@@ -321,14 +321,14 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
     tightest = min(charges, key=lambda charge: charge.balance.left)
-    left, cap = tightest.balance.left, tightest.epsilon_cap
-    figures["left"], figures["cap"] = down(left), up(cap)
+    epsilon_left, cap = tightest.balance.left, tightest.epsilon_cap
+    figures["left"], figures["cap"] = down(epsilon_left), up(cap)
     figures["delta"] = _shared_delta(charges)
     figures["claim_delta"] = _claim_beside_budget(plan.claim, tightest)
     figures["alone"] = up(tightest.alone)
     figures["budget"] = _releases(tightest)
     more = min(charge.balance.more or 0 for charge in charges)
-    figures["further"] = f"ε {down(left)} is left, with {describe_successors(more)}"
+    figures["further"] = f"ε {down(epsilon_left)} is left, with {describe_successors(more)}"
     figures["after"] = [up(tightest.after.epsilon), up(cap)]
     spent = [charge.account for charge in charges if _spends_delta(charge)]
     figures["delta_spent"] = spent
@@ -482,15 +482,17 @@ def _autocoded(scores: Mapping[str, float], *, table: bool) -> Answer:
 
 
 def _lists(words: Sequence[CodeListVerdict]) -> Answer:
-    own = any(word.verdict == "to be signed" for word in words)
-    return Answer("lists", "investigate" if own else "fine" if words else "note", {"words": words})
+    to_be_signed = any(word.verdict == "to be signed" for word in words)
+    return Answer(
+        "lists", "investigate" if to_be_signed else "fine" if words else "note", {"words": words}
+    )
 
 
 def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
-    others = ledger.overlaps(Sought.of(planned.plan), records=records)
-    names = other_population_names(planned.plan.population, others)
+    overlaps = ledger.overlaps(Sought.of(planned.plan), records=records)
+    names = other_population_names(planned.plan.population, overlaps)
     figures = {
-        "others": others,
+        "others": overlaps,
         "names": names,
         "population": planned.plan.population,
         "marked": records is not None,
@@ -507,9 +509,9 @@ def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSe
             row.state,
             shares,
         ]
-        for row, shares in ((other.row, other.shares) for other in others)
+        for row, shares in ((overlap.row, overlap.shares) for overlap in overlaps)
     ]
-    verdict: Verdict = "warning" if names else "investigate" if others else "fine"
+    verdict: Verdict = "warning" if names else "investigate" if overlaps else "fine"
     return Answer("related", verdict, figures, table=(head, rows) if rows else None)
 
 

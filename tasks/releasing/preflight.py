@@ -335,7 +335,7 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
     settings = parameters.release
-    if settings.deployment is not None:  # whose worker signs
+    if settings.deployment is not None:  # its worker signs
         return
     if settings.enabled and context.run.deployment:
         raise Contradiction(

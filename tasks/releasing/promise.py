@@ -43,9 +43,11 @@ def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
         )
     sentences.append(_whom(claim))
     number = len(claim.unprotected_inputs)
-    others = f" and the {number} items that are listed {listed}" if number else ""
+    listed_items = f" and the {number} items that are listed {listed}" if number else ""
     test = "" if of_test else "the test records, "
-    sentences.append(f"This does not cover {test}figures that are published elsewhere{others}.")
+    sentences.append(
+        f"This does not cover {test}figures that are published elsewhere{listed_items}."
+    )
     return tuple(sentences)
 
 

@@ -167,14 +167,14 @@ def release(context: Context, case: ReleaseCase, settings: BundleParameters) -> 
             # guard: test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1
             require_plan(row, case.digest)
             case = case.with_plan(PlannedRelease.reserved(context, row))
-        own = files.enter_context(context.copying(case.planned.output.public))
-        case.planned.check(own)
-        candidate = own_candidate(own, case.planned)
+        copied = files.enter_context(context.copying(case.planned.output.public))
+        case.planned.check(copied)
+        candidate = own_candidate(copied, case.planned)
         settings = case.planned.output.apply_to(settings)
-        records = save_record_set(own, candidate.dataset)
+        records = save_record_set(copied, candidate.dataset)
         if row is None:
-            row = _reserve(own, case, candidate, settings, records)
-        row, folder, reused = _finish(own, case, row, candidate, settings, key)
+            row = _reserve(copied, case, candidate, settings, records)
+        row, folder, reused = _finish(copied, case, row, candidate, settings, key)
         figures = _figures_of(row, folder)
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
@@ -371,10 +371,12 @@ def _bundle(
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     earlier = context.workspace.bundles / release_id
-    left = row.state == "drawn" and earlier.is_dir()
-    if left and bundle.bundle_digest(earlier) != announced_bundle(context.workspace, release_id):
+    is_leftover = row.state == "drawn" and earlier.is_dir()
+    if is_leftover and bundle.bundle_digest(earlier) != announced_bundle(
+        context.workspace, release_id
+    ):
         raise DamagedData(
-            f"bundle {earlier} is not what was built for this release. Remove it and run again",
+            f"bundle {earlier} was not built for this release. Remove it and run again",
             kind="bundle-of-another-build",
         )
     return bundle.publish(

@@ -57,7 +57,7 @@ def accuracy_by_epsilon(
         same = event and event.of_training.mechanism == planned_event.of_training.mechanism
         if same and row.epsilon is not None:
             scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(_weighted_f1(row))
-    return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
+    return {epsilon: sum(values) / len(values) for epsilon, values in scores.items()}
 
 
 def _compared(measurements: Sequence[Evaluated], planned: PlannedRelease) -> list[Evaluated]:
@@ -78,8 +78,8 @@ def _weighted_f1(row: Evaluated) -> float:
 
 def _scores(details: Mapping[str, Any]) -> dict[str, float]:
     alone = (f"coverage_at_{round(100 * target)}" for target in TARGETS)
-    named = (_F1, "macro_f1", *alone, "best_accuracy", "best_coverage")
-    return {name: details[name] for name in named if name in details}
+    names = (_F1, "macro_f1", *alone, "best_accuracy", "best_coverage")
+    return {name: details[name] for name in names if name in details}
 
 
 _F1 = "weighted_f1"

@@ -22,8 +22,8 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
     not protected.
 
     A fit may have been chosen from several on the same records by seed, sample, settings or
-    mechanism. The ledger contains each fit with scores that someone has seen. Records count as the
-    same if they have the same fingerprint, or if their samples of marks overlap: another seed,
+    mechanism. The ledger contains every fit with scores that were shown. Records count as the same
+    if they have the same fingerprint, or if their samples of marks overlap: another seed,
     another population name or an added record does not make them different.
     """
 

@@ -76,7 +76,9 @@ def run(
     study = Study.of(context, parameters, terms, [branch], run_step)
     *earlier, outcome = study.experiment(branch).run_all()
     summary.record_claims(study, [outcome], earlier=earlier)
-    scores = {each.mechanism.stage or branch.shown: each.figures for each in (*earlier, outcome)}
+    scores = {
+        scored.mechanism.stage or branch.shown: scored.figures for scored in (*earlier, outcome)
+    }
     running = outcome.mechanism.running_sensitivity(context.store.open(outcome.fitted))
     return RetrainResult(parameters, plan_release(study, outcome), scores, running)
 

@@ -88,14 +88,14 @@ def run_parts(
     steps = [step_of(store, part, inputs) for part in parts]
     labels = [step.label for step in steps]
     missing = [number for number, step in enumerate(steps) if step.find(store) is None]
-    own = engine.is_cluster(context.engine) and store.shared is not None
+    shares_store = engine.is_cluster(context.engine) and store.shared is not None
 
     def request(number: int) -> str:
         return PartRequest[Any](
             settings=parts[number],
             inputs=dict(inputs),
             key=steps[number].key(store),
-            home=None if own else context.home,
+            home=None if shares_store else context.home,
             device=context.device,
         ).model_dump_json()
 
@@ -115,7 +115,7 @@ def run_parts(
     for step in steps:
         ref = step.find(store)
         if ref is None:  # a maximum over fewer draws would understate Delta
-            place = "AUTOCODER_STORAGE" if own else "this workspace"
+            place = "AUTOCODER_STORAGE" if shares_store else "this workspace"
             raise StorageError(
                 f"{step.label}: its output is not in {place}. Use the same one on "
                 "all workers, and run again",

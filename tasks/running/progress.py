@@ -164,15 +164,15 @@ def sentence_of(name: str, label: str) -> str:
 
 
 def words_of(name: str, label: str, figures: Figures) -> tuple[str, str]:
-    known = {key: value for key, value in figures.items() if _is_scalar(value)}
-    if known.get("epsilon") is not None and known.get("delta") is not None:
-        known |= {
-            "epsilon_text": epsilon_text(float(known["epsilon"])),
-            "delta_text": delta_text(float(known["delta"])),
+    scalars = {key: value for key, value in figures.items() if _is_scalar(value)}
+    if scalars.get("epsilon") is not None and scalars.get("delta") is not None:
+        scalars |= {
+            "epsilon_text": epsilon_text(float(scalars["epsilon"])),
+            "delta_text": delta_text(float(scalars["delta"])),
         }
     verb, words = _WORDS.get(name, ("", "{}"))
     try:
-        return verb, words.format_map(known | {"label": label})
+        return verb, words.format_map(scalars | {"label": label})
     except (KeyError, IndexError, ValueError):
         return label, line_of(figures)
 

@@ -47,7 +47,7 @@ class TimingsListener(Listener):
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Marks a stage as resumed if its first report is past the beginning, because its time is
-        then not that of a full computation.
+        then not the time of a full computation.
         """
         if label not in self._reported:
             self._reported.add(label)

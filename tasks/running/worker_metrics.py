@@ -61,11 +61,11 @@ def families(private: Path) -> list[Metric]:
     for file in _files(private):
         with suppress(OSError, ValueError):  # a file that was written incompletely
             for family in text_string_to_metric_families(file.read_text(encoding="utf-8")):
-                known = values.setdefault(family.name, {})
+                samples = values.setdefault(family.name, {})
                 for sample in family.samples:
                     key = tuple(sorted(sample.labels.items()))
-                    known[key] = sample.value + (
-                        known.get(key, 0.0) if family.name in COUNTERS else 0.0
+                    samples[key] = sample.value + (
+                        samples.get(key, 0.0) if family.name in COUNTERS else 0.0
                     )
     metrics: list[Metric] = []
     for name, text in (COUNTERS | GAUGES).items():
@@ -111,7 +111,7 @@ def running_stages(private: Path) -> list[RunningStage]:
         for key, values in samples.items()
     }
     newest = {
-        key[:2]: max(when for other, when in updated.items() if other[:2] == key[:2])
+        key[:2]: max(when for other_key, when in updated.items() if other_key[:2] == key[:2])
         for key in updated
     }
     at_work = _at_work(private)

@@ -69,11 +69,11 @@ def test_what_a_sentence_names_is_there() -> None:
     [
         ({}, "outside the claim", "does not move any other"),
         ({"sampling": "per-record"}, "does not move any other", "outside the claim"),
-        ({}, "Nothing measured what this release leaks", "An attack on this mechanism found"),
+        ({}, "The leakage of this release was not measured", "An attack on this mechanism found"),
         (
             {"audit": {}},
             "An attack on this mechanism found",
-            "Nothing measured what this release leaks",
+            "The leakage of this release was not measured",
         ),
         ({}, "Each person has one record", "a unit with all of its records"),
         (

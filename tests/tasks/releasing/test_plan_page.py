@@ -234,7 +234,7 @@ def test_only_a_policy_with_approvals_asks_the_reader_to_sign(tmp_path: Path) ->
 def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> None:
     """The gate's own line, in every form of the page; a bound below the claim is none."""
     plan = planned()
-    unmeasured = "Nothing measured what this release leaks"
+    unmeasured = "The leakage of this release was not measured"
     assert unmeasured in plan_page.markdown(page(ledger, plan))
     audit(ledger, plan, 1.0)
     assert answer(page(ledger, plan), "leakage").verdict == "fine"
