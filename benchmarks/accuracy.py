@@ -46,12 +46,12 @@ def main() -> None:
     parser.add_argument("--mpnet", action="store_true", help="also the encoder mpnet, with --osha")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the workspaces")
     parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
-    asked = {name: words for name, words in _comparisons(given).items() if None not in words}
+    options = parser.parse_args()
+    asked = {name: words for name, words in _comparisons(options).items() if None not in words}
     if not asked:
         parser.error("specify at least one data set with the files that it needs")
     figures = {
-        name: _measure(given.folder / name.replace(" ", "-"), words, seeds=given.seeds)
+        name: _measure(options.folder / name.replace(" ", "-"), words, seeds=options.seeds)
         for name, words in asked.items()
     }
     print(json.dumps({"delta": 1e-5, "figures": figures}, indent=1, ensure_ascii=False))
@@ -64,12 +64,12 @@ def _comparisons(given: argparse.Namespace) -> dict[str, list[Any]]:
     neiss += ["--population", "neiss", "--label"]
     soc = ["--profile", "formal", "--data", given.soc, "--text", "title", "--label", "code"]
     soc += ["--population", "soc-2010"]
-    named = ["--set", "data.ingest.codes_are_names=true"]
+    codes_are_names = ["--set", "data.ingest.codes_are_names=true"]
     titles, no_list = ["--branches", FROM_TITLES], ["--branches", NO_LIST]
     comparisons = {
         "OSHA nature": [*osha, *titles],
-        "NEISS diagnosis": [*neiss, "Diagnosis", *named, *titles],
-        "NEISS body part": [*neiss, "Body_Part", *named, *titles],
+        "NEISS diagnosis": [*neiss, "Diagnosis", *codes_are_names, *titles],
+        "NEISS body part": [*neiss, "Body_Part", *codes_are_names, *titles],
         "SOC 2010, titles": [*soc, "--codelist", given.soc_titles, *titles],
         "NEISS diagnosis, no list": [*neiss, "Diagnosis", *no_list],
         "NEISS body part, no list": [*neiss, "Body_Part", *no_list],
@@ -121,12 +121,15 @@ def _row(
     labels: np.ndarray,
     summary: dict[str, Any],
 ) -> dict[str, Any]:
-    own, rival = (_by_seed(scores, name, epsilon, labels) for name in (kind, "dp-sgd"))
-    means = [mean_and_deviation(own[score]) for score in ("weighted_f1", "macro_f1", "default")]
+    scores_of_kind, rival = (_by_seed(scores, name, epsilon, labels) for name in (kind, "dp-sgd"))
+    means = [
+        mean_and_deviation(scores_of_kind[score])
+        for score in ("weighted_f1", "macro_f1", "default")
+    ]
     row: dict[str, Any] = {
         "mechanism": "dp-sgd-titles" if kind == "dp-sgd" else kind,
         "epsilon": epsilon,
-        "seeds": len(own["macro_f1"]),
+        "seeds": len(scores_of_kind["macro_f1"]),
         "weighted_f1": means[0][0],
         "macro_f1": means[1][0],
         "macro_f1_scikit_default": means[2][0],
@@ -137,7 +140,8 @@ def _row(
     }
     if kind == "prior-descent" and rival["macro_f1"]:
         row["less_dp_sgd"] = {
-            score: _difference(own[score], rival[score]) for score in ("weighted_f1", "macro_f1")
+            score: _difference(scores_of_kind[score], rival[score])
+            for score in ("weighted_f1", "macro_f1")
         }
     return row
 
@@ -153,8 +157,8 @@ def _by_seed(
         warnings.simplefilter("ignore")
         default = [float(f1_score(labels, codes, average="macro")) for codes in predicted]
     return {
-        "weighted_f1": [one.weighted_f1 for one in measured],
-        "macro_f1": [one.macro_f1 for one in measured],
+        "weighted_f1": [score.weighted_f1 for score in measured],
+        "macro_f1": [score.macro_f1 for score in measured],
         "default": default,
     }
 

@@ -87,8 +87,8 @@ def main() -> None:
     times = workload.interleaved(
         sides, repeats=options.repeats, device=torch.device("cpu"), warm_up=False
     )
-    one, many = times["one"], [taken / options.trials for taken in times["many"]]
-    ratio = workload.ratio(one, many)
+    single, many = times["one"], [taken / options.trials for taken in times["many"]]
+    ratio = workload.ratio(single, many)
     workload.report(
         {
             "benchmark": "audit",
@@ -96,7 +96,7 @@ def main() -> None:
             "trials": options.trials,
             "records_each": int(pool.included.sum(1).float().mean()),
             "largest_difference_of_a_draw": round(float(off), 6),
-            "one_chain_s": workload.median(one),
+            "one_chain_s": workload.median(single),
             "a_rerun_side_by_side_s": workload.median(many),
             "reruns_a_minute": round(60 / workload.median(many), 1),
             "speedup": ratio,
@@ -183,7 +183,7 @@ def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> 
 
 def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
     """Runs the first rerun with the training run's code, and returns its last draw, float32 [P]."""
-    settings, seed, own = _settings(options), pool.seeds[0], pool.included[0]
+    settings, seed, members = _settings(options), pool.seeds[0], pool.included[0]
     head = workload.linear_head(WIDTH, CODES)
     head.flat.zero_()
     mechanism = SwagPpm(
@@ -193,7 +193,7 @@ def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
         moments=settings["moments"],
         pseudo_posterior=settings["config"],
     )
-    records = OwnRecords(FeatureInputs(features=pool.features[own]), pool.labels[own])
+    records = OwnRecords(FeatureInputs(features=pool.features[members]), pool.labels[members])
     plan = mechanism.plan(Task(records=len(records.labels), classes=CODES))
     fitted = plan.fit(records, Run(CODES, seed, lambda: head)).model
     assert isinstance(fitted, PosteriorDraw)

@@ -114,18 +114,20 @@ def _speeds(bundle: Path, texts: list[str], rounds: int, chunk: int) -> dict[str
     for work in contestants.values():
         work(texts[:_BATCH])
     for turn in range(rounds):
-        some = [texts[(turn * chunk + place) % len(texts)] for place in range(chunk)]
+        chunk_texts = [texts[(turn * chunk + place) % len(texts)] for place in range(chunk)]
         for name, work in contestants.items():
-            times[name].append(workload.seconds(partial(work, some), _CPU) / len(some))
+            times[name].append(
+                workload.seconds(partial(work, chunk_texts), _CPU) / len(chunk_texts)
+            )
     return {
         "narratives_a_second": {
-            name: [round(1 / took) for took in each] for name, each in times.items()
+            name: [round(1 / took) for took in seconds] for name, seconds in times.items()
         },
         "against": {
             ours: {
-                other: workload.ratio(times[other], times[ours])
-                for other in times
-                if not other.startswith("ours")
+                rival: workload.ratio(times[rival], times[ours])
+                for rival in times
+                if not rival.startswith("ours")
             }
             for ours in times
             if ours.startswith("ours")
@@ -155,18 +157,20 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
         for start in range(0, len(some), _BATCH):
             loaded.session.run(["codes"], {"texts": some[start : start + _BATCH]})
 
-    each: dict[str, Callable[[list[str]], None]] = {}
+    contestants: dict[str, Callable[[list[str]], None]] = {}
     for precision in ("float32", "int8") if (bundle / INT8).is_file() else ("float32",):
-        each[f"ours {precision}"] = partial(_ours, open_bundle(bundle, precision=precision))
-        each[f"onnxruntime {precision}"] = partial(
+        contestants[f"ours {precision}"] = partial(_ours, open_bundle(bundle, precision=precision))
+        contestants[f"onnxruntime {precision}"] = partial(
             graph, Graph.load(bundle, int8=precision == "int8")
         )
-    each["sentence-transformers"] = lambda some: void(sentences.encode(some, batch_size=_BATCH))
-    each["pipeline, defaults"] = piped
-    each["pipeline, batches"] = partial(piped, batch_size=_BATCH)
+    contestants["sentence-transformers"] = lambda some: void(
+        sentences.encode(some, batch_size=_BATCH)
+    )
+    contestants["pipeline, defaults"] = piped
+    contestants["pipeline, batches"] = partial(piped, batch_size=_BATCH)
     if find_spec("ctranslate2") is not None:
-        each["CTranslate2 int8"] = _translate(encoder, sentences.tokenizer, longest)
-    return each
+        contestants["CTranslate2 int8"] = _translate(encoder, sentences.tokenizer, longest)
+    return contestants
 
 
 def _translate(encoder: str, tokenizer: Any, longest: int | None) -> Callable[[list[str]], None]:

@@ -36,22 +36,25 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 5.0])
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
-    with given.data.open(encoding="utf-8", newline="") as file:
+    options = parser.parse_args()
+    with options.data.open(encoding="utf-8", newline="") as file:
         rows = [
             row
             for row in csv.DictReader(file)
-            if row[given.text].strip() and row[given.label].strip()
+            if row[options.text].strip() and row[options.label].strip()
         ]
-    texts, labels = [row[given.text] for row in rows], np.array([row[given.label] for row in rows])
+    texts, labels = (
+        [row[options.text] for row in rows],
+        np.array([row[options.label] for row in rows]),
+    )
     names = np.unique(labels).tolist()
     print(
         "| encoder | parameters | seconds per thousand | "
-        + " | ".join(f"ε {e:g}" for e in given.epsilon)
+        + " | ".join(f"ε {e:g}" for e in options.epsilon)
         + " |"
     )
-    print("|---|---|---|" + "---|" * len(given.epsilon))
-    for encoder in given.encoders:
+    print("|---|---|---|" + "---|" * len(options.epsilon))
+    for encoder in options.encoders:
         features, titles, seconds = _features(encoder, texts, names)
         cells = [
             _scores(
@@ -60,10 +63,10 @@ def main() -> None:
                 labels,
                 names,
                 epsilon=epsilon,
-                delta=given.delta,
-                seeds=given.seeds,
+                delta=options.delta,
+                seeds=options.seeds,
             )
-            for epsilon in given.epsilon
+            for epsilon in options.epsilon
         ]
         millions = encoder_files.shape(encoder)[0] / 1e6
         print(

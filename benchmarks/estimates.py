@@ -96,7 +96,7 @@ def intervals(
     population: Population, sample: Sample, *, ppi: bool = False
 ) -> Iterator[tuple[int, int, str, float, float]]:
     """Yields code, sampled rows, method and interval."""
-    machine, every = population.counts(population.model), np.ones(len(sample.human), dtype=bool)
+    machine, all_rows = population.counts(population.model), np.ones(len(sample.human), dtype=bool)
     theirs: Any = (
         importlib.import_module("ppi_py") if ppi and importlib.util.find_spec("ppi_py") else None
     )
@@ -104,15 +104,15 @@ def intervals(
         y, f = sample.human == code, sample.model == code
         if not (seen := int((y | f).sum())):
             continue
-        own = sample.count(code, every, machine=count, rows=len(population.true))
-        yield code, seen, "this", own.low, own.high
+        interval = sample.count(code, all_rows, machine=count, rows=len(population.true))
+        yield code, seen, "this", interval.low, interval.high
         for method, added in (("before", True), ("nothing added", False)):
             yield code, seen, method, *populations.symmetric(sample, y, f, count, added=added)
         if theirs:
-            rows, given = len(population.true), {"w": sample.weights / sample.weights.mean()}
+            rows, weights = len(population.true), {"w": sample.weights / sample.weights.mean()}
             predicted = (population.model == code).astype(float)
             low, high = theirs.ppi_mean_ci(
-                y.astype(float), f.astype(float), predicted, alpha=0.05, **given
+                y.astype(float), f.astype(float), predicted, alpha=0.05, **weights
             )
             yield code, seen, "ppi_py", float(low[0]) * rows, float(high[0]) * rows
 

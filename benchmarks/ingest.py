@@ -93,9 +93,9 @@ def main() -> None:
             from storage.demo_data import write_demo_data
 
             source = write_demo_data(folder, records=options.rows, seed=1).csv
-        given = (source, folder, options.cap, options.codelist)
+        arguments = (source, folder, options.cap, options.codelist)
         result: dict[str, Any] = {
-            what: measure(what, *given) for what in ("pandas", "dry run", "ingest")
+            what: measure(what, *arguments) for what in ("pandas", "dry run", "ingest")
         }
         for what in ("dry run", "ingest"):
             result[f"{what} over pandas"] = round(

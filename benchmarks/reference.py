@@ -43,26 +43,34 @@ def main() -> None:
     parser.add_argument("--mpnet", action="store_true", help="also a head on the encoder mpnet")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the workspaces")
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     options = ["--branches", "non-private-titles", "--epsilon", "5", "--delta", "1e-5"]
-    options += ["--data", given.data, "--codelist", given.codelist, "--seeds", str(given.seeds)]
-    models = MODELS | MPNET if given.mpnet else MODELS
+    options += [
+        "--data",
+        arguments.data,
+        "--codelist",
+        arguments.codelist,
+        "--seeds",
+        str(arguments.seeds),
+    ]
+    models = MODELS | MPNET if arguments.mpnet else MODELS
     scores: dict[str, dict[int, Tensor]] = {}
     commit = ""
     for model, profile in models.items():
-        home = _home(given.folder, model)
+        home = _home(arguments.folder, model)
         result = compare(home, *profile, *options)
         report = json.loads((Path(result["folder"]) / "results.json").read_text(encoding="utf-8"))
         commit = report["code"]["commit"][:8]
         fits = held_out_scores(home, ["non-private"])
         scores[model] = {fit.seed: values for fit, values in fits.items()}
-    labels = held_out_labels(_home(given.folder, "head"))
+    labels = held_out_labels(_home(arguments.folder, "head"))
     if any(
-        not np.array_equal(labels, held_out_labels(_home(given.folder, model))) for model in models
+        not np.array_equal(labels, held_out_labels(_home(arguments.folder, model)))
+        for model in models
     ):
         sys.exit("The workspaces contain different records. Use an empty --folder.")
     seeds = sorted(set.intersection(*({*of_seed} for of_seed in scores.values())))
-    averages = [["head", "adapters"], [*models]] if given.mpnet else [[*models]]
+    averages = [["head", "adapters"], [*models]] if arguments.mpnet else [[*models]]
     alone = [[model] for model in models]
     rows = [_row(members, scores, seeds, labels) for members in [*alone, *averages]]
     figures = {"commit": commit, "seeds": len(seeds), "test": len(labels), "rows": rows}
@@ -81,11 +89,11 @@ def _row(
 ) -> dict[str, Any]:
     """Returns the scores of the average of these models."""
     sums = [torch.stack([scores[model][seed] for model in members]).sum(0) for seed in seeds]
-    measured = [metrics.classification(labels, one.argmax(-1).numpy()) for one in sums]
+    measured = [metrics.classification(labels, total.argmax(-1).numpy()) for total in sums]
     return {
         "models": list(members),
-        "weighted_f1": mean_and_deviation([one.weighted_f1 for one in measured]),
-        "macro_f1": mean_and_deviation([one.macro_f1 for one in measured]),
+        "weighted_f1": mean_and_deviation([total.weighted_f1 for total in measured]),
+        "macro_f1": mean_and_deviation([total.macro_f1 for total in measured]),
     }
 
 

@@ -124,7 +124,7 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
                 "demo-data", "demo-data", "--out", str(data), "--records", str(records), home=home
             )
         )
-    options = [part for one in settings for part in ("--set", one)]
+    options = [part for setting in settings for part in ("--set", setting)]
     names = ("--data", str(table), "--codelist", str(codes), "--home", str(home))
     retrain = command(
         "retrain",

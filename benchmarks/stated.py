@@ -32,8 +32,8 @@ def main() -> None:
         for size in SIZES:
             for shape in SHAPES:
                 tables = simulated(epsilon, size, shape, trials=options.trials, seed=1)
-                named = {"epsilon": epsilon, "size": size, "shape": shape}
-                rows.append(named | asdict(Holds.of(tables, TARGETS, COVERAGES)))
+                case = {"epsilon": epsilon, "size": size, "shape": shape}
+                rows.append(case | asdict(Holds.of(tables, TARGETS, COVERAGES)))
     said = json.dumps({"trials": options.trials, "cases": rows}, indent=1)
     print(said)
     if options.json:

@@ -219,15 +219,15 @@ def composition() -> str:
     from tasks.pages.svg import BLUE, ORANGE, figure_of, svg
 
     cap, delta = Decimal(10), Decimal("0.001")
-    one = gaussian_loss(Decimal(1), Decimal("0.000001"))
+    loss = gaussian_loss(Decimal(1), Decimal("0.000001"))
     figure, axes = figure_of("ε of many releases of the same records")
     for name, rule, colour in (("exact", "gaussian", BLUE), ("basic", "basic", ORANGE)):
         chosen: Rule = rule
         spent, line = Loss(), [0.0]
         for _ in range(120):
-            spent = spent.plus(one)
+            spent = spent.plus(loss)
             line.append(float(total(spent, rule=chosen, delta=delta)))
-        fit = more(Loss(), one, rule=chosen, epsilon=cap, delta=delta)
+        fit = more(Loss(), loss, rule=chosen, epsilon=cap, delta=delta)
         axes.plot(line, color=colour, label=f"{name}: {fit} releases fit")
     axes.axhline(float(cap), color="black", linewidth=1)
     axes.text(1, 10.2, "cap")

@@ -78,13 +78,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of parts, separated by commas")
     for name, what in DATA.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=what)
-    given = parser.parse_args()
-    known = parts()
-    if given.list:
-        _print_table(known)
+    arguments = parser.parse_args()
+    all_parts = parts()
+    if arguments.list:
+        _print_table(all_parts)
         return
-    chosen = _choose(known, given.only)
-    files = {name: str(path.resolve()) for name in DATA if (path := getattr(given, name))}
+    chosen = _choose(all_parts, arguments.only)
+    files = {name: str(path.resolve()) for name in DATA if (path := getattr(arguments, name))}
     ready = [part for part in chosen if part.commands and part.needs <= files.keys()]
     for part in chosen:
         if not part.commands:
@@ -92,7 +92,7 @@ def main() -> None:
         elif part not in ready:
             options = sorted(f"--{name.replace('_', '-')}" for name in part.needs - files.keys())
             print(f"{part.name}: skipped. It needs {', '.join(options)}")
-    out = given.out.resolve()
+    out = arguments.out.resolve()
     _claim_folder(out)
     total = sum(part.minutes or 0 for part in ready)
     print(f"{len(ready)} parts: about {total:.0f} minutes", flush=True)

@@ -30,9 +30,14 @@ def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
     lines = list(project["project"]["dependencies"])
     for extra in extras:
         lines += optional[extra]
-    own = re.compile(rf"{name}\[(.+)\]")
-    inner = {one for line in lines if (found := own.match(line)) for one in found[1].split(",")}
-    lines = [line for line in lines if not own.match(line)]
+    self_reference = re.compile(rf"{name}\[(.+)\]")
+    inner = {
+        extra_name
+        for line in lines
+        if (found := self_reference.match(line))
+        for extra_name in found[1].split(",")
+    }
+    lines = [line for line in lines if not self_reference.match(line)]
     return lines if inner <= set(extras) else requirements(project, sorted({*extras, *inner}))
 
 
@@ -79,8 +84,8 @@ def install(asked: list[str], *options: str) -> None:
 def install_program(extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     install([*requirements(project, extras), *project["build-system"]["requires"]])
-    own = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
-    subprocess.run([*PIP, *own], check=True)
+    arguments = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+    subprocess.run([*PIP, *arguments], check=True)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,10 @@ def record(picture: Path, **facts: Any) -> None:
     """Records the content of a picture, for the test that compares it with the program."""
     facts["size"] = struct.unpack(">2I", picture.read_bytes()[16:24])
     file = picture.with_name("shown.json")
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    text = json.dumps(known | {picture.name: facts}, indent=1, ensure_ascii=False, sort_keys=True)
+    recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps(
+        recorded | {picture.name: facts}, indent=1, ensure_ascii=False, sort_keys=True
+    )
     file.write_text(text + "\n", encoding="utf-8")
 
 

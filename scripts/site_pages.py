@@ -90,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     origin = {page_: source for source, page_ in (PAGES | NOTEBOOKS).items()}.get(
         page.file.src_uri, f"docs/{page.file.src_uri}"
     )
-    known = {file.src_uri for file in files}
+    site_files = {file.src_uri for file in files}
 
     def led(match: re.Match[str]) -> str:
         target, _, anchor = match["target"].partition("#")
@@ -98,7 +98,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return match[0]
         place = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
         inside = (PAGES | NOTEBOOKS).get(place, place.removeprefix("docs/"))
-        if inside not in known:
+        if inside not in site_files:
             if not (ROOT / place).exists():
                 return match[0]  # broken, which the strict build reports
             return (

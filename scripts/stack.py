@@ -273,15 +273,15 @@ class Stack:
 
     def postgres(self) -> tuple[str, int]:
         """Finds or starts PostgreSQL, creates roles and databases, and returns host and port."""
-        given = os.environ.get("AUTOCODER_STACK_POSTGRES")
-        admin = given or self._own_postgres()
+        admin_url = os.environ.get("AUTOCODER_STACK_POSTGRES")
+        admin = admin_url or self._own_postgres()
         wait_for("PostgreSQL", lambda: _connects(admin))
         with psycopg.connect(admin, autocommit=True) as connection:
             for role in ROLES:
-                known = connection.execute(
+                exists = connection.execute(
                     "SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)
                 ).fetchone()
-                verb = "ALTER" if known else "CREATE"
+                verb = "ALTER" if exists else "CREATE"
                 connection.execute(
                     sql.SQL(verb + " ROLE {} LOGIN PASSWORD {}").format(
                         sql.Identifier(role), sql.Literal(self.secret(role))
@@ -363,9 +363,9 @@ class Stack:
 
     def redis(self) -> str:
         """Finds or starts Redis, and returns its URL."""
-        given = os.environ.get("AUTOCODER_STACK_REDIS")
-        if given:
-            return given.rstrip("/")
+        redis_url = os.environ.get("AUTOCODER_STACK_REDIS")
+        if redis_url:
+            return redis_url.rstrip("/")
         binary = shutil.which("redis-server")
         if binary is None:
             sys.exit(
@@ -389,8 +389,8 @@ class Stack:
 
     def up(self) -> None:
         """Starts everything, in order."""
-        known = (self.folder / "postgres" / "data" / "PG_VERSION").exists()
-        usual = "about half a minute" if known else "about a minute, since its databases are new"
+        has_data = (self.folder / "postgres" / "data" / "PG_VERSION").exists()
+        usual = "about half a minute" if has_data else "about a minute, since its databases are new"
         if self.tells:
             print(f"stack: starting in {self.folder}: {usual}", file=sys.stderr, flush=True)
         self.tell("PostgreSQL")

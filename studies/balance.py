@@ -33,7 +33,7 @@ def balanced(train: Table, how: Balance, *, seed: int) -> tuple[Table, Tensor]:
     8
     """
     counts = torch.bincount(train.labels, minlength=2).double()
-    each = len(train) / (2 * counts)
+    class_weights = len(train) / (2 * counts)
     labels = train.labels
     if how.startswith("smote"):
         oversample = SMOTE(
@@ -44,5 +44,5 @@ def balanced(train: Table, how: Balance, *, seed: int) -> tuple[Table, Tensor]:
         features, labels = map(torch.from_numpy, more[:2])
         train = Table(features, labels, train.columns)
     if how.endswith("weights"):
-        return train, each[labels]
+        return train, class_weights[labels]
     return train, torch.ones(len(labels), dtype=torch.float64)

@@ -79,15 +79,15 @@ def draw(fits: Mapping[str, Fit], rows: Sequence[results.Row], file: Path) -> No
     drawing = results.empty(12.0, 6.4)
     side, points = grid()
     place = side * (HIGH - LOW) + LOW
-    some = drawn(mixture.RECORDS, 0).take(torch.arange(150))
-    xy = some.features.numpy() * (HIGH - LOW) + LOW
+    sample = drawn(mixture.RECORDS, 0).take(torch.arange(150))
+    xy = sample.features.numpy() * (HIGH - LOW) + LOW
     for number, (name, fit) in enumerate(fits.items(), start=1):
         axes = drawing.add_subplot(2, -(-len(fits) // 2), number)
         positive = fit.scores(points).argmax(1).reshape(CELLS, CELLS).numpy()
         axes.contourf(place, place, positive, [-0.5, 0.5, 1.5], colors=["#cfe2f3", "#f9d5d3"])
         for label, colour in enumerate(("#0072B2", "#D55E00")):
-            own = xy[some.labels.numpy() == label]
-            axes.plot(own[:, 0], own[:, 1], ".", color=colour, markersize=2)
+            class_points = xy[sample.labels.numpy() == label]
+            axes.plot(class_points[:, 0], class_points[:, 1], ".", color=colour, markersize=2)
             middle = np.array(mixture.MEANS[label])
             density = multivariate_normal(middle, mixture.SPREAD**2 * np.eye(2))
             at = density.pdf(np.stack(np.meshgrid(place, place), axis=-1))

@@ -144,9 +144,9 @@ def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> Images:
     """
     rng, train, test = np.random.default_rng(SEED), [], []
     for digit in range(10):
-        own = rng.permutation(np.flatnonzero(digits == digit))
-        test.append(own[:TEST])
-        train.append(own[TEST : TEST + int(LARGEST * RATIO**digit)])
+        shuffled = rng.permutation(np.flatnonzero(digits == digit))
+        test.append(shuffled[:TEST])
+        train.append(shuffled[TEST : TEST + int(LARGEST * RATIO**digit)])
 
     def half(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         chosen = np.concatenate(rows)
@@ -163,8 +163,8 @@ def read_digits() -> Images:
 
 def by_lesion(pixels: np.ndarray, labels: np.ndarray, lesions: np.ndarray) -> Images:
     """Splits HAM10000 by lesion. pixels [records, h, w] from 0 to 255 are scaled to -1/2 to 1/2."""
-    rng, known = np.random.default_rng(SEED), np.unique(lesions)
-    tested = rng.permutation(known)[: round(HAM_TEST_SHARE * len(known))]
+    rng, lesion_ids = np.random.default_rng(SEED), np.unique(lesions)
+    tested = rng.permutation(lesion_ids)[: round(HAM_TEST_SHARE * len(lesion_ids))]
     in_test = np.isin(lesions, tested)
     flat = torch.from_numpy(pixels.reshape(len(pixels), -1) / 255 - 0.5).float()
     truth = torch.from_numpy(labels.astype(np.int64))
@@ -184,10 +184,10 @@ def read_ham10000(file: Path | None) -> Images:
             "pass --images FILE, an .npz of HAM10000 with images, labels, lesion_id",
             kind="no-images",
         )
-    with np.load(file, allow_pickle=False) as given:
-        if lacking := {"images", "labels", "lesion_id"} - set(given.files):
+    with np.load(file, allow_pickle=False) as arrays:
+        if lacking := {"images", "labels", "lesion_id"} - set(arrays.files):
             raise MechanismError(f"{file.name} has no array `{min(lacking)}`", kind="no-array")
-        return by_lesion(given["images"], given["labels"], given["lesion_id"])
+        return by_lesion(arrays["images"], arrays["labels"], arrays["lesion_id"])
 
 
 def mechanism_of(model: str, schedule: str) -> Mechanism:
@@ -255,16 +255,18 @@ def groups(rows: Sequence[results.Row], epsilons: Sequence[float]) -> str:
     """
     parts = []
     for model, epsilon in product(dict.fromkeys(row["model"] for row in rows), epsilons):
-        own = [row for row in rows if row["model"] == model and row["epsilon"] in (None, epsilon)]
+        model_rows = [
+            row for row in rows if row["model"] == model and row["epsilon"] in (None, epsilon)
+        ]
         lines = [
             [
                 title_of(name),
                 *(
-                    results.figure([row[metric] for row in own if row["schedule"] == name])
+                    results.figure([row[metric] for row in model_rows if row["schedule"] == name])
                     for metric in ("accuracy", "majority_accuracy", "minority_accuracy")
                 ),
             ]
-            for name in dict.fromkeys(row["schedule"] for row in own)
+            for name in dict.fromkeys(row["schedule"] for row in model_rows)
         ]
         parts.append(f"## {model}, ε {epsilon:g}: accuracy\n")
         parts.append(results.show(["schedule", "all", "majority", "minority"], lines))
@@ -293,11 +295,11 @@ def tables(rows: Sequence[results.Row]) -> str:
     """
     parts = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model]
-        epsilons = sorted({row["epsilon"] for row in own if row["epsilon"] is not None})
+        model_rows = [row for row in rows if row["model"] == model]
+        epsilons = sorted({row["epsilon"] for row in model_rows if row["epsilon"] is not None})
         scores = {
-            name: [np.array(values(own, model, name, epsilon)) for epsilon in epsilons]
-            for name in dict.fromkeys(row["schedule"] for row in own)
+            name: [np.array(values(model_rows, model, name, epsilon)) for epsilon in epsilons]
+            for name in dict.fromkeys(row["schedule"] for row in model_rows)
         }
         lines = [
             [title_of(name), *map(results.figure, by_epsilon)]
@@ -317,7 +319,7 @@ def tables(rows: Sequence[results.Row]) -> str:
         head = [f"ε {e:g}" for e in epsilons]
         parts.append(f"## {model}: balanced accuracy\n\n{results.show(['schedule', *head], lines)}")
         parts.append(results.show(["question", *head], answers))
-    accuracies = [[title_of(name), *own] for name, own in PUBLISHED.items()]
+    accuracies = [[title_of(name), *model_rows] for name, model_rows in PUBLISHED.items()]
     parts.append(
         "## Huang and Xie, table II (accuracy, %)\n\n"
         + results.show(["", "ε 3", "ε 8", "ε 16"], accuracies)
@@ -329,8 +331,8 @@ def values(rows: Sequence[results.Row], model: str, schedule: str, epsilon: floa
     """Returns balanced accuracies by seed. A schedule without noise has the same at
     every epsilon.
     """
-    own = [row for row in rows if (row["model"], row["schedule"]) == (model, schedule)]
-    return [row["balanced_accuracy"] for row in own if row["epsilon"] in (None, epsilon)]
+    schedule_rows = [row for row in rows if (row["model"], row["schedule"]) == (model, schedule)]
+    return [row["balanced_accuracy"] for row in schedule_rows if row["epsilon"] in (None, epsilon)]
 
 
 def run(
@@ -361,26 +363,26 @@ def run(
     }
     places = numbers(epsilons)
     wanted = results.grid(axes, places, seeds, plain=("non-private",))
-    given = read_digits() if data_set == "digits" else read_ham10000(images)
+    data = read_digits() if data_set == "digits" else read_ham10000(images)
 
     @cache
     def planned(model: str, schedule: str, epsilon: float | None) -> Plan:
         task = Task(
-            records=len(given.train[1]),
-            classes=given.classes,
+            records=len(data.train[1]),
+            classes=data.classes,
             target_epsilon=epsilon,
-            delta=given.delta,
+            delta=data.delta,
         )
         return mechanism_of(model, schedule).plan(task)
 
     def measure(cell: Mapping[str, Any]) -> results.Row:
         plan = planned(cell["model"], cell["schedule"], cell["epsilon"])
-        return fit(given, plan, model=cell["model"], seed=cell["seed"])
+        return fit(data, plan, model=cell["model"], seed=cell["seed"])
 
     rows = results.fill(out / "images.csv", wanted, measure)
     text = tables(rows) + "\n" + groups(rows, places)
     (out / "images-tables.md").write_text(text, encoding="utf-8")
-    results.save(out / "images-classes.csv", class_sizes(given))
+    results.save(out / "images-classes.csv", class_sizes(data))
     draw(rows, chosen[0], places, out)
     if "constant" in axes["schedule"]:
         along = [
@@ -391,7 +393,7 @@ def run(
 
         def at(cell: Mapping[str, Any]) -> results.Row:
             plan = after(planned(cell["model"], "constant", cell["epsilon"]), cell["share"])
-            return fit(given, plan, model=cell["model"], seed=cell["seed"])
+            return fit(data, plan, model=cell["model"], seed=cell["seed"])
 
         draw_course(results.fill(out / "images-course.csv", along, at), out / "images-course.svg")
     return out / "images-tables.md"
@@ -401,7 +403,7 @@ def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: 
     """Plots balanced accuracy against epsilon, accuracies of the groups (figures 8 and 9), and the
     sweeps at the first epsilon (figures 6 and 7), as far as they were measured.
     """
-    own, shown = (
+    model_rows, shown = (
         [row for row in rows if row["model"] == model],
         ("constant", "auto-s", "auto-l", "sad"),
     )
@@ -414,8 +416,10 @@ def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: 
         results.plot(out / "images.svg", lines, title=title, x="ε", y="balanced accuracy")
 
     def by_epsilon(name: str, metric: str) -> tuple[Sequence[float], list[list[float]]]:
-        each = [row for row in own if row["schedule"] == name]
-        return places, [[row[metric] for row in each if row["epsilon"] == e] for e in places]
+        schedule_rows = [row for row in model_rows if row["schedule"] == name]
+        return places, [
+            [row[metric] for row in schedule_rows if row["epsilon"] == e] for e in places
+        ]
 
     parts = {
         what: {SCHEDULES[name][0]: by_epsilon(name, metric) for name in shown}
@@ -431,7 +435,10 @@ def draw(rows: Sequence[results.Row], model: str, places: Sequence[float], out: 
     for setting, symbol in (("beta", "β"), ("gamma", "γ")):
         swept = [name for name in SWEEPS if name.startswith(f"sad-{setting}-")]
         at = [float(name.rpartition("-")[2]) for name in swept]
-        first = [[r for r in own if (r["schedule"], r["epsilon"]) == (n, places[0])] for n in swept]
+        first = [
+            [r for r in model_rows if (r["schedule"], r["epsilon"]) == (n, places[0])]
+            for n in swept
+        ]
         if all(first):
             sweep = {
                 what: {"SAD-DPSGD": (at, [[row[metric] for row in each] for each in first])}

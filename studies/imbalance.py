@@ -198,8 +198,8 @@ def places(
             and cell["epsilon"] in limits.get("epsilons", (None, *epsilons))
         )
 
-    every = results.grid({"set": sets, "system": systems}, epsilons, seeds, plain=PLAIN)
-    return list(filter(within_limits, every))
+    cells = results.grid({"set": sets, "system": systems}, epsilons, seeds, plain=PLAIN)
+    return list(filter(within_limits, cells))
 
 
 def cells_of(rows: Sequence[Row]) -> pd.DataFrame:
@@ -220,8 +220,8 @@ def ranks(cells: pd.DataFrame, systems: Sequence[str], metric: str) -> dict[Any,
     """Returns each system's mean rank over the cells that all systems have, 1 for the best, with
     ties averaged. Empty if there is no such cell.
     """
-    each = means(cells, metric)[list(systems)].dropna()
-    return (-each.round(12)).rank(axis=1).mean().to_dict() if len(each) else {}
+    complete = means(cells, metric)[list(systems)].dropna()
+    return (-complete.round(12)).rank(axis=1).mean().to_dict() if len(complete) else {}
 
 
 def gap(cells: pd.DataFrame, first: str, second: str, metric: str) -> list[float]:
@@ -240,11 +240,13 @@ def rank_table(
     rows: list[list[str]] = []
     for system in systems:
         row = [SYSTEMS[system][0]]
-        for metric, own in by_metric.items():
-            other = "" if published is None else f" ({published.get(system, {}).get(metric, '–')})"
-            row.append((f"{own[system]:.2f}" if own else "–") + other)
+        for metric, mean_ranks in by_metric.items():
+            published_rank = (
+                "" if published is None else f" ({published.get(system, {}).get(metric, '–')})"
+            )
+            row.append((f"{mean_ranks[system]:.2f}" if mean_ranks else "–") + published_rank)
         rows.append(row)
-    rows.append(["sum", *(f"{sum(own.values()):.2f}" for own in by_metric.values())])
+    rows.append(["sum", *(f"{sum(mean_ranks.values()):.2f}" for mean_ranks in by_metric.values())])
     return results.show(["system", *NAMES.values()], rows)
 
 
@@ -254,15 +256,15 @@ def tables(cells: pd.DataFrame) -> str:
     """
     published, aucs = suite()["published"], means(cells, "auc")
     sets, epsilons = cells["set"].unique(), sorted(cells["epsilon"].unique())
-    every = len(sets) * len(epsilons)
+    pairs = len(sets) * len(epsilons)
     ranked = [
         system
         for system in aucs.columns.tolist()
-        if system not in PLAIN and aucs[system].count() >= 2 / 3 * every
+        if system not in PLAIN and aucs[system].count() >= 2 / 3 * pairs
     ]
     papers = [system for system in ranked if system in published["ranks"]]
     parts = [
-        f"## Ranks over {len(aucs[papers].dropna())} of {every} pairs, the paper's in brackets\n"
+        f"## Ranks over {len(aucs[papers].dropna())} of {pairs} pairs, the paper's in brackets\n"
     ]
     parts.append(rank_table(cells, papers, published["ranks"]))
     parts.append(f"## Ranks of all private systems over {len(aucs[ranked].dropna())} pairs\n")
@@ -283,24 +285,28 @@ def tables(cells: pd.DataFrame) -> str:
             means(cells, metric).unstack("set").T.groupby("system", sort=False).mean(skipna=False)
         )
         rows = [
-            [SYSTEMS[system][0], *(results.figure([mean]) for mean in own)]
-            for system, *own in over.reset_index().to_numpy().tolist()
+            [SYSTEMS[system][0], *(results.figure([mean]) for mean in system_cells)]
+            for system, *system_cells in over.reset_index().to_numpy().tolist()
         ]
         parts.append(f"## {title}: means over all sets\n")
         parts.append(results.show(["system", *(f"ε {e:g}" for e in epsilons)], rows))
     for name, epsilon in product(sets, epsilons):
         rows = []
-        for system, own in cells[(cells["set"] == name) & (cells["epsilon"] == epsilon)].groupby(
-            "system", sort=False
-        ):
-            first = own.iloc[0]
+        for system, system_cells in cells[
+            (cells["set"] == name) & (cells["epsilon"] == epsilon)
+        ].groupby("system", sort=False):
+            first = system_cells.iloc[0]
             claim = (
                 "none"
                 if pd.isna(first["claimed"])
                 else f"{first['relation']}, ε {first['claimed']:.2g}"
             )
             rows.append(
-                [SYSTEMS[system][0], claim, *(results.figure(own[metric]) for metric in metrics)]
+                [
+                    SYSTEMS[system][0],
+                    claim,
+                    *(results.figure(system_cells[metric]) for metric in metrics),
+                ]
             )
         parts.append(f"## {name}, ε {epsilon:g}: means ± two standard errors\n")
         parts.append(results.show(["system", "claim", *metrics.values()], rows))
@@ -309,9 +315,9 @@ def tables(cells: pd.DataFrame) -> str:
 
 def plain_table(cells: pd.DataFrame, published: Mapping[str, Sequence[float]]) -> str:
     """Tabulates F1 of the nine rows without privacy, ± two standard errors over seeds, by set."""
-    own = cells[cells["system"].isin(PLAIN)].drop_duplicates(["set", "system", "seed"])
-    sets = own["set"].unique().tolist()
-    f1 = {key: group["f1"] for key, group in own.groupby(["set", "system"])}
+    plain_cells = cells[cells["system"].isin(PLAIN)].drop_duplicates(["set", "system", "seed"])
+    sets = plain_cells["set"].unique().tolist()
+    f1 = {key: group["f1"] for key, group in plain_cells.groupby(["set", "system"])}
     rows = [
         [
             SYSTEMS[system][0],
@@ -330,7 +336,7 @@ def plain_table(cells: pd.DataFrame, published: Mapping[str, Sequence[float]]) -
 def draw_set(cells: pd.DataFrame, file: Path, *, title: str, systems: Sequence[str]) -> None:
     """Plots the metrics of a set against epsilon, a line per system (figures 1, 5 to 13)."""
     epsilons = sorted(cells["epsilon"].unique())
-    groups = {key: own for key, own in cells.groupby(["system", "epsilon"])}
+    groups = {key: group for key, group in cells.groupby(["system", "epsilon"])}
     present = [name for name in systems if any(key[0] == name for key in groups)]
     parts = {
         what: {
@@ -354,7 +360,9 @@ def draw_sets(cells: pd.DataFrame, file: Path, *, metric: str, systems: Sequence
     """Plots one metric for every set."""
     epsilons, parts = sorted(cells["epsilon"].unique()), {}
     for name, of_set in cells.groupby("set", sort=False):
-        groups = {key: own[metric].tolist() for key, own in of_set.groupby(["system", "epsilon"])}
+        groups = {
+            key: group[metric].tolist() for key, group in of_set.groupby(["system", "epsilon"])
+        }
         parts[str(name)] = {
             SYSTEMS[system][0]: (epsilons, [groups.get((system, e), []) for e in epsilons])
             for system in systems
@@ -419,11 +427,11 @@ def run(
     drawn = [name for name in SYSTEMS if name not in LIMITS and name != "weighted-descent"]
     for metric in ("auc", "f1"):
         draw_sets(cells, out / f"imbalance-sets-{metric}.svg", metric=metric, systems=DRAWN_OF_SETS)
-    for name, own in cells.groupby("set", sort=False):
+    for name, set_cells in cells.groupby("set", sort=False):
         file = out / f"imbalance-{name}.svg"
-        draw_set(own, file, title=f"{name}: mean ± two standard errors", systems=drawn)
-        if set(SYNTHETIC) <= set(own["system"]):
+        draw_set(set_cells, file, title=f"{name}: mean ± two standard errors", systems=drawn)
+        if set(SYNTHETIC) <= set(set_cells["system"]):
             file = out / f"imbalance-{name}-synthetic.svg"
             title = f"{name}: XGBoost on synthetic records"
-            draw_set(own, file, title=title, systems=SYNTHETIC)
+            draw_set(set_cells, file, title=title, systems=SYNTHETIC)
     return page

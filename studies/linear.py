@@ -101,8 +101,8 @@ class PlainLogistic:
     regularisation: float = 1e-4
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        given, weights = balanced(train, self.balance, seed=seed)
-        x, y = train.columns.unit(given.features), 2.0 * given.labels - 1
+        resampled, weights = balanced(train, self.balance, seed=seed)
+        x, y = train.columns.unit(resampled.features), 2.0 * resampled.labels - 1
         zero = torch.zeros_like(x[0])
         beta = minimise(x, y, weights, regularisation=self.regularisation, linear=zero)
         return Fit(of_coefficients(beta, train.columns), accounting.nothing())
@@ -242,7 +242,7 @@ def filled(
     # the smallest class first, so that a bag above its size has extra records of the largest class
     groups = sorted((order[strata == stratum] for stratum in strata.unique()), key=len)
     return [
-        torch.cat([own[bag::bags][: len(own) // bags] for own in groups])[:size]
+        torch.cat([members[bag::bags][: len(members) // bags] for members in groups])[:size]
         for bag in range(bags)
     ]
 
@@ -292,10 +292,10 @@ class WeightedDescent:
         """Returns counts and descent that together cost as much as one Gaussian
         with this noise multiplier.
         """
-        each = noise * math.sqrt(self.steps / (1 - self.counts_share))
+        step_noise = noise * math.sqrt(self.steps / (1 - self.counts_share))
         counts_noise = noise / math.sqrt(self.counts_share)
         return weighted_descent(
-            counts_noise, prob=1.0, steps=self.steps, noise=each, clip=self.clip
+            counts_noise, prob=1.0, steps=self.steps, noise=step_noise, clip=self.clip
         )
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
@@ -308,12 +308,14 @@ class WeightedDescent:
             torch.nn.functional.one_hot(train.labels, 2).double(),
         )
         weights, total = class_weights(event, train.labels, stream)
-        own, norms = weights[train.labels], x.norm(dim=1)
+        record_weights, norms = weights[train.labels], x.norm(dim=1)
         theta = velocity = torch.zeros(2, x.shape[1], dtype=torch.float64)
         (segment,) = descent_of(event).segments
         for step in range(segment.steps):
             residual = (x @ theta.T).softmax(1) - target
-            factor = own * self.clip / (residual.norm(dim=1) * norms).clamp(min=self.clip)
+            factor = (
+                record_weights * self.clip / (residual.norm(dim=1) * norms).clamp(min=self.clip)
+            )
             gradient = (residual * factor[:, None]).T @ x
             std = segment.noise_multiplier * segment.l2_clip_norm
             gradient += std * stream.normal_(

@@ -246,8 +246,8 @@ def run(
     }
     rows: list[results.Row] = [
         {"fit": name, "draw": number, "balanced_accuracy": score}
-        for name, own in scores.items()
-        for number, score in enumerate(own)
+        for name, line_scores in scores.items()
+        for number, score in enumerate(line_scores)
     ]
     results.save(out / "mixture.csv", rows)
     drawn = {

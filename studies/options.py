@@ -26,11 +26,11 @@ Label = Annotated[str, typer.Option(help="column of the code")]
 
 def names(given: str, choices: Iterable[str], option: str) -> list[str]:
     """Returns the names in an option's comma-separated list; `all` stands for all choices."""
-    known = list(choices)
-    chosen = known if given == "all" else list(dict.fromkeys(given.split(",")))
-    if unknown := [name for name in chosen if name not in known]:
+    all_names = list(choices)
+    chosen = all_names if given == "all" else list(dict.fromkeys(given.split(",")))
+    if unknown := [name for name in chosen if name not in all_names]:
         raise MechanismError(
-            f"{option}: `{unknown[0]}` is unknown. Choose from {', '.join(known)}",
+            f"{option}: `{unknown[0]}` is unknown. Choose from {', '.join(all_names)}",
             kind="unknown-name",
             option=option,
         )

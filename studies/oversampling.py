@@ -344,7 +344,7 @@ def draw(file: Path) -> None:
         for k in (1, 5, 10)
     }
     rows["as printed, every k"] = [printed_smote(1, dimension=d, rounds=10) for d in dimensions]
-    lines = {name: (dimensions, [[cost.rows] for cost in own]) for name, own in rows.items()}
+    lines = {name: (dimensions, [[cost.rows] for cost in costs]) for name, costs in rows.items()}
     title = "Rows of the learner's input that one record decides (R = 10)"
     results.plot(
         file, lines, title=title, x="features d", y="rows m: ε is m times the learner's", log="y"

@@ -104,13 +104,13 @@ def sampled(
     titles = pd.read_csv(codelist, dtype=str).set_index("code")["title"].to_dict()
     frame = frame[frame[label].isin(list(titles))]
     codes = frame[label].to_numpy(dtype=str)
-    known = np.unique(codes)
+    code_names = np.unique(codes)
     encoder = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
-    sentences = [f"An employee suffered {titles[code]}." for code in known]
+    sentences = [f"An employee suffered {titles[code]}." for code in code_names]
     features, vectors = (
-        prior.embed(encoder, each, device="cpu") for each in (frame[text].tolist(), sentences)
+        prior.embed(encoder, texts, device="cpu") for texts in (frame[text].tolist(), sentences)
     )
-    return features, codes, known, vectors
+    return features, codes, code_names, vectors
 
 
 def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
@@ -118,14 +118,14 @@ def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, 
     that occur in the test half.
     """
     found, none = np.unique(truth), cast(Any, 0)
-    each = f1_score(truth, said, labels=found, average=None, zero_division=none)
+    f1_by_code = f1_score(truth, said, labels=found, average=None, zero_division=none)
     sizes = pd.Series(train).value_counts().reindex(found, fill_value=0)
     bins = {
         f"f1_{low}_{high or 'up'}": sizes.between(low, high or np.inf).to_numpy()
         for low, high in BINS
     }
-    return {"macro_f1": each.mean()} | {
-        name: pd.Series(each[own]).mean() for name, own in bins.items()
+    return {"macro_f1": f1_by_code.mean()} | {
+        name: pd.Series(f1_by_code[in_bin]).mean() for name, in_bin in bins.items()
     }
 
 
@@ -136,7 +136,7 @@ def narratives(
     epsilons: Sequence[float],
     seeds: int,
 ) -> list[Row]:
-    features, codes, known, titles = given
+    features, codes, code_names, titles = given
 
     def measure(cell: Mapping[str, Any]) -> Row:
         mechanism, from_titles = BRANCHES[cell["branch"]]
@@ -147,7 +147,7 @@ def narratives(
             mechanism,
             epsilon=cell["epsilon"],
             delta=DELTA,
-            classes=known,
+            classes=code_names,
             titles=titles.numpy() if from_titles else None,
             random_state=cell["seed"],
         )
@@ -190,8 +190,8 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
     for epsilon in epsilons:
         rows = pd.DataFrame(row for row in narratives if row["epsilon"] in (None, epsilon))
         lines = [
-            [branch, *(results.figure(own[name]) for name in (*names, "macro_f1"))]
-            for branch, own in (rows.groupby("branch", sort=False) if narratives else ())
+            [branch, *(results.figure(branch_rows[name]) for name in (*names, "macro_f1"))]
+            for branch, branch_rows in (rows.groupby("branch", sort=False) if narratives else ())
         ]
         if lines:
             head = [f"{low} to {high}" if high else f"{low} and more" for low, high in BINS]
@@ -199,8 +199,8 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
             parts.append(results.show(["branch", *head, "all codes"], lines))
         for metric in ("auc", "f1", "recall") if thinned else ():
             lines = [
-                [system, *map(results.figure, own)]
-                for system, own in by_size(thinned, epsilon, metric).items()
+                [system, *map(results.figure, branch_rows)]
+                for system, branch_rows in by_size(thinned, epsilon, metric).items()
             ]
             parts.append(
                 f"## Tables, ε {epsilon:g}: {metric} by training records of the rare class\n"
@@ -211,17 +211,17 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
 
 def by_size(thinned: Sequence[Row], epsilon: float, metric: str) -> dict[str, list[list[float]]]:
     """Returns means over sets, by system, by size of the rare class, and by seed."""
-    own = [row for row in thinned if row["epsilon"] in (None, epsilon)]
+    epsilon_rows = [row for row in thinned if row["epsilon"] in (None, epsilon)]
     return {
         imbalance.SYSTEMS[system][0]: [
             results.by_seed(
                 (r["seed"], r[metric])
-                for r in own
+                for r in epsilon_rows
                 if (r["system"], r["minority"]) == (system, size)
             )
             for size in SIZES
         ]
-        for system in dict.fromkeys(row["system"] for row in own)
+        for system in dict.fromkeys(row["system"] for row in epsilon_rows)
     }
 
 
@@ -243,13 +243,15 @@ def run(
     --out results
     """
     chosen = numbers(epsilons)
-    given = sampled(records, codelist, text, label) if records or not data else None
-    of_codes = narratives(given, out, epsilons=chosen, seeds=seeds) if given else []
+    sample = sampled(records, codelist, text, label) if records or not data else None
+    of_codes = narratives(sample, out, epsilons=chosen, seeds=seeds) if sample else []
     thinned = tables(data, out, epsilons=chosen, seeds=seeds) if data else []
     (out / "rare-codes-tables.md").write_text(show(of_codes, thinned, chosen), encoding="utf-8")
     if thinned:
         title = f"AUC over three sets at ε {chosen[0]:g}, mean ± two standard errors"
-        lines = {system: (SIZES, own) for system, own in by_size(thinned, chosen[0], "auc").items()}
+        lines = {
+            system: (SIZES, values) for system, values in by_size(thinned, chosen[0], "auc").items()
+        }
         results.plot(
             out / "rare-codes.svg",
             lines,

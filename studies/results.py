@@ -84,15 +84,15 @@ def fill(
         )
     asked = [tuple(cell.values()) for cell in wanted]
     done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}
-    left = sum(key not in done for key in asked)
-    tell(f"{file.name}: {left} of {len(asked)} rows to measure")
+    missing = sum(key not in done for key in asked)
+    tell(f"{file.name}: {missing} of {len(asked)} rows to measure")
     began, measured = time.monotonic(), 0
     for number, (cell, key) in enumerate(zip(wanted, asked, strict=True), start=1):
         if key not in done:
             done[key] = {**cell, **measure(cell), "commit": commit()}
             save(file, list(done.values()))
             measured += 1
-            seconds = (time.monotonic() - began) / measured * (left - measured)
+            seconds = (time.monotonic() - began) / measured * (missing - measured)
             place = " ".join(str(v) for v in key if v is not None)
             tell(f"{number}/{len(asked)} {place}, about {seconds:,.0f} s left")
     return [done[key] for key in asked]
@@ -194,7 +194,7 @@ def panels(
     rows = -(-len(parts) // columns)
     drawing = empty(3.6 * columns, 2.6 * rows + 0.9)
     drawing.suptitle(title, fontsize=11)
-    named: dict[str, Any] = {}
+    legend: dict[str, Any] = {}
     for number, (name, lines) in enumerate(parts.items(), start=1):
         axes = drawing.add_subplot(rows, columns, number)
         _draw_lines(axes, lines)
@@ -207,10 +207,10 @@ def panels(
             axes.set_xticks(places, [f"{place:g}" for place in places])
             axes.minorticks_off()
         handles, labels = axes.get_legend_handles_labels()
-        named |= dict(zip(labels, handles, strict=True))
-    if len(named) > 1:
+        legend |= dict(zip(labels, handles, strict=True))
+    if len(legend) > 1:
         drawing.legend(
-            named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=7
+            legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=7
         )
     write_svg(drawing, file, made_at=made_at)
 
@@ -226,12 +226,12 @@ def empty(width: float, height: float) -> Any:
 
 
 def _draw_lines(axes: Any, lines: Lines) -> None:
-    whole = {name: line for name, line in lines.items() if all(line[1])}
-    for number, (name, (places, values)) in enumerate(whole.items()):
+    complete = {name: line for name, line in lines.items() if all(line[1])}
+    for number, (name, (places, values)) in enumerate(complete.items()):
         style, colour = "-o" if number < len(COLOURS) else "--s", COLOURS[number % len(COLOURS)]
         means, errors = (
-            [np.mean(own) for own in values],
-            np.nan_to_num([two_errors(own) for own in values]),
+            [np.mean(sample) for sample in values],
+            np.nan_to_num([two_errors(sample) for sample in values]),
         )
         axes.errorbar(
             places, means, yerr=errors, fmt=style, color=colour, label=name, markersize=3, capsize=2
@@ -250,4 +250,4 @@ def write_svg(drawing: Any, file: Path, *, made_at: str | None = None) -> None:
 
 def commits(of_rows: Iterable[Any]) -> str:
     """Returns the commits that measured these rows, each once, in order."""
-    return " ".join(sorted({str(one) for one in of_rows if not pd.isna(one)}))
+    return " ".join(sorted({str(commit_id) for commit_id in of_rows if not pd.isna(commit_id)}))

@@ -86,7 +86,7 @@ def fits(
     claimed = [of_one_record(accounting.of_event(event, None)) for event in many.events]
     found = {"swag-ppm": (many.ell, [float(epsilon or np.nan) for epsilon in claimed])}
     alone = []
-    for own in included:
+    for members in included:
         model = PrivateClassifier(
             PriorDescent(),
             epsilon=EPSILON,
@@ -94,7 +94,7 @@ def fits(
             classes=np.arange(classes),
             titles=titles.numpy(),
         )
-        model.fit(features[own].numpy(), labels[own].numpy())
+        model.fit(features[members].numpy(), labels[members].numpy())
         alone.append(
             np.log(model.predict_proba(features.numpy())[np.arange(len(labels)), labels.numpy()])
         )
@@ -125,8 +125,8 @@ def run(
     ).items():
         right = np.exp(ell.numpy().astype(float))
         for target in range(targets):
-            others = np.arange(len(right)) != target
-            score = scores(right[target], right[others], included[others], population)
+            is_reference = np.arange(len(right)) != target
+            score = scores(right[target], right[is_reference], included[is_reference], population)
             delta = DELTA if name == "prior-descent" else 0.0
             least, correct = bound(score[~population], included[target][~population], delta, draws)
             place = {"mechanism": name, "target": target, "claimed": claimed[target]}

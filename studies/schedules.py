@@ -88,10 +88,10 @@ def figures(phases: Sequence[NoiseSegment]) -> dict[str, float]:
 
 def draw(rows: Sequence[results.Row], file: Path, name: str) -> None:
     """Plots the four panels of one of the paper's figures against one setting."""
-    own = [row for row in rows if row["setting"] == name]
-    values = [row["value"] for row in own]
+    setting_rows = [row for row in rows if row["setting"] == name]
+    values = [row["value"] for row in setting_rows]
     panels = {
-        title: {"SAD-DPSGD": (values, [[row[figure]] for row in own])}
+        title: {"SAD-DPSGD": (values, [[row[figure]] for row in setting_rows])}
         for figure, title in FIGURES.items()
     }
     symbol = {"beta": "β", "gamma": "γ", "n": "n"}[name]

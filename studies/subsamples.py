@@ -116,12 +116,12 @@ def tables(rows: Sequence[results.Row], ratios: Sequence[float], sizes: Sequence
     """
     parts = []
     for ratio in ratios:
-        own = [row for row in rows if row["ratio"] == ratio]
+        ratio_rows = [row for row in rows if row["ratio"] == ratio]
         for title, kinds in TABLES.items():
             names = ["plain", "private"]
             names += [f"{kind}-{bags}" for bags in BAGS for kind in kinds]
             lines = [
-                [SYSTEMS[name][0], *(results.figure(of(own, name, size)) for size in sizes)]
+                [SYSTEMS[name][0], *(results.figure(of(ratio_rows, name, size)) for size in sizes)]
                 for name in names
             ]
             parts.append(f"## Tables {title}, r = {ratio:g}: F1 at ε {EPSILON:g}\n")
@@ -144,17 +144,21 @@ def draw(rows: Sequence[results.Row], file: Path, *, title: str, metric: str) ->
     """Plots a metric against the size of the subsample, one panel per ratio (figures 2 and 3)."""
     parts = {}
     for ratio in dict.fromkeys(row["ratio"] for row in rows):
-        own = [row for row in rows if row["ratio"] == ratio]
-        sizes = sorted({row["size"] for row in own})
+        ratio_rows = [row for row in rows if row["ratio"] == ratio]
+        sizes = sorted({row["size"] for row in ratio_rows})
         parts[f"r = {ratio:g}"] = {
             line: (
                 sizes,
                 [
-                    [row[metric] for row in own if (row["line"], row["size"]) == (line, size)]
+                    [
+                        row[metric]
+                        for row in ratio_rows
+                        if (row["line"], row["size"]) == (line, size)
+                    ]
                     for size in sizes
                 ],
             )
-            for line in dict.fromkeys(row["line"] for row in own)
+            for line in dict.fromkeys(row["line"] for row in ratio_rows)
         }
     made_at = results.commits(row.get("commit") for row in rows)
     x = "records of the subsample"
@@ -173,10 +177,10 @@ def run(
 
     Example: python -m studies subsamples --data imblearn --sizes 500,1000 --ratios 8 --out results
     """
-    whole: Table = imbalance.read_sets(data, [SET])[SET]
+    mammography: Table = imbalance.read_sets(data, [SET])[SET]
     frame = frame_of(data / f"{SET}.csv")
-    labels, given = whole.labels.numpy(), frame.drop(columns="label").to_numpy()
-    low, high = given.min(0), given.max(0)
+    labels, features = mammography.labels.numpy(), frame.drop(columns="label").to_numpy()
+    low, high = features.min(0), features.max(0)
     places = existing(labels, numbers(sizes), numbers(ratios))
     bags: list[results.Row] = [
         {"size": size, "ratio": ratio, "system": system, "epsilon": EPSILON, "seed": seed}
@@ -188,7 +192,7 @@ def run(
     def bag(cell: Mapping[str, Any]) -> results.Row:
         size, ratio, seed = cell["size"], cell["ratio"], cell["seed"]
         rows = torch.from_numpy(chosen(labels, size=size, ratio=ratio, seed=seed))
-        train, test = imbalance.split(whole.take(rows), SET, seed)
+        train, test = imbalance.split(mammography.take(rows), SET, seed)
         system = SYSTEMS[cell["system"]][1]
         return imbalance.measure(system, train, test, cell["epsilon"], seed)
 
@@ -212,14 +216,14 @@ def run(
     def paid(cell: Mapping[str, Any]) -> results.Row:
         size, ratio, seed = cell["size"], cell["ratio"], cell["seed"]
         rows = chosen(labels, size=size, ratio=ratio, seed=seed)
-        scaled = (given[rows] - low) / (high - low)
+        scaled = (features[rows] - low) / (high - low)
         return oversampled(
             scaled, labels[rows], variant=cell["system"], epsilon=cell["epsilon"], seed=seed
         )
 
     found = results.fill(out / "subsamples-smote.csv", smote, paid)
-    named = [row | {"line": line_of(row)} for row in found]
+    labelled_rows = [row | {"line": line_of(row)} for row in found]
     for metric, what in (("f1", "F1"), ("auc", "AUC")):
         title = f"SMOTE, paid for by its learner: {what}, mean ± two standard errors"
-        draw(named, out / f"subsamples-smote-{metric}.svg", title=title, metric=metric)
+        draw(labelled_rows, out / f"subsamples-smote-{metric}.svg", title=title, metric=metric)
     return out / "subsamples-tables.md"

@@ -98,9 +98,9 @@ def regularisation(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 10) 
     rows = results.fill(out / "regularisation.csv", wanted, measure)
     published, lines = imbalance.suite()["published"]["f1_without_privacy"], []
     for name in chosen:
-        own = [row for row in rows if row["set"] == name]
+        set_rows = [row for row in rows if row["set"] == name]
         f1 = [
-            results.figure([r["f1"] for r in own if (r["scale"], r["C"]) == (scale, value)])
+            results.figure([r["f1"] for r in set_rows if (r["scale"], r["C"]) == (scale, value)])
             for scale in SCALES
             for value in INVERSE_PENALTIES
         ]

@@ -64,11 +64,11 @@ def utility(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str,
     """
     found, counts = np.unique(truth, return_counts=True)
     none: Any = 0
-    each: Any = f1_score(truth, said, labels=found, average=None, zero_division=none)
+    f1_by_code: Any = f1_score(truth, said, labels=found, average=None, zero_division=none)
     quarter = quartiles(train).reindex(found).to_numpy()
 
     def mean(own: np.ndarray, by: np.ndarray) -> float:
-        return float(np.average(each[own], weights=by[own])) if own.any() else math.nan
+        return float(np.average(f1_by_code[own], weights=by[own])) if own.any() else math.nan
 
     everything, same = np.ones(len(found), dtype=bool), np.ones(len(found))
     figures = {
@@ -87,16 +87,16 @@ def weights(alpha: np.ndarray, codes: np.ndarray) -> list[results.Row]:
     quarter = quartiles(codes).reindex(codes).to_numpy()
     rows = []
     for number, title in enumerate(QUARTILES):
-        own = alpha[quarter == number]
+        quarter_alpha = alpha[quarter == number]
         row: results.Row = {
             "quarter": title,
-            "records": len(own),
-            "mean": float(own.mean()),
-            "median": float(np.median(own)),
-            "below_0.1": float((own < 0.1).mean()),
-            "above_0.9": float((own > 0.9).mean()),
+            "records": len(quarter_alpha),
+            "mean": float(quarter_alpha.mean()),
+            "median": float(np.median(quarter_alpha)),
+            "below_0.1": float((quarter_alpha < 0.1).mean()),
+            "above_0.9": float((quarter_alpha > 0.9).mean()),
         }
-        shares = np.histogram(own, EDGES)[0] / len(own)
+        shares = np.histogram(quarter_alpha, EDGES)[0] / len(quarter_alpha)
         rows.append(row | {f"from_{low:.2f}": s for low, s in zip(EDGES, shares, strict=False)})
     return rows
 
@@ -170,8 +170,8 @@ def measure(
             branch = "swag-ppm" if title == "weighted" else "swag-ppm-reweighted"
             drawn = plan.mechanism.model_copy(update={"round": title}).load(folder / title, run)
             row(branch, drawn, epsilon=2 * sensitivity, sensitivity=sensitivity)
-            own = weights(measured.alpha.numpy(), train.codes)
-            found += [{"round": title, "seed": seed, **one} for one in own]
+            weight_rows = weights(measured.alpha.numpy(), train.codes)
+            found += [{"round": title, "seed": seed, **weight_row} for weight_row in weight_rows]
     private = DpSgd(
         calibrate_by="rdp-mironov", learning_rate=1e-3, batch_size=min(512, len(train.codes))
     )
@@ -184,10 +184,16 @@ def measure(
 def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
     """Returns tables 1 to 3 and the weights in Markdown, ± two standard errors over seeds."""
     cells = pd.DataFrame(rows)
-    groups = [(TITLES[str(name)], own) for name, own in cells.groupby("branch", sort=False)]
+    groups = [
+        (TITLES[str(name)], branch_cells)
+        for name, branch_cells in cells.groupby("branch", sort=False)
+    ]
 
     def lines(metrics: Sequence[str]) -> list[list[str]]:
-        return [[title, *(results.figure(own[m]) for m in metrics)] for title, own in groups]
+        return [
+            [title, *(results.figure(branch_cells[m]) for m in metrics)]
+            for title, branch_cells in groups
+        ]
 
     parts = ["## Table 1 (ε: 2Δ, or at δ 1e-4)\n"]
     head = ["branch", "ε", "weighted F1", "macro F1"]
@@ -206,7 +212,9 @@ def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
     parts.append("## Figure 4: weights of records by quarter of their code\n")
     by = pd.DataFrame(alpha).groupby(["round", "quarter"], sort=False)
     told = ("mean", "median", "below_0.1", "above_0.9")
-    shown = [[*key, *(results.figure(own[name]) for name in told)] for key, own in by]
+    shown = [
+        [*key, *(results.figure(branch_cells[name]) for name in told)] for key, branch_cells in by
+    ]
     parts.append(results.show(["round", "quarter", "mean", "median", "< 0.1", "> 0.9"], shown))
     return "\n".join(parts)
 
@@ -214,10 +222,10 @@ def tables(rows: Sequence[results.Row], alpha: Sequence[results.Row]) -> str:
 def draw(rows: Sequence[results.Row], alpha: Sequence[results.Row], sizes: Any, out: Path) -> None:
     """Plots figures 2 (sizes of codes), 3 (F1 by training records) and 4 (weights)."""
     ranks = list(range(1, len(sizes) + 1))
-    one = {"training records": (ranks, [[size] for size in sizes])}
+    line = {"training records": (ranks, [[size] for size in sizes])}
     title = "Training records of a code, in order"
     results.plot(
-        out / "swag-ppm-classes.svg", one, title=title, x="code", y="training records", log="y"
+        out / "swag-ppm-classes.svg", line, title=title, x="code", y="training records", log="y"
     )
     bins = [f"f1_{low}_{high or 'up'}" for low, high in rare_codes.BINS]
     at = [float(low) for low, _ in rare_codes.BINS]
@@ -262,21 +270,23 @@ def run(
 
     Example: python -m studies swag-ppm --records osha.csv --codelist nature.csv --out results
     """
-    features, codes, known, _ = rare_codes.sampled(records, codelist, text, label)
+    features, codes, code_names, _ = rare_codes.sampled(records, codelist, text, label)
     tune, collect, plain = (int(number) for number in numbers(epochs))
 
     def halves(seed: int) -> tuple[Half, Half]:
         split = train_test_split(
             features.numpy(), codes, test_size=0.5, stratify=codes, random_state=seed
         )
-        return Half(split[0], split[2], known), Half(split[1], split[3], known)
+        return Half(split[0], split[2], code_names), Half(split[1], split[3], code_names)
 
     rows: list[results.Row] = []
     alpha: list[results.Row] = []
     for seed in range(seeds):
         train, test = halves(seed)
-        own, found = measure(train, test, draws=draws, phases=(tune, collect, plain), seed=seed)
-        rows += [row | {"commit": results.commit()} for row in own]
+        fit_rows, found = measure(
+            train, test, draws=draws, phases=(tune, collect, plain), seed=seed
+        )
+        rows += [row | {"commit": results.commit()} for row in fit_rows]
         alpha += [row | {"commit": results.commit()} for row in found]
         results.save(out / "swag-ppm.csv", rows)
         results.save(out / "swag-ppm-weights.csv", alpha)

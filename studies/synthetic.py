@@ -81,8 +81,10 @@ class PlainTrees:
     balance: Balance = "none"
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        given, weights = balanced(train, self.balance, seed=seed)
-        return trees(given.features, given.labels, accounting.nothing(), seed=seed, weights=weights)
+        resampled, weights = balanced(train, self.balance, seed=seed)
+        return trees(
+            resampled.features, resampled.labels, accounting.nothing(), seed=seed, weights=weights
+        )
 
 
 TABLE_L1 = 2.0
@@ -106,9 +108,16 @@ class BayesTable:
         )
         noisy = released(attributes(train), network, spent, SecretStream(new_key()))
         totals = torch.stack([table.sum(1) for table in noisy]).mean(0)
-        given = [torch.where(totals[:, None] > 0, projected(table, totals), 0.0) for table in noisy]
+        resampled = [
+            torch.where(totals[:, None] > 0, projected(table, totals), 0.0) for table in noisy
+        ]
         return of_network(
-            train, network, given, generator(seed, "bayes-table"), accounting.pure(spent), seed=seed
+            train,
+            network,
+            resampled,
+            generator(seed, "bayes-table"),
+            accounting.pure(spent),
+            seed=seed,
         )
 
 
@@ -133,8 +142,10 @@ class PrivBayes:
         codes, sizes = attributes(train)
         for_tables = spent * (1 - self.structure_share)
         largest = len(codes) * for_tables / (self.usefulness * TABLE_L1 * len(train.columns))
-        each = spent * self.structure_share / len(train.columns)
-        network = choose_network(codes, sizes, each, stream, degree=self.degree, largest=largest)
+        epsilon_per_choice = spent * self.structure_share / len(train.columns)
+        network = choose_network(
+            codes, sizes, epsilon_per_choice, stream, degree=self.degree, largest=largest
+        )
         noisy = released((codes, sizes), network, for_tables, stream)
         return of_network(
             train, network, noisy, generator(seed, "privbayes"), accounting.pure(spent), seed=seed
@@ -260,13 +271,13 @@ def sample_network(
     codes = torch.zeros(len(labels), len(sizes), dtype=torch.int64)
     codes[:, LABEL] = labels
     for (attribute, parents), table in zip(network, noisy, strict=True):
-        given = table.clamp(min=0)
-        total = given.sum(1, keepdim=True)
-        given = torch.where(
-            total > 0, given / total.clamp(min=1e-12), torch.full_like(given, 1 / given.shape[1])
+        counts = table.clamp(min=0)
+        total = counts.sum(1, keepdim=True)
+        counts = torch.where(
+            total > 0, counts / total.clamp(min=1e-12), torch.full_like(counts, 1 / counts.shape[1])
         )
         codes[:, attribute] = torch.multinomial(
-            given[mixed(codes, sizes, parents)], 1, generator=draws
+            counts[mixed(codes, sizes, parents)], 1, generator=draws
         )[:, 0]
     return codes[:, 1:]
 
@@ -309,10 +320,10 @@ class Gem:
         multiplier of a measurement, and the number of rounds.
         """
         rounds = min(self.rounds, len(workload(columns)))
-        each = rho * (1 - self.one_way_share) / rounds
+        rho_per_round = rho * (1 - self.one_way_share) / rounds
         one_way = math.sqrt(columns / (2 * rho * self.one_way_share))
-        choice = math.sqrt(8 * each * self.choice_share)
-        return one_way, choice, 1 / math.sqrt(2 * each * (1 - self.choice_share)), rounds
+        choice = math.sqrt(8 * rho_per_round * self.choice_share)
+        return one_way, choice, 1 / math.sqrt(2 * rho_per_round * (1 - self.choice_share)), rounds
 
     def spent(self, rho: float, columns: int) -> float:
         one_way, choice, measured, rounds = self.budget(rho, columns)
@@ -330,11 +341,13 @@ class Gem:
 
         def measure(marginal: Marginal, multiplier: float, purpose: str, step: int) -> None:
             rows, cols = blocks.place(marginal)
-            own, std = exact[:, rows, cols], GEM_L2 * multiplier
+            marginal_counts, std = exact[:, rows, cols], GEM_L2 * multiplier
             noise = stream.normal_(
-                torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step
+                torch.empty(marginal_counts.shape, dtype=marginal_counts.dtype),
+                purpose=purpose,
+                step=step,
             )
-            target[:, rows, cols] = (own + std * noise) / n
+            target[:, rows, cols] = (marginal_counts + std * noise) / n
             weight[:, rows, cols] = (min(one_way, measured) / multiplier) ** 2
 
         for column in range(len(columns)):

@@ -132,12 +132,12 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
         base: [c for c in frame if str(c).partition("=")[0] == base]
         for base in described.get("one_hot", ())
     }
-    if lacking := [base for base, own in hot.items() if len(own) < 2]:
+    if lacking := [base for base, one_hot_columns in hot.items() if len(one_hot_columns) < 2]:
         raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`", kind="no-columns")
     expected: set[str] = {
         *numeric,
         *values,
-        *(c for own in hot.values() for c in map(str, own)),
+        *(c for one_hot_columns in hot.values() for c in map(str, one_hot_columns)),
         "label",
     }
     if strange := sorted(expected.symmetric_difference(map(str, frame))):
@@ -166,13 +166,16 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
                 kind="unknown-value",
             )
         features.append(frame[[name]].to_numpy() == np.array(allowed))
-    for base, own in hot.items():
-        if not (frame[own].isin([0, 1]).all(axis=None) and (frame[own].sum(axis=1) == 1).all()):
+    for base, one_hot_columns in hot.items():
+        if not (
+            frame[one_hot_columns].isin([0, 1]).all(axis=None)
+            and (frame[one_hot_columns].sum(axis=1) == 1).all()
+        ):
             raise MechanismError(
                 f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row",
                 kind="not-one-hot",
             )
-        features.append(frame[own].to_numpy())
+        features.append(frame[one_hot_columns].to_numpy())
     matrix = torch.from_numpy(np.concatenate(features, axis=1, dtype=float))
     if not torch.isfinite(matrix).all():
         raise MechanismError(f"{file.name} has cells that are not numbers", kind="not-numbers")

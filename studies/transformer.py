@@ -176,10 +176,10 @@ class PlainTransformer:
             optimiser = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)
 
             def loss(rows: Tensor) -> Tensor:
-                each = nn.functional.cross_entropy(
+                losses = nn.functional.cross_entropy(
                     network(features[rows]), labels[rows], reduction="none"
                 )
-                return (weights[rows] * each).mean()
+                return (weights[rows] * losses).mean()
 
             least, best, since = math.inf, copy.deepcopy(network.state_dict()), 0
             for _ in range(self.epochs):
@@ -227,8 +227,8 @@ def clipped_sum(
         if not len(block):
             continue
         with sdpa_kernel(SDPBackend.MATH):
-            each = vmap(grad(loss), (None, 0, 0))(parameters, features[block], labels[block])
-        flat = torch.cat([part.flatten(1) for part in each.values()], dim=1).double()
+            gradients = vmap(grad(loss), (None, 0, 0))(parameters, features[block], labels[block])
+        flat = torch.cat([part.flatten(1) for part in gradients.values()], dim=1).double()
         norms = flat.norm(dim=1)
         factors = torch.where(norms.isfinite(), weights[block] * clip / norms.clamp(min=clip), 0.0)
         total += factors @ flat.nan_to_num(0.0, 0.0, 0.0)
