@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docker-compose.yml as Docker's own tool reads it, its profiles included; no engine has to run. Skipped where there is no tool.
+# Checks docker-compose.yml and its profiles with Docker's own tool. No engine has to run. Skipped if the tool is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if docker compose version >/dev/null 2>&1; then tool=(docker compose)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in an environment of its own outside the checkout, and runs the main job there: data, a formal
-# retrain with its release, one narrative coded. Installs it once more without extras, where torch must not be, and uses
-# the bundle there as a partner does.  check_wheel.sh .venv/bin
+# Builds the wheel, installs it in a separate environment outside the checkout, and runs the main job there: data, formal
+# training with its release, and one coded narrative. Then installs it without extras, which must not install torch, and
+# uses the bundle there like a partner.  check_wheel.sh .venv/bin
 set -euo pipefail
 BIN=$(cd "${1:-.venv/bin}" && pwd)
 HERE=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,7 +14,7 @@ run "$BIN/uv" build --wheel --out-dir "$WORK/dist" "$HERE"
 wheel=$(echo "$WORK"/dist/*.whl)
 sed -e '/^ *--hash/d' -e 's/ \\$//' "$HERE/requirements.lock" >"$WORK/pins.txt"
 torch=$(grep -E '^torch==' "$WORK/pins.txt")
-# torch as scripts/setup.sh chooses it: a wheel in the site's own folder wins.
+# torch is chosen as in scripts/setup.sh: a wheel in the site's own folder takes precedence.
 links=$("$BIN/python" -m pip config list 2>/dev/null | sed -n "s/^[a-z:]*\.find-links='\(.*\)'$/\1/p" | head -n 1)
 torch_of_the_site() { # NAME: in the environment of this name
   install() { "$BIN/uv" pip install --python "$WORK/$1/bin/python" "${@:2}" >"$log" 2>&1; }

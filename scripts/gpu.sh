@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a GPU has to show (benchmarks/gpu.py), on a machine with little: a Python that has torch with CUDA, transformers
-# and safetensors. What else the mechanisms import comes from a folder of wheels, made where a package index answers.
+# Runs the GPU benchmark (benchmarks/gpu.py) on a minimal machine: a Python with torch for CUDA, transformers and
+# safetensors. The mechanisms' other dependencies come from a folder of wheels, built where a package index is available.
 #   scripts/gpu.sh wheels FOLDER 3.12      # at most 60 MiB, for that Python on x86-64 Linux
 #   scripts/gpu.sh run FOLDER [--device card --small] [--json FILE]
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml with all extras into requirements.lock: exact versions of the whole closure, with hashes. Versions
-# that still fit are kept. torch has no hash, since a site chooses its build (scripts/setup.sh), and CUDA's libraries come with it.
+# Resolves pyproject.toml with all extras into requirements.lock: exact versions of all dependencies, with hashes. Versions
+# that still satisfy it are kept. torch has no hash, because a site chooses its build (scripts/setup.sh), which includes CUDA.
 set -euo pipefail
 BIN=${1:-.venv/bin}
-# What builds the program is in it too.
+# It includes the build dependencies.
 "$BIN/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
   | "$BIN/uv" pip compile pyproject.toml - --quiet --all-extras --universal --generate-hashes --no-header --no-annotate --output-file requirements.lock
 "$BIN/python" - <<'PY'

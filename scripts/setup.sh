@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Creates the virtual environment and installs the pinned versions: `setup.sh run` what the program needs, `setup.sh dev` the
-# tests' tools too. uv installs and checks the lock file's hashes; where uv cannot be had, pip does both (scripts/hashed_install.py). TORCH=cuda takes the CUDA
-# build of torch, TORCH=cpu the CPU build; the default is CUDA where `nvidia-smi` answers.
+# Creates the virtual environment and installs the pinned versions: `setup.sh run` for the program, `setup.sh dev` with the
+# tests' tools. uv installs and checks the lock file's hashes; if uv is not available, pip does both (scripts/hashed_install.py). TORCH=cuda selects the CUDA
+# build of torch, TORCH=cpu the CPU build; the default is CUDA if `nvidia-smi` answers.
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
@@ -25,7 +25,7 @@ PY
 
 step 1 "$("$PYTHON" --version) in $VENV"
 if [ ! -x "$VENV/bin/pip" ] && ! "$PYTHON" -m venv --clear "$VENV" 2>/dev/null; then
-  # Debian ships venv's pip in a package of its own.
+  # Debian ships venv's pip in a separate package.
   package="$("$PYTHON" -c 'import sys; print(f"python3.{sys.version_info[1]}-venv")')"
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "      installing Debian's $package"
@@ -38,7 +38,7 @@ if [ ! -x "$VENV/bin/pip" ] && ! "$PYTHON" -m venv --clear "$VENV" 2>/dev/null; 
 fi
 : >"$log"
 
-# uv reads none of pip's settings, so that a site's mirror, its folder of wheels and its certificates are handed on.
+# uv ignores pip's settings, so a site's mirror, folder of wheels and certificates are passed on explicitly.
 setting() { "$VENV/bin/pip" config list 2>/dev/null | sed -n "s/^[a-z:]*\.$1='\(.*\)'$/\1/p" | head -n 1; }
 hand_on() { local value; value=$(setting "$2"); [ -z "$value" ] || [ -n "${!1:-}" ] || export "$1=$value"; }
 hand_on UV_DEFAULT_INDEX index-url
@@ -57,12 +57,12 @@ with_uv() { VIRTUAL_ENV=$VENV "$uv" pip install --python "$VENV/bin/python" "$@"
 with_pip() { "$VENV/bin/pip" install --disable-pip-version-check "$@" >>"$log" 2>&1; }
 
 step 2 "$torch, its $TORCH build"
-# torch first and alone, so that no other package's range chooses another build of it.
+# torch is installed first and alone, so that no other package's version range selects another build.
 case "$(installed)" in
   "${torch#torch==}"*) ;;
   *)
     if [ -n "$uv" ]; then
-      # A wheel in the site's own folder wins; then PyTorch's index; then the default index, whose Linux build is for CUDA.
+      # A wheel in the site's own folder takes precedence, then PyTorch's index, then the default index with its CUDA build for Linux.
       { [ "$TORCH" = cpu ] && [ -n "${UV_FIND_LINKS:-}" ] && with_uv --no-index --no-deps "$torch" && with_uv "$torch"; } ||
         with_uv --torch-backend "$([ "$TORCH" = cpu ] && echo cpu || echo auto)" "$torch" || with_uv "$torch" || fail "$torch was not installed"
     else

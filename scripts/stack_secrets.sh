@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the passwords of docker-compose.yml in ./secrets, once; nothing that is there is overwritten.
-# The folder is closed to others. Its files are not: each is mounted alone into containers with users of their own.
-# So are the files of the checkout that containers read, whatever its umask; ./narratives, ./stages and ./outbox are made for user 10001.
+# Creates the passwords of docker-compose.yml in ./secrets once; existing files are not overwritten.
+# The folder is closed to other users. Its files are readable, because each is mounted separately into containers with other users.
+# The checkout's files that containers read are made readable too, whatever the umask; ./narratives, ./stages and ./outbox are created for user 10001.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 077

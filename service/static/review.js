@@ -1,5 +1,5 @@
 "use strict";
-// The page: opens, shows, decides, saves. Text of files enters the page only as text, never as markup.
+// The review page. The text of files is inserted only as text, never as markup.
 const ROLES = {
   review: { code: "_by_hand", note: "note_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
   second: { code: "_by_hand_2", note: "note_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },
@@ -53,7 +53,7 @@ at("open").addEventListener("submit", async (event) => {
   at("start").disabled = true;
   try {
     const file = at("file").files[0], column = at("column").value;
-    if (!file) throw new Error("No file is chosen. Choose a CSV.");
+    if (!file) throw new Error("Choose a CSV file first.");
     if (!table) table = await readFile(file);
     if (!table.rows.length) throw new Error("The file has no rows.");
     const response = await fetch("codes", { headers: headers("application/json") });
@@ -91,7 +91,7 @@ function begin(coded, list, column, other, name) {
       otherName = other.rows.map((row) => own(row, by === "_by_hand" ? "coder" : "coder_2"));
     }
     if (![first, second].every((all) => all.some(Boolean))) {
-      throw new Error("There are not two coders' codes (columns … _by_hand). Open the other coder's file too.");
+      throw new Error("The file does not have two coders' codes (columns … _by_hand). Open the other coder's file too.");
     }
   }
   const decided = rows.map((row, i) => cell(row, "code" + role.code).trim() || (task === "adjudicate" && first[i] === second[i] ? first[i] : ""));
@@ -106,7 +106,7 @@ function begin(coded, list, column, other, name) {
   at("work").hidden = false;
   const digest = cell(rows[0], "bundle_digest");
   at("notice").hidden = !digest || digest === list.bundle_digest;
-  at("notice").textContent = "The file was coded by another release than this service has: the words shown are this one's.";
+  at("notice").textContent = "The file was coded with another release. The words shown are from this service's release.";
   at("order").value = "looks";
   arrange();
 }
@@ -264,7 +264,7 @@ async function ask(row, listed) {
     if (s.reasons.size > 200) s.reasons.clear();
     s.reasons.set(key, await response.json());
     if (s.shown === key) paint();
-  } catch { /* a later case came first, or the service is gone: decisions go on without words */ }
+  } catch { /* a later case was faster, or the service is gone: decisions work without words */ }
 }
 function paint() {
   const answer = s.reasons.get(s.shown), row = s.view[s.position], box = at("narrative");
@@ -293,7 +293,7 @@ function paint() {
     });
     const read = Math.max(answer.read, end);
     parts.push(letters.slice(end, read).join(""));
-    if (read < letters.length) parts.push(make("span", letters.slice(read).join(""), "unread", { title: "The encoder did not read this." }));
+    if (read < letters.length) parts.push(make("span", letters.slice(read).join(""), "unread", { title: "The encoder did not read this part." }));
     box.replaceChildren(...parts);
   });
   if (!drawn) box.textContent = letters.join("");

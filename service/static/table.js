@@ -1,5 +1,5 @@
 "use strict";
-// What both pages make of the document and of an answer.
+// Helpers of both pages for the document and for responses.
 const at = (id) => document.getElementById(id);
 function make(tag, text, name, attributes) {
   const made = document.createElement(tag);
@@ -31,7 +31,7 @@ function offerColumns(names) {
 // Tables, agreement and export: functions of their arguments only.
 const MOST = { bytes: 32 << 20, rows: 5000, columns: 200 };
 
-// A CSV's header and rows; it stops where the file is longer, wider or other than it may be.
+// Parses a CSV into header and rows; throws if the file is too long, too wide or malformed.
 function readTable(text) {
   text = text.replace(/^\uFEFF/, "");
   const head = text.slice(0, 65536).split(/\r?\n/, 1)[0];
@@ -89,7 +89,7 @@ function readTable(text) {
   return { columns, rows };
 }
 
-// The rule of storage/tables/formulas.py: no table program may take a cell for a formula.
+// The rule of storage/tables/formulas.py: no spreadsheet program may treat a cell as a formula.
 function escapeFormula(text) {
   const start = text.replace(/^[ \n]+/, "")[0];
   const number = /^[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?$/.test(text.replace(/^[ \n]+|[ \n]+$/g, ""));
@@ -119,7 +119,7 @@ function agreement(pairs) {
   return { n, share, kappa: chance < 1 ? (share - chance) / (1 - chance) : null };
 }
 
-// What coding wrote of a row: its candidates and marks.
+// The candidates and marks that coding wrote for a row.
 function reader(columns) {
   const place = new Map(columns.map((name, i) => [name, i]));
   return (row, name) => (place.has(name) ? row[place.get(name)] : "");
@@ -164,14 +164,14 @@ function labelStudio(cases, model) {
   });
 }
 
-// Whether two words are forms of one: the same beginning of four letters or more, and endings of three at most.
+// Whether two words are forms of the same word: a common prefix of at least four letters, and endings of at most three.
 function sameStem(one, other) {
   let same = 0;
   while (same < one.length && one[same] === other[same]) same += 1;
   return same >= 4 && one.length - same <= 3 && other.length - same <= 3;
 }
-// Codes whose code, title or description has every word, or another form of it. Those that begin with the first word
-// come first, then those with all words in the title, then other forms, then descriptions.
+// Codes with every word, or another form of it, in the code, title or description. Codes that begin with the first word
+// come first, then codes with all words in the title, then other forms, then descriptions.
 function searchCodes(listed, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
