@@ -78,7 +78,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     mechanism: AnyMechanism
     token_settings: dict[str, Any] = Field(
         default={},
-        title="Settings on tokens",
+        title="Settings for token inputs",
         description="Settings that replace these if more than a head on cached features trains.",
     )
     unprotected: tuple[str, ...] = Field(
@@ -88,7 +88,7 @@ class Method(BaseModel, frozen=True, extra="forbid", title="Method", json_schema
     )
     prior: Prior | None = Field(
         default=None,
-        title="Its prior",
+        title="Prior of the head",
         description="Starting point of the head, instead of the run's own; `titles` applies only "
         "if the run has a code list and a linear head on pooled features.",
     )
@@ -198,7 +198,7 @@ def chosen(value: Any) -> Any:
 def _no_kind(name: Any) -> str:
     names = list(branch_bodies())
     if name is None:
-        return f"name one of {', '.join(names)}, or give the kind of a mechanism"
+        return f"choose one of {', '.join(names)}, or specify the kind of a mechanism"
     near = difflib.get_close_matches(str(name), names, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     return f"unknown method `{name}`. {meant}Available: {', '.join(names)}"

@@ -64,8 +64,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     )
     classification_version: str = Field(
         default="",
-        title="Its version",
-        description="Such as 2.01.",
+        title="Classification version",
+        description="Version of the classification, such as 2.01.",
         json_schema_extra={"pattern": _CLASSIFICATION},
     )
     population: Name = Field(
@@ -194,7 +194,7 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     )
     accept_texts: str | None = Field(
         default=None,
-        title="Texts that were read",
+        title="Digest of approved texts",
         description=(
             "Digest from the plan's page; required to release unpublished texts if the policy "
             "requires no signature."

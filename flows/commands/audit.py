@@ -145,7 +145,7 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
         "formal method, or use "
         "`autocoder approve --despite-audit`.",
         INCONCLUSIVE: (
-            f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`"
+            f"increase --trials; a policy with require_audit refuses `autocoder release {plan}`"
         ),
     }
     if verdict in following:

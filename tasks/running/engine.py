@@ -226,7 +226,7 @@ def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
     except SAFE as error:
         said = "storage", str(error), getattr(error, "kind", "")
     get_worker().log_event(topic, json.dumps(said))
-    raise StageError("a part failed; the events of its run say why") from None
+    raise StageError("a part failed; see the events of its run") from None
 
 
 def _failure(client: Client, topic: str, engine: str) -> Exception:

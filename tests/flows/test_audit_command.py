@@ -188,7 +188,7 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
     released = bool(site.ledger.releases())
-    assert ("\nThis plan is release " if released else "\nto do: give more --trials") in done.stdout
+    assert ("\nThis plan is release " if released else "\nto do: increase --trials") in done.stdout
     row = list(site.ledger.measurements())[before]
     planned = PlannedRelease.load(Path(site.plan))
     assert row.evaluation.artifact_digests["audited"] == planned.candidate.fitted.sha256
