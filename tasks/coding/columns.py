@@ -1,5 +1,7 @@
 """Defines the columns that coding adds to a table."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 

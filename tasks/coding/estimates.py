@@ -11,6 +11,8 @@ by their distances from the estimate (Zou and Donner 2008), so they are not symm
 `benchmarks/estimates.py` measures their coverage.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

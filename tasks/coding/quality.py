@@ -6,6 +6,8 @@ a simple random sample or a stratified sample. Each row's weight is one over its
 probability, so that agreement is estimated for the whole table and not for the sample.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter

@@ -7,6 +7,8 @@ right. Tests by code or group are adjusted together (Holm 1979). On uncoded reco
 shows which answers change.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
