@@ -85,8 +85,8 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         default="pld",
         title="Calibrated by",
         description=(
-            "`rdp-mironov` sets the noise as the paper does (Mironov 2017, proposition "
-            "3); the claim is PLD's."
+            "`rdp-mironov` sets the noise as in the paper (Mironov 2017, proposition 3). "
+            "The claim always uses PLD."
         ),
     )
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser")
@@ -97,45 +97,55 @@ class DpSgd(NoisyGradientMechanism, frozen=True, title="DP-SGD"):
         allow_inf_nan=False,
         title="Learning rate",
         description=(
-            "Empty: from noise, batch, steps and width where the records are features; "
-            "0.001 otherwise."
+            "Empty: derived from noise, batch size, steps and width if the records are "
+            "features; otherwise 0.001."
         ),
     )
     head_rate: Positive = Field(
         default=1.0,
         le=1000,
         title="Rate of the head",
-        description="Of a head on an encoder that trains too, in learning rates.",
+        description=(
+            "Learning rate of the head, as a multiple of the encoder's, if both are trained."
+        ),
     )
     weight_noise: Positive | None = Field(
         default=None,
         title="Noise of a weight",
-        description="Nu that a weight may end with, from which the rate follows, as for prior "
-        "descent; SGD without a "
-        "rate. Empty: 1 / sqrt(width) where the records are features.",
+        description=(
+            "Target noise standard deviation of each weight, from which the learning rate "
+            "is derived as in prior descent; for SGD without a learning rate. Empty: 1 / "
+            "sqrt(width) if the records are features."
+        ),
     )
     weight_decay: float = Field(
         default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay"
     )
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     epochs: int | None = Field(
-        default=None, ge=1, le=10_000, title="Epochs", description="Empty: the run's own."
+        default=None,
+        ge=1,
+        le=10_000,
+        title="Epochs",
+        description="Empty: the epochs of the training run.",
     )
     sampling_prob: float | None = Field(
         default=None,
         gt=0,
         le=1,
         title="Sampling probability",
-        description="Sets the batch size; 1: every record.",
+        description="Determines the batch size; with 1, every step uses every record.",
     )
     batch_size: int | None = Field(
         default=None,
         ge=1,
         title="Expected batch size",
-        description="Of the Poisson samples; empty: the run's own.",
+        description=(
+            "Expected size of the Poisson samples. Empty: the batch size of the training run."
+        ),
     )
     l2_clip_norm: Positive = Field(
-        default=1.0, title="Clip", description="Of the last step, where the schedule moves."
+        default=1.0, title="Clip", description="Clip of the last step, if the schedule changes it."
     )
     schedule: Schedule = Field(default=ConstantSchedule(), title="Schedule")
     class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")

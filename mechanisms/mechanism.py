@@ -506,10 +506,10 @@ class CalibratedMechanism(Mechanism, frozen=True):
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="Empty: the task's.",
+        description="Empty: the target of the training run.",
     )
     delta: float | None = Field(
-        default=None, gt=0, lt=1, title="Delta", description="Empty: the task's."
+        default=None, gt=0, lt=1, title="Delta", description="Empty: the delta of the training run."
     )
 
     @property

@@ -90,8 +90,10 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
     weight_noise: Positive | None = Field(
         default=None,
         title="Noise of a weight",
-        description="Nu of an entry of the head. Empty: 0.5, or 0.0625 where the head starts at a "
-        "coding index.",
+        description=(
+            "Target noise standard deviation of each head weight. Empty: 0.5, or 0.0625 "
+            "if the head starts at a coding index."
+        ),
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")

@@ -84,7 +84,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     )
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(
-        default="reweighted", title="Round", description="The posterior that is sampled."
+        default="reweighted",
+        title="Round",
+        description="The posterior from which the sample is drawn.",
     )
     target_epsilon: float | None = Field(
         default=None,
@@ -92,8 +94,10 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What one sample may cost: c is searched for it, g is 0. Empty: c and g as "
-        "given.",
+        description=(
+            "Epsilon of one sample. The fit searches for c, with g = 0. Empty: c and g "
+            "are used as set."
+        ),
     )
     fine_tune: OptimiserPhase | None = Field(default=None, title="Fine-tuning")
     collect: OptimiserPhase | None = Field(

@@ -63,26 +63,32 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         default="full",
         title="Trainable part",
         description=(
-            "`full` and `lora` want a GPU; `head` freezes the encoder, caches its "
-            "features and runs on a CPU."
+            "`full` and `lora` need a GPU to be practical; `head` freezes the encoder, "
+            "caches its features and runs on a CPU."
         ),
     )
     pooling: Pooling = Field(
         default="first",
         title="Pooling",
-        description="`first` is the standard head of transformers (first token); `mean` averages "
-        "the tokens; `none`: "
-        "the records are features already (of `PrivateClassifier`), and no encoder is used.",
+        description=(
+            "`first` is the standard head of transformers (first token); `mean` averages "
+            "the tokens; with `none`, the records are features already (from "
+            "`PrivateClassifier`), and no encoder is used."
+        ),
     )
     max_length: int = Field(
         default=128,
         ge=8,
         le=512,
         title="Longest narrative",
-        description="Tokens; longer narratives are cut.",
+        description="In tokens. Longer narratives are truncated.",
     )
     lora_rank: int = Field(
-        default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`."
+        default=8,
+        ge=1,
+        le=256,
+        title="LoRA rank",
+        description="Rank of the update. Only for `lora`.",
     )
     lora_alpha: int = Field(
         default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank."
@@ -91,69 +97,82 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         default=None,
         ge=1,
         title="Layers with LoRA",
-        description="Adapters in every linear map of so many last layers. The states of the "
-        "tokens below them are "
-        "computed once and kept with the features. Empty: in queries and values of all layers, "
-        "from tokens.",
+        description=(
+            "Adapters in every linear map of this number of last layers. The states of "
+            "the tokens below them are computed once and stored with the features. Empty: "
+            "adapters in queries and values of all layers, trained from tokens."
+        ),
     )
     lora_dropout: float = Field(
-        default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`."
+        default=0.0, ge=0, lt=1, title="LoRA dropout", description="Only for `lora`."
     )
     prior: Prior = Field(
         default="none",
         title="Public prior",
-        description="`titles`: the head starts at the titles of the code list through the same "
-        "encoder, for which no "
-        "record is read; needs pooling `mean` and a code list. `none`: at random.",
+        description=(
+            "`titles`: the head starts at the encoded titles of the code list, which uses "
+            "no record; requires pooling `mean` and a code list. `none`: the head starts "
+            "at random."
+        ),
     )
     prior_scale: Positive = Field(
-        default=12.0, le=1000, title="Scale of the prior", description="Beta; for `titles`."
+        default=12.0, le=1000, title="Scale of the prior", description="Beta. Only for `titles`."
     )
     prior_sentence: str = Field(
         default="",
         title="Sentence of the prior",
-        description="A sentence as narratives say it, with {} for a title, such as `An employee "
-        "suffered {}.`; for "
-        "`titles`, which are then read in it too. It comes from no record. Empty: none.",
+        description=(
+            "A sentence in the style of narratives, with {} for a title, such as `An "
+            "employee suffered {}.`; for `titles`, which are then also encoded in this "
+            "sentence. It must not come from a record. Empty: no sentence."
+        ),
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )
     prior_examples: str = Field(
         default="",
         title="Public examples",
-        description="SHA-256 of the entries of the coding index that the head starts at; it comes "
-        "from `data.examples`.",
+        description=(
+            "SHA-256 of the entries of the coding index at which the head starts; set "
+            "from `data.examples`."
+        ),
         pattern=r"^([0-9a-f]{64})?$",
         exclude_if=lambda value: not value,
     )
     lexical: Lexical = Field(
         default="none",
         title="Words next to the encoder",
-        description="`titles`: columns for the stems of the code list's words join the encoder's "
-        "features. No record "
-        "is read for them. `hashed`: hashes of all stems, which need no code list. For trainable "
-        "parts `head` and "
-        "`lora` with pooling `mean`.",
+        description=(
+            "`titles`: one column for each word stem of the code list is added to the "
+            "encoder's features, without reading any record. `hashed`: hashes of all "
+            "stems, which need no code list. For trainable parts `head` and `lora` with "
+            "pooling `mean`."
+        ),
     )
     lexical_titles: TitlesOf = Field(
         default="codelist",
         title="Titles of the words",
-        description="Whose words `lexical: titles` reads: those of the codes, or `injuries`: "
-        "OIICS 2.01, nature of "
-        "injury, for records about injuries whose codes have no titles.",
+        description=(
+            "The titles whose words `lexical: titles` reads: those of the codes, or "
+            "`injuries`: OIICS 2.01, nature of injury, for records about injuries whose "
+            "codes have no titles."
+        ),
     )
     lexical_language: str = Field(
         default="english",
         title="Language of the stems",
-        description="As Snowball names it, such as `german`; for `titles` and `hashed`.",
+        description=(
+            "Snowball's name of the language, such as `german`; for `titles` and `hashed`."
+        ),
     )
     precision: Choice = Field(
         default="float32",
         title="Precision of the encoder",
-        description="Of features and training steps. `bfloat16` is about twice as fast where the "
-        "processor has "
-        "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are "
-        "float32 always.",
+        description=(
+            "Precision of features and training steps. `bfloat16` is about twice as fast "
+            "if the processor has instructions for it (AMX, AVX512-BF16); `auto` then "
+            "selects it. DP-SGD's gradients are always float32."
+        ),
     )
 
     @field_validator("encoder")
@@ -224,25 +243,31 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
     """One optimiser with its settings, for a number of epochs."""
 
     optimiser: Literal["adamw", "sgd"] = Field(
-        default="adamw", title="Optimiser", description="Of this phase."
+        default="adamw", title="Optimiser", description="Optimiser of this phase."
     )
     learning_rate: Positive = Field(
         default=5e-5,
         le=100,
         title="Learning rate",
-        description="At the start. Fine-tuning only a head has 0.003 by default.",
+        description="Initial learning rate. The default for fine-tuning only a head is 0.003.",
     )
     head_rate: Positive = Field(
         default=1.0,
         le=1000,
         title="Rate of the head",
-        description="Of a head on an encoder that trains too, in learning rates.",
+        description=(
+            "Learning rate of the head, as a multiple of the encoder's, if both are trained."
+        ),
     )
     epochs: int = Field(
-        default=10, ge=1, le=10_000, title="Epochs", description="Passes over the records."
+        default=10,
+        ge=1,
+        le=10_000,
+        title="Epochs",
+        description="Number of passes over the records.",
     )
     batch_size: int = Field(
-        default=8, ge=1, le=65_536, title="Batch size", description="Records a step."
+        default=8, ge=1, le=65_536, title="Batch size", description="Number of records per step."
     )
     schedule: Literal["constant", "linear"] = Field(
         default="constant", title="Schedule", description="`linear` falls to zero over the phase."
@@ -253,7 +278,7 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
         le=1,
         allow_inf_nan=False,
         title="Pull to the start",
-        description="An L2 penalty; 0: none.",
+        description="Weight of an L2 penalty on the distance to the start; 0 disables it.",
     )
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     max_grad_norm: float | None = Field(
@@ -261,14 +286,14 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
         gt=0,
         allow_inf_nan=False,
         title="Gradient norm cap",
-        description="Of the batch; empty for none.",
+        description="Largest norm of a batch's gradient. Empty: no limit.",
     )
     length_bucketing: bool = Field(
         default=False,
         title="Length bucketing",
         description=(
-            "Batch narratives of like length: two to three times faster on tokens, order "
-            "a little less random."
+            "Batch narratives of similar length: two to three times faster on tokens, in "
+            "a slightly less random order."
         ),
     )
 

@@ -197,10 +197,10 @@ def _names() -> frozenset[str]:
 
 
 def require_length(name: str, tokens: int) -> None:
-    """Refuses to cut narratives at more tokens than the encoder reads.
+    """Refuses a token limit above the number of tokens that the encoder can read.
 
     Raises:
-        MechanismError: it reads fewer, or it cannot be had.
+        MechanismError: the limit is too high, or the encoder cannot be loaded.
     """
     most = longest(name)
     if tokens > most:
@@ -228,7 +228,7 @@ def longest(name: str) -> int:
 
 
 def _positions(file: Path) -> tuple[str | None, int, int]:
-    """Returns family, position embeddings and the token of padding; no family where the file leaves
+    """Family, number of position embeddings, and padding id; the family is None if the file leaves
     one of them to transformers.
     """
     try:

@@ -78,12 +78,13 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
     """A public vocabulary, the language of the stemmer, and the scales of the two blocks."""
 
     kind: Kind
-    language: str = Field(default="english", description="Of the Snowball stemmer.")
+    language: str = Field(default="english", description="Language of the Snowball stemmer.")
     vocabulary: tuple[str, ...] = Field(
         default=(), description="Stems in the order of their columns; for `titles`."
     )
     table: Table = Field(
-        default={}, description="By word: columns, and likeness to their stems; for `titles`."
+        default={},
+        description="For each word, its columns and its similarity to their stems; for `titles`.",
     )
     columns: int = Field(ge=1)
     encoder_scale: float = Field(gt=0, allow_inf_nan=False)

@@ -1,6 +1,7 @@
-"""Words and stems of public texts, and which of them an encoder has to embed for a lexicon.
+"""Words and stems of public texts, and the words that an encoder must embed for a lexicon.
 
-It loads no torch, so that a plan whose stages are all there names them without it.
+This module does not import torch, so that a plan can determine its stages without it if all of them
+are finished.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from mechanisms.model import encoder_files, packaged
 from mechanisms.model.config import stemmer
 
 VECTORS = Path(__file__).with_name("minilm_words.safetensors")
-"""Words of a fixed public vocabulary, with their vectors by the packaged encoder."""
+"""File of a fixed public vocabulary with the packaged encoder's vectors."""
 DIGEST = "e84e28c585c8ff2251b3c9aa0f767a60031df324649b953a472f528f5776f98e"
-"""SHA-256 of that file."""
+"""SHA-256 of the file."""
 NORMS = {packaged.MINILM: 5.98839}
-"""Root mean square norms of the encoders' features of `injury_titles`. Those of other encoders are
-computed.
+"""Root mean square norms of the encoders' features of `injury_titles`. The norms of other encoders
+are computed.
 """
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists contain `back`, `first`, `third` and `system`, which injury titles need. In
@@ -69,11 +70,11 @@ _STEMMING = Lock()
 
 
 def to_embed(encoder: str, further: Iterable[str]) -> list[str]:
-    """Returns the words, sorted, whose vectors this encoder has to compute for a lexicon; none
-    where the program has them all.
+    """Sorted words that this encoder must embed for a lexicon; empty if the program already has
+    all vectors.
 
     Args:
-        further: words that the lexicon needs beside the encoder's vocabulary.
+        further: words that the lexicon needs in addition to the encoder's vocabulary.
     """
     if encoder != packaged.MINILM:
         return sorted({*encoder_files.whole_words(encoder), *further})
@@ -82,7 +83,7 @@ def to_embed(encoder: str, further: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def shipped_words() -> tuple[str, ...]:
-    """Loads the words, sorted, whose vectors come with the program.
+    """Loads the sorted words whose vectors are part of the program.
 
     Raises:
         MechanismError: the file is not the one that this version was released with.

@@ -15,7 +15,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         ge=1,
         le=1_000_000,
         title="Samples for risks",
-        description="A record's risk is its largest |log-likelihood| over these.",
+        description="A record's risk is its largest |log-likelihood| over these samples.",
     )
     sensitivity_draws: int = Field(
         default=500,
@@ -36,7 +36,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         le=1,
         allow_inf_nan=False,
         title="Shift g of the weight map",
-        description="See c.",
+        description="See the formula of c.",
     )
     k: Positive = Field(
         default=0.95,
@@ -50,8 +50,12 @@ class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
     """How the posterior is stored and scaled."""
 
     rank: int = Field(
-        default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance."
+        default=20,
+        ge=2,
+        le=1000,
+        title="Rank K",
+        description="Number of deviations kept for the covariance.",
     )
     std_scale: Positive = Field(
-        default=1.0, le=1000, title="Standard deviation scale", description="1 is SWAG."
+        default=1.0, le=1000, title="Standard deviation scale", description="1 is standard SWAG."
     )

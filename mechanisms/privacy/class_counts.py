@@ -43,8 +43,8 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         allow_inf_nan=False,
         title="Smallest count",
         description=(
-            "Noisy counts below this are raised to it, so that noise does not decide who "
-            "weighs most."
+            "Noisy counts below this are raised to it, so that noise does not determine "
+            "the largest weights."
         ),
     )
     power: float = Field(
@@ -52,14 +52,19 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         ge=0,
         le=1,
         title="Power",
-        description="Weights go with count^-power: 1 is the paper's inverse frequency, 0 is none.",
+        description=(
+            "Weights are proportional to count^-power: 1 is the paper's inverse "
+            "frequency, 0 disables weighting."
+        ),
     )
     apply: Literal["before-clip", "after-clip"] = Field(
         default="after-clip",
         title="Where",
-        description="`before-clip`: the paper's weighted loss, min(w, C/norm). `after-clip`: w "
-        "min(1, C/norm), which "
-        "still tells classes apart when every gradient is clipped.",
+        description=(
+            "`before-clip`: the paper's weighted loss, min(w, C/norm). `after-clip`: w "
+            "min(1, C/norm), which still distinguishes classes if every gradient is "
+            "clipped."
+        ),
     )
 
     @property

@@ -256,12 +256,12 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
     """
 
     guarantee_kind: GuaranteeKind
-    epsilon: float | None = Field(default=None, description="None when the kind is `none`")
+    epsilon: float | None = Field(default=None, description="None if the kind is `none`")
     delta: float | None = Field(
-        default=None, description="None when not quantified (asymptotic-local) or not claimed"
+        default=None, description="None if not quantified (asymptotic-local) or not claimed"
     )
     delta_text: str = Field(
-        default="", description="what delta is when it is no number, such as O(n^-1/2)"
+        default="", description="description of a delta that is not a number, such as O(n^-1/2)"
     )
     sensitivity: float | None = None
     epsilon_add_remove: float | None = Field(
@@ -272,11 +272,15 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
     )
     epsilon_replaced: float | None = Field(
         default=None,
-        description="Epsilon of one unit's values replaced, at the same delta: the figure by "
-        "which claims of different "
-        "relations compare. None where nothing finite is known",
+        description=(
+            "Epsilon for replacing one unit's values, at the same delta, with which "
+            "claims for different relations can be compared. None if no finite value is "
+            "known"
+        ),
     )
-    draws: int | None = Field(default=None, description="samples S behind a Monte Carlo maximum")
+    draws: int | None = Field(
+        default=None, description="number of samples S behind a Monte Carlo maximum"
+    )
     mc_failure_prob: float | None = Field(
         default=None,
         description="1/(S+1): probability that one new sample exceeds the maximum over S samples",
@@ -284,7 +288,7 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
     neighbouring_relation: NeighbouringRelation
     privacy_unit: str = "record"
     max_records_per_unit: int = Field(default=1, ge=1)
-    accountant: str = Field(description="name and version of what computed the cost")
+    accountant: str = Field(description="name and version of the accountant that computed the cost")
     assumptions: tuple[str, ...] = ()
     unprotected_inputs: tuple[str, ...] = ()
 

@@ -465,28 +465,29 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
 
 
 _ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
-"""Those of dp-accounting."""
+"""The orders of dp-accounting."""
 
 
 @dataclass(frozen=True)
 class Renyi:
-    """Holds the Renyi divergences of an event, by their orders, float64 [orders]."""
+    """Renyi divergences of an event by order, both float64 [orders]."""
 
     orders: NDArray[np.float64]
     divergences: NDArray[np.float64]
 
     def epsilon(self, delta: float) -> float:
-        """Converts by Canonne et al. 2020, proposition 12, as dp-accounting does."""
+        """Epsilon by Canonne et al. 2020, proposition 12, as in dp-accounting."""
         pairs = zip(self.orders.tolist(), self.divergences.tolist(), strict=True)
         return max(0.0, min(_canonne(order, divergence, delta) for order, divergence in pairs))
 
     def epsilon_mironov(self, delta: float) -> float:
-        """Converts by Mironov 2017, proposition 3 (v3): divergence + log(1/delta) / (order - 1)."""
+        """Epsilon by Mironov 2017, proposition 3 (v3): divergence + log(1/delta) / (order - 1)."""
         return float(np.min(self.divergences - math.log(delta) / (self.orders - 1)))
 
 
 def _canonne(order: float, divergence: float, delta: float) -> float:
-    # by Kullback and Leibler's divergence, which is not larger, delta is sqrt(1 - exp(-it)) at most
+    # The Kullback-Leibler divergence is at most this divergence, so at epsilon 0 delta is at most
+    # sqrt(1 - exp(-divergence)).
     if delta**2 + math.expm1(-divergence) > 0:
         return 0.0
     return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)

@@ -69,7 +69,11 @@ class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD
     kind: Literal["auto-step"] = "auto-step"
     number_of_phases: int = Field(default=3, ge=1, le=100, title="Phases")
     noise_decay: float = Field(
-        default=0.8, gt=0, le=1, title="Noise ratio", description="Each phase to the one before."
+        default=0.8,
+        gt=0,
+        le=1,
+        title="Noise ratio",
+        description="Noise of each phase divided by that of the previous phase.",
     )
 
     def ratios(self) -> Ratios:
@@ -88,7 +92,7 @@ class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPS
         gt=0,
         le=1,
         title="Last to first",
-        description="Noise of the last phase over that of the first.",
+        description="Noise of the last phase divided by that of the first.",
     )
 
     def ratios(self) -> Ratios:

@@ -75,15 +75,19 @@ class IngestConfig(BaseModel):
     label_column: str = Field(
         default="Nature",
         title="Code column",
-        description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. "
-        "Records without a "
-        "code are dropped and counted.",
+        description=(
+            "The code to learn. It is read as text without outer spaces, and 111.0 is "
+            "read as 111. Records without a code are dropped and counted."
+        ),
     )
     codelist_columns: tuple[str, ...] = Field(
         default=(),
         title="Columns of the code list",
-        description="Those of code and title; of several columns of codes, one a level, each, and "
-        "the title's last. Empty: `code` and `title`, or the only columns with these words.",
+        description=(
+            "Columns of code and title. If each level has its own code column, list all "
+            "of them and the title's last. Empty: `code` and `title`, or the only columns "
+            "with these words."
+        ),
     )
     codelist_read: ReadOptions = Field(
         default=AS_IT_LOOKS,
@@ -102,39 +106,42 @@ class IngestConfig(BaseModel):
     )
     unit_column: str | None = Field(
         default=None,
-        description="Person or establishment, where it and not the record is to be protected. "
-        "Records without one "
-        "are then dropped and counted.",
+        description=(
+            "Person or establishment, if this and not the record is to be protected. "
+            "Records without one are then dropped and counted."
+        ),
     )
     date_column: str | None = Field(
         default="EventDate",
-        description="Gives the cohort of a record. Empty: one cohort, `all`.",
+        description="Determines the cohort of a record. Empty: one cohort, `all`.",
     )
     date_format: str | None = Field(
         default=None,
-        description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, "
-        "month first, with or "
-        "without a time behind.",
+        description=(
+            "In strptime's notation, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, "
+            "month first, optionally followed by a time."
+        ),
     )
     cohort: Cohort = Field(
-        default="year", description="The reference period that a budget belongs to."
+        default="year", description="The reference period to which a budget belongs."
     )
     cohorts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
         title="Declared cohorts",
-        description="Every cohort that a release is charged to and names, such as 2015 or "
-        "2015-Q1, whether or not it "
-        "has records. Empty: those of the records, whose names are then listed as not covered by "
-        "epsilon.",
+        description=(
+            "All cohorts to which a release is charged and that it lists, such as 2015 or "
+            "2015-Q1, whether or not they have records. Empty: those of the records; "
+            "their names are then listed as not covered by epsilon."
+        ),
     )
     outside_cohorts: Literal["refuse", "drop"] = Field(
         default="refuse",
         title="Records of other cohorts",
-        description="Where cohorts are declared: refuse the file, or drop and count such records.",
+        description="If cohorts are declared: refuse the file, or drop and count such records.",
     )
     cap_per_code: int | None = Field(
-        default=200, ge=1, description="Records used of a code at most. Empty: all."
+        default=200, ge=1, description="Largest number of records used per code. Empty: all."
     )
     min_per_code: int = Field(
         default=2,
@@ -151,18 +158,20 @@ class IngestConfig(BaseModel):
     )
     train_before: date | None = Field(
         default=None,
-        description="Train on what is dated before this day, evaluate on the rest; test_share is "
-        "not used then. "
-        "Empty: the halves are random.",
+        description=(
+            "Train on records dated before this day and evaluate on the rest; test_share "
+            "is then ignored. Empty: the halves are random."
+        ),
     )
     sampling: Sampling = Field(
         default="stratified",
-        description="`stratified`: the paper's protocol; which records are used depends on the "
-        "other records. "
-        "`per-record`: split and holdout by a hash of the record's id (without an id column, of "
-        "its content) that "
-        "is keyed by the seed; no cap and no minimum per code, so that a record more or less "
-        "moves no other.",
+        description=(
+            "`stratified`: the paper's protocol; which records are used depends on the "
+            "other records. `per-record`: split and holdout by a hash of the record's id "
+            "(or, without an id column, of its content) that is keyed with the seed; "
+            "without a cap or a minimum per code, so that adding or removing a record "
+            "never moves another one."
+        ),
     )
     holdout_share: float = Field(
         default=0.0,
@@ -170,54 +179,66 @@ class IngestConfig(BaseModel):
         lt=1,
         allow_inf_nan=False,
         description=(
-            "Share of each code's records that nothing trains on or evaluates with, for audits."
+            "Share of each code's records that is used for neither training nor "
+            "evaluation, but for audits."
         ),
     )
     max_per_unit: int | None = Field(
         default=None,
         ge=1,
         title="Records per unit",
-        description="Records used of one unit at most; needs the unit column. Empty: all.",
+        description=(
+            "Largest number of records used per unit; requires the unit column. Empty: all."
+        ),
     )
     unknown_codes: Literal["refuse", "drop", "match"] = Field(
         default="refuse",
         title="Codes not on the list",
-        description="Refuse the file; drop and count such records; or match them with the only "
-        "listed code that "
-        "differs in leading zeros, points, hyphens, case, a title behind a dash or zeros behind, "
-        "and refuse the others.",
+        description=(
+            "Refuse the file; drop and count such records; or match them with the only "
+            "listed code that differs in leading or trailing zeros, points, hyphens, "
+            "case, or a title after a dash, and refuse the others."
+        ),
     )
     finer_codes: Literal["refuse", "cut"] = Field(
         default="refuse",
         title="Codes finer than the list",
-        description="Codes that are not on the list and begin with a listed one: as others that "
-        "are not on it, or cut to the longest listed code that they begin with, and counted.",
+        description=(
+            "Codes that are not on the list but begin with a listed one: treat them like "
+            "other unlisted codes, or shorten them to the longest listed code with which "
+            "they begin, and count them."
+        ),
     )
     several_codes: Literal["keep", "first", "each"] = Field(
         default="keep",
         title="Several codes in one cell",
-        description="Between ; | , + & / or blanks: keep the cell as one code; read the first of "
-        "them; or make a record of each, which then needs a unit column that is the same in all of "
-        "them. Such records are counted.",
+        description=(
+            "Codes separated by ; | , + & / or spaces: keep the cell as one code; read "
+            "the first code; or make a record of each, which requires a unit column that "
+            "is the same for all of them. Such records are counted."
+        ),
     )
     lost_zeros: Literal["keep", "restore"] = Field(
         default="keep",
         title="Codes that may have lost zeros",
-        description="Listed codes such as 86.1, where the list has 86.10, too: keep them as codes "
-        "of the level above, or restore the zeros that a spreadsheet took off.",
+        description=(
+            "Listed codes such as 86.1 if the list also has 86.10: keep them as codes of "
+            "the level above, or restore the zeros that a spreadsheet removed."
+        ),
     )
     label_space: Literal["codelist", "observed"] = Field(
         default="codelist",
         title="Codes of the model",
-        description="`codelist`: every code of the list, whether a record has it or not. "
-        "`observed`: those that "
-        "sampled records have, with their titles; which these are then depends on the records, "
-        "and no epsilon covers "
-        "it. Without a code list always the observed ones.",
+        description=(
+            "`codelist`: every code of the list, whether or not a record has it. "
+            "`observed`: the codes of the sampled records, with their titles; which codes "
+            "these are depends on the records and is not covered by epsilon. Without a "
+            "code list, always the observed ones."
+        ),
     )
     codes_are_names: bool = Field(
         default=False,
-        description="Without a code list: each code is a public name and serves as its own title.",
+        description="Without a code list, each code is a public name and serves as its own title.",
     )
     empty_text: Literal["drop", "refuse"] = Field(
         default="drop",
@@ -229,7 +250,8 @@ class IngestConfig(BaseModel):
         ge=0,
         lt=2**53,
         description=(
-            "Seed of the sampling and the split; repeatable. It owes nothing to the records."
+            "Seed of the sampling and the split, which makes them repeatable. It must not "
+            "depend on the records."
         ),
     )
 

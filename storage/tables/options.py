@@ -47,53 +47,59 @@ class ReadOptions(BaseModel):
     separator: str | None = Field(
         default=None,
         description=(
-            "One character, or `tab`. Empty: that of , ; tab | by which the first rows "
-            "have one width."
+            "One character, or `tab`. Empty: the one of , ; tab | with which the first "
+            "rows have equal widths."
         ),
     )
     quotes: Quotes | None = Field(
         default=None,
-        description='`double`: "" is a quote inside a quoted cell. `backslash`: \\" is. `none`: '
-        "quotes are text. "
-        "Empty: `double`, or `none` where tabs or | separate and quotes do not pair.",
+        description=(
+            '`double`: "" is a quote inside a quoted cell. `backslash`: \\" is a quote. '
+            "`none`: quotes are text. Empty: `double`, or `none` if the separator is a "
+            "tab or | and quotes do not pair."
+        ),
     )
     encoding: str | None = Field(
         default=None, description="Such as cp850, mac_roman or utf-16. Empty: UTF-8, or cp1252."
     )
     sheet: str | None = Field(
-        default=None, description="Of a workbook. Empty: the only one that has rows."
+        default=None, description="Sheet of a workbook. Empty: the only one that has rows."
     )
     skip: int | None = Field(
         default=None,
         ge=0,
         le=1000,
         title="Lines to skip",
-        description="Lines above the header. Empty: only titles.",
+        description="Number of lines above the header. Empty: only titles are skipped.",
     )
     names: tuple[str, ...] = Field(
         default=(),
         title="Names of columns",
-        description="Of a file without a header, in order, all of them.",
+        description="All column names of a file without a header, in order.",
     )
     widths: tuple[int, ...] = Field(
         default=(),
         title="Widths of columns",
-        description="Characters of each column of a file of fixed widths, in order; the last "
-        "column takes the rest of the line. Needs the names of the columns, unless a header "
-        "names them.",
+        description=(
+            "Width in characters of each column of a fixed-width file, in order; the last "
+            "column takes the rest of the line. Requires the names of the columns, unless "
+            "there is a header."
+        ),
     )
     missing: tuple[str, ...] = Field(
         default=MARKS,
         title="Marks of missing values",
-        description="Cells that count as blank where they are a text, a code, a date or an id. A "
-        "code that is on "
-        "the code list stays one.",
+        description=(
+            "Texts, codes, dates or ids that count as blank. A code that is on the code "
+            "list remains a code."
+        ),
     )
     bad_rows: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="Rows with another number of fields or quotes that do not pair: refuse the "
-        "file, or skip and count "
-        "them.",
+        description=(
+            "Rows with a different number of fields, or with unpaired quotes: refuse the "
+            "file, or skip and count them."
+        ),
     )
 
     @field_validator("separator")
