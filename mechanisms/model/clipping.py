@@ -15,10 +15,10 @@ hide a part of the gradient.
 
 **Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, with every
 entry rounded towards zero. In the closed form a_i, divided by its length, is rounded to integers,
-and g_i is rounded towards zero. Rounding towards zero only shortens a vector. The float64 rounding
-errors of norm, factor and products are below (P + 9) 2^-53 for P parameters in any order, which is
-less than the margin of `_INSIDE` for P below 2^32. So no record adds more than its clip, to the
-last bit, and sums below 2^53 are exact.
+and g_i is rounded towards zero. Rounding towards zero only shortens a vector. The relative float64
+rounding errors of norm, factor and products are below (P + 9) 2^-53 for P parameters in any order,
+which is less than the margin of `_INSIDE` for P below 2^32. So no record adds more than its clip,
+to the last bit, and sums below 2^53 are exact.
 """
 
 from __future__ import annotations

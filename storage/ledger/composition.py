@@ -16,9 +16,10 @@ rule, so it cannot depend on any output:
   least its noise is dominated by it step by step (joint convexity; more noise is post-processing).
   Outputs can therefore affect only the number of steps.
 
-A release of another kind ends an exact rule. 1 % of the cap's delta is reserved for the sum of such
-claims, before and after. Both parts of delta add up: over outputs after which a rule still holds,
-delta(epsilon), the expectation of max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
+A release of another kind ends an exact rule. 1 % of the cap's delta is reserved in such an account,
+before and after, for the sum of all claims. Both parts of delta add up: over outputs after which a
+rule still holds, delta(epsilon), the expectation of max(0, 1 - e^(epsilon - loss)), is at most that
+rule's share.
 
 The Gaussian's arithmetic uses 60 digits and is rounded up, so that every process computes the same
 digits.
