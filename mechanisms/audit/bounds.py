@@ -60,9 +60,16 @@ class Rule:
             scores: float [k].
             bits: bool [k], True for a record that took part.
         """
-        said_in, said_out = scores >= self.high, scores <= self.low
-        correct = np.count_nonzero(said_in & bits) + np.count_nonzero(said_out & ~bits)
-        return Guesses(int(correct), int(np.count_nonzero(said_in | said_out)), bits.size)
+        said_in = scores >= self.high
+        said_out = scores <= self.low
+        right_in = np.count_nonzero(said_in & bits)
+        right_out = np.count_nonzero(said_out & ~bits)
+        guessed = np.count_nonzero(said_in | said_out)
+        return Guesses(
+            correct=int(right_in + right_out),
+            guessed=int(guessed),
+            coins=bits.size,
+        )
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
@@ -91,17 +98,23 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
             f"delta is {delta} and confidence {confidence}, but both must be probabilities below 1",
             kind="not-a-probability",
         )
-    top = max(0.0, float(logit(beta.ppf(1 - confidence, v, r - v + 1)))) if v else 0.0
+    alarm = 1 - confidence
+    if v == 0:
+        return 0.0
+    lowest_chance = beta.ppf(alarm, v, r - v + 1)
+    top = max(0.0, float(logit(lowest_chance)))
     if delta == 0 or top == 0:
         return top
 
     def excess(epsilon: float) -> float:
-        return one_run_p_value(guesses, epsilon=epsilon, delta=delta) - (1 - confidence)
+        return one_run_p_value(guesses, epsilon=epsilon, delta=delta) - alarm
 
     # A delta can only raise the p-value, so the answer lies in [0, top].
     if excess(0.0) > 0:
         return 0.0
-    return safe_root(excess, 0.0, top, xtol=1e-12) if excess(top) > 0 else top
+    if excess(top) <= 0:
+        return top
+    return safe_root(excess, 0.0, top, xtol=1e-12)
 
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
@@ -113,8 +126,10 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     p = float(binom.sf(v - 1, r, q))
     if delta > 0 and v > 0:
         # alpha = max over i of P[v > B >= v - i] / i
-        tail = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, q))
-        p += 2 * guesses.coins * delta * float(np.max(tail / np.arange(1, v + 1)))
+        falling = np.arange(v - 1, -1, -1)
+        tail = np.cumsum(binom.pmf(falling, r, q))
+        alpha = np.max(tail / np.arange(1, v + 1))
+        p += 2 * guesses.coins * delta * float(alpha)
     return min(p, 1.0)
 
 
@@ -126,23 +141,33 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
         bits: bool [k].
     """
     order = np.argsort(-scores, kind="stable")
-    ordered, member = scores[order], bits[order]
+    ordered = scores[order]
+    member = bits[order]
     k = len(ordered)
     if k == 0:
         return Rule(-math.inf, math.inf)
-    sizes = np.unique(np.concatenate([[0], np.geomspace(1, k, 40).astype(int)]))
-    right_in = np.concatenate([[0], np.cumsum(member)])[sizes]
-    right_out = np.concatenate([[0], np.cumsum(~member[::-1])])[sizes]
+    steps = np.geomspace(1, k, 40).astype(int)
+    sizes = np.unique(np.concatenate([[0], steps]))
+    right_in = _first_sums(member)[sizes]
+    right_out = _first_sums(~member[::-1])[sizes]
     guessed = sizes[:, None] + sizes[None, :]
     v = right_in[:, None] + right_out[None, :]
+    possible = (v > 0) & (guessed <= k)
     with np.errstate(invalid="ignore"):
-        bound = np.where((v > 0) & (guessed <= k), beta.ppf(0.05, v, guessed - v + 1), 0.0)
-    i, j = np.unravel_index(int(np.argmax(bound)), bound.shape)
+        lowest_chance = beta.ppf(0.05, v, guessed - v + 1)
+    bound = np.where(possible, lowest_chance, 0.0)
+    best = int(np.argmax(bound))
+    i, j = np.unravel_index(best, bound.shape)
     high = ordered[sizes[i] - 1] if sizes[i] else math.inf
     low = ordered[k - sizes[j]] if sizes[j] else -math.inf
     if low >= high:  # ties made the two sides meet: keep the `in` side
         low = float(np.nextafter(high, -math.inf))
     return Rule(float(low), float(high))
+
+
+def _first_sums(flags: np.ndarray) -> np.ndarray:
+    """How many of the first 0, 1, … flags are set, int64 [k + 1]."""
+    return np.concatenate([[0], np.cumsum(flags)])
 
 
 def confidence_logit(log_likelihood: np.ndarray) -> np.ndarray:
@@ -168,9 +193,9 @@ class Reference:
         """log N(seen; in) - log N(seen; out), [..., n]: LiRA with reference runs of both kinds (its
         "online" form).
         """
-        return norm.logpdf(seen, self.mean_in, self.std_in) - norm.logpdf(
-            seen, self.mean_out, self.std_out
-        )
+        log_in = norm.logpdf(seen, self.mean_in, self.std_in)
+        log_out = norm.logpdf(seen, self.mean_out, self.std_out)
+        return log_in - log_out
 
 
 _PRIOR = 8.0
@@ -193,19 +218,26 @@ def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
         raise MechanismError(
             f"{len(seen)} reference run(s); a reference needs at least 2", kind="too-few-references"
         )
-    parts = [
-        _gaussian(seen, bits if bits.any() else ~bits),
-        _gaussian(seen, bits if bits.all() else ~bits),
-    ]
-    return Reference(parts[0][0], parts[1][0], parts[0][1], parts[1][1])
+    included = bits if bits.any() else ~bits
+    excluded = bits if bits.all() else ~bits
+    mean_in, std_in = _gaussian(seen, included)
+    mean_out, std_out = _gaussian(seen, excluded)
+    return Reference(
+        mean_in=mean_in,
+        mean_out=mean_out,
+        std_in=std_in,
+        std_out=std_out,
+    )
 
 
 def _gaussian(seen: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     count = chosen.sum(0)
     total = np.where(chosen, seen, 0.0).sum(0)
-    common = total.sum() / max(count.sum(), 1)
-    mean = np.where(count > 0, total / np.maximum(count, 1), common)
+    common_mean = total.sum() / max(count.sum(), 1)
+    own_mean = total / np.maximum(count, 1)
+    mean = np.where(count > 0, own_mean, common_mean)
     squares = np.where(chosen, (seen - mean) ** 2, 0.0).sum(0)
-    pooled = squares.sum() / max(float(np.maximum(count - 1, 0).sum()), 1.0)
-    variance = (_PRIOR * pooled + squares) / (_PRIOR + np.maximum(count - 1, 0))
+    freedom = np.maximum(count - 1, 0)
+    pooled = squares.sum() / max(float(freedom.sum()), 1.0)
+    variance = (_PRIOR * pooled + squares) / (_PRIOR + freedom)
     return mean, np.sqrt(np.maximum(variance, 1e-8))
