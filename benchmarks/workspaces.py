@@ -54,7 +54,7 @@ def held_out_scores(home: Path, kinds: Sequence[str]) -> dict[Fit, Tensor]:
         mechanism = recipe["mechanism"]
         if mechanism["kind"] in kinds:
             fit = Fit(mechanism["kind"], mechanism.get("target_epsilon"), recipe["seed"])
-            found[fit] = predictions(manifest.parent, "test")["log_probabilities"]
+            found[fit] = predictions(manifest.parent, "test").log_probabilities.features
     return found
 
 

@@ -5,20 +5,23 @@ accuracy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
+from mechanisms.model.metrics import records_at_once
 from mechanisms.model.scorer import softmax
 from mechanisms.thresholds_file import Reached, Threshold, Thresholds
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mechanisms.model.inputs import FeatureInputs
 
 CONFIDENCE = 0.95
 """Confidence that the accuracy above a threshold meets its target, on records like those it was
@@ -90,17 +93,72 @@ def thresholds_for(
         )
     if not all(0 < target < 1 for target in targets):
         raise MechanismError("a target accuracy must be between 0 and 1", kind="target-accuracy")
-    shapes = fits_temperature(len(labels))
-    temperature = fit_temperature(logits[shapes], labels[shapes])
-    scores = softmax(logits[~shapes] / temperature)
-    ranked = _Ranked.of(scores.max(1), scores.argmax(1) == labels[~shapes])
+    return _thresholds(
+        _Scores.of(logits), labels, np.arange(len(labels)), fitted_on=fitted_on, targets=targets
+    )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores of records, which are read in blocks."""
+
+    read: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    """Returns the scores [b, codes] of the records at these indices [b]."""
+    codes: int
+
+    @staticmethod
+    def of(logits: NDArray[np.float64]) -> _Scores:
+        return _Scores(logits.__getitem__, logits.shape[1])
+
+
+def _of_each(
+    scores: _Scores,
+    index: NDArray[np.int64],
+    number: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[Any]],
+) -> NDArray[Any]:
+    """Computes a number, or a row of numbers, of each of these records, in the order of `index`.
+    The scores are read in blocks, in the order in which they lie.
+
+    Args:
+        number: returns the numbers of a block, from its scores and its indices.
+    """
+    ascending, size = np.argsort(index, kind="stable"), records_at_once(scores.codes)
+    parts = []
+    for start in range(0, len(index), size):
+        block = index[ascending[start : start + size]]
+        parts.append(number(scores.read(block), block))
+    joined = np.concatenate(parts)
+    found = np.empty_like(joined)
+    found[ascending] = joined
+    return found
+
+
+def _thresholds(
+    scores: _Scores,
+    labels: NDArray[np.int64],
+    order: NDArray[np.int64],
+    *,
+    fitted_on: str,
+    targets: Sequence[float],
+) -> Thresholds:
+    shapes = fits_temperature(len(order))
+    temperature = _temperature(scores, labels, order[shapes])
+    measured = order[~shapes]
+
+    def answer(block: NDArray[np.float64], index: NDArray[np.int64]) -> NDArray[np.float64]:
+        probabilities = softmax(block / temperature)
+        right = probabilities.argmax(1) == labels[index]
+        return np.column_stack([probabilities.max(1), right])
+
+    best, right = _of_each(scores, measured, answer).T
+    ranked = _Ranked.of(best, right > 0)
     return {
         "schema": SCHEMA,
         "temperature": round(temperature, 4),
         "thresholds": [ranked.threshold(target) for target in sorted(set(targets))],
         "reached": ranked.reached(),
         "fitted_on": fitted_on,
-        "records": len(labels),
+        "records": len(order),
         "confidence": CONFIDENCE,
     }
 
@@ -114,20 +172,30 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
     """Finds the T in [0.05, 20] that maximises the likelihood of the right codes, ignoring records
     with label -1.
     """
-    coded = labels >= 0
-    if not coded.any():
+    return _temperature(_Scores.of(logits), labels, np.arange(len(labels)))
+
+
+def _temperature(scores: _Scores, labels: NDArray[np.int64], index: NDArray[np.int64]) -> float:
+    coded = index[labels[index] >= 0]
+    if not len(coded):
         raise MechanismError(
             "calibration: none of the records has a code that the model knows",
             kind="no-known-codes",
         )
-    logits, labels = logits[coded], labels[coded]
-    right = np.take_along_axis(logits, labels[:, None], 1).mean()
+
+    def of_label(block: NDArray[np.float64], index: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.take_along_axis(block, labels[index, None], 1)[:, 0]
+
+    right = _of_each(scores, coded, of_label).mean()
     low, high = _LOG_TEMPERATURE
     while high - low > 1e-6:
         middle = (low + high) / 2
+        scale = math.exp(middle)
         # The loss is convex in 1/T. Its slope is the expected score minus the score of the right
         # code, on average over records.
-        expected = (softmax(logits / math.exp(middle)) * logits).sum(1).mean()
+        expected = _of_each(
+            scores, coded, lambda block, _, scale=scale: (softmax(block / scale) * block).sum(1)
+        ).mean()
         low, high = (middle, high) if expected > right else (low, middle)
     return math.exp((low + high) / 2)
 
@@ -204,13 +272,14 @@ class _Ranked:
         return round(float(self.hits[count - 1] / count), 4)
 
 
-def autocoded_shares(logits: Tensor, labels: Tensor) -> dict[str, float]:
+def autocoded_shares(scores: FeatureInputs, labels: Tensor) -> dict[str, float]:
     """Shares of records that could be coded automatically. `coverage_at_80` is the share above the
     threshold for 80 % accuracy (0 without a threshold), and so on. `best_accuracy` and
     `best_coverage` are those of the best threshold.
 
     Args:
-        logits: float [n, codes], or log probabilities.
+        scores: logits or log probabilities, float [n, codes], possibly mapped from a file. They are
+            read in blocks.
         labels: int64 [n], index of the right code.
 
     Returns:
@@ -218,12 +287,24 @@ def autocoded_shares(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """
     import torch
 
-    if len(labels) < FEWEST_RECORDS or bool(logits.isnan().any()):
+    if len(labels) < FEWEST_RECORDS:
         return {}
+    codes = scores.features.shape[1]
+    if any(bool(block.isnan().any()) for block in scores.blocks(records_at_once(codes))):
+        return {}
+
+    def read(index: NDArray[np.int64]) -> NDArray[np.float64]:
+        block = scores.batch(torch.from_numpy(index), torch.device("cpu"))["features"]
+        return block.clamp(-1e4, 1e4).double().numpy()
+
     # shuffled, because the records of a test half may be sorted by code
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    thresholds = thresholds_for(
-        logits[order].clamp(-1e4, 1e4).cpu(), labels.cpu()[order], fitted_on="the test half"
+    thresholds = _thresholds(
+        _Scores(read, codes),
+        labels.cpu().numpy(),
+        order.numpy(),
+        fitted_on="the test half",
+        targets=TARGETS,
     )
     coverages = {
         f"coverage_at_{round(100 * threshold['target_accuracy'])}": threshold["coverage"] or 0.0

@@ -179,17 +179,26 @@ def load(path: Path) -> FeatureInputs | TokenInputs:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         if "features" in tensors:
-            return _mapped(path, *tensors["features"].shape)
+            return mapped(path, "features")
         return TokenInputs(**tensors, pad_id=int((file.metadata() or {})["pad_id"]))
 
 
-def _mapped(path: Path, rows: int, width: int) -> FeatureInputs:
+def mapped(path: Path, name: str) -> FeatureInputs:
+    """Maps one tensor of a safetensors file into memory, float32 [n, width]."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+    rows, width = entry["shape"]
     if not rows * width:
         return FeatureInputs(torch.empty(rows, width))
-    mapped = Mapped(path)
-    start = 8 + int.from_bytes(mapped.bytes[:8], "little")
-    values = torch.frombuffer(mapped.bytes, dtype=torch.float32, count=rows * width, offset=start)
-    return FeatureInputs(values.view(rows, width), mapped)
+    pages = Mapped(path)
+    values = torch.frombuffer(
+        pages.bytes,
+        dtype=torch.float32,
+        count=rows * width,
+        offset=8 + size + entry["data_offsets"][0],
+    )
+    return FeatureInputs(values.view(rows, width), pages)
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:

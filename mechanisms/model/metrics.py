@@ -18,6 +18,7 @@ classes].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ import numpy as np
 
 from mechanisms.errors import MechanismError
 
+CELLS = 1 << 20
+"""Limits the memory: number of scores (records times codes) that are processed at once."""
 _ZERO: Any = 0
 """Value of 0/0. (The type stubs of scikit-learn accept only words here, not numbers.)"""
 
@@ -155,62 +158,92 @@ def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
     return by_support
 
 
-def expected_calibration_error(
-    labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15
-) -> float:
+def records_at_once(classes: int) -> int:
+    """Number of records in a block whose scores are processed at once."""
+    return max(1, CELLS // max(classes, 1))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """How records rank their true codes. Blocks of records are ranked one after another and joined,
+    so that the probabilities of all records are never in memory together.
+
+    Attributes:
+        confidence: float64 [n], the highest probability of each record.
+        correct: float64 [n], 1 if the most probable code is the true one, otherwise 0.
+        place: int64 [n], number of codes before the true one. Ties go to the lower index. A record
+            with a probability that is NaN has all codes before it.
+        classes: number of codes.
+    """
+
+    confidence: np.ndarray
+    correct: np.ndarray
+    place: np.ndarray
+    classes: int
+
+    @staticmethod
+    def of(labels: np.ndarray, probabilities: np.ndarray) -> Ranked:
+        """Ranks the true codes `labels` [n] by `probabilities` [n, classes]."""
+        labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+        if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
+            raise MechanismError(
+                f"labels {labels.shape} and probabilities {probabilities.shape} do not belong "
+                "together",
+                kind="labels-and-probabilities",
+            )
+        if not len(labels):
+            raise MechanismError(
+                "there are no test records to measure on. Hold some out", kind="no-test-records"
+            )
+        classes = probabilities.shape[1]
+        of_true = np.take_along_axis(probabilities, labels[:, None], 1)
+        tied = (probabilities == of_true) & (np.arange(classes) < labels[:, None])
+        place = ((probabilities > of_true) | tied).sum(1)
+        return Ranked(
+            confidence=probabilities.max(axis=1),
+            correct=(probabilities.argmax(axis=1) == labels).astype(np.float64),
+            place=np.where(np.isnan(probabilities).any(1), classes, place),
+            classes=classes,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Ranked]) -> Ranked:
+        """Joins the ranks of consecutive records."""
+        return Ranked(
+            confidence=np.concatenate([part.confidence for part in parts]),
+            correct=np.concatenate([part.correct for part in parts]),
+            place=np.concatenate([part.place for part in parts]),
+            classes=parts[0].classes,
+        )
+
+
+def expected_calibration_error(ranked: Ranked, *, bins: int = 15) -> float:
     """ECE in [0, 1] of the top prediction: sum_b (n_b/n) |accuracy_b - confidence_b| over
     equal-width bins (Guo et al. 2017, equation 3, with their 15 bins).
 
     A confidence on an edge belongs to the bin below it.
     """
-    confidence, correct = _top(labels, probabilities)
-    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    gap = np.bincount(index, weights=correct - confidence, minlength=bins)
-    return float(np.abs(gap).sum() / len(labels))
+    index = np.clip(np.ceil(ranked.confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(index, weights=ranked.correct - ranked.confidence, minlength=bins)
+    return float(np.abs(gap).sum() / len(ranked.correct))
 
 
-def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> float:
+def top_k_accuracy(ranked: Ranked, *, k: int) -> float:
     """Share of records whose code is among the k most probable. Ties go to the lower index."""
-    classes = probabilities.shape[1]
-    if not 1 <= k <= classes:
+    if not 1 <= k <= ranked.classes:
         raise MechanismError(
-            f"k is {k}, but it must lie between 1 and the {classes} classes", kind="k-out-of-range"
+            f"k is {k}, but it must lie between 1 and the {ranked.classes} classes",
+            kind="k-out-of-range",
         )
-    # scikit-learn resolves ties in favour of the higher index, so classes are reversed. It requires
-    # more than k and more than two classes, so an extra class is added that no record has.
-    scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
-    from sklearn.metrics import top_k_accuracy_score
-
-    return float(
-        top_k_accuracy_score(
-            classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)
-        )
-    )
+    return float((ranked.place < k).mean())
 
 
-def coverage_at(
-    labels: np.ndarray, probabilities: np.ndarray, *, threshold: float
-) -> tuple[float, float | None]:
+def coverage_at(ranked: Ranked, *, threshold: float) -> tuple[float, float | None]:
     """Coverage and accuracy of automatic coding if records below `threshold` go to a human coder.
 
     Returns:
         Share of records coded automatically (confidence at or above the threshold), and accuracy
         among those; None if there are no such records.
     """
-    confidence, correct = _top(labels, probabilities)
-    above = confidence >= threshold
-    return float(above.mean()), float(correct[above].mean()) if above.any() else None
-
-
-def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
-        raise MechanismError(
-            f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together",
-            kind="labels-and-probabilities",
-        )
-    if not len(labels):
-        raise MechanismError(
-            "there are no test records to measure on. Hold some out", kind="no-test-records"
-        )
-    return probabilities.max(axis=1), (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    above = ranked.confidence >= threshold
+    return float(above.mean()), float(ranked.correct[above].mean()) if above.any() else None

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from mechanisms.model.calibration import autocoded_shares
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.scorer import Scores
 from storage.errors import Contradiction, Missing
 from storage.json_values import Json
@@ -263,7 +264,7 @@ def _autocoded_shares(coder: Coder, scores: Scores, right: Sequence[str]) -> dic
     labels = torch.tensor([places.get(code, -1) for code in right])
     if not bool((labels >= 0).any()):
         return {}
-    return autocoded_shares(torch.from_numpy(scores).double().log(), labels)
+    return autocoded_shares(FeatureInputs(torch.from_numpy(scores).double().log()), labels)
 
 
 def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succession:

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from mechanisms.mechanism import (
     AnyMechanism,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from mechanisms.model.classifier import Classifier
+    from mechanisms.model.inputs import FeatureInputs
 
 _TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
 """Number of records predicted together: through an encoder, and from features."""
@@ -298,8 +299,6 @@ def predict(
     config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
     def body(work: Work) -> Figures:
-        import torch
-
         from mechanisms.model import checkpoint
         from mechanisms.model.inputs import FeatureInputs
 
@@ -312,13 +311,12 @@ def predict(
             )
         folders = run_parts_of(work, compute, parts, part_step)
         for split in splits:
-            tensors = [
-                predictions(file, split)
-                for file, part in zip(folders, parts, strict=True)
+            files = [
+                folder / f"{split}.safetensors"
+                for folder, part in zip(folders, parts, strict=True)
                 if part.split == split
             ]
-            joined = {name: torch.cat([piece[name] for piece in tensors]) for name in tensors[0]}
-            checkpoint.save(work.out / f"{split}.safetensors", joined, {})
+            checkpoint.save_joined(work.out / f"{split}.safetensors", files)
         return {}
 
     return Step(
@@ -374,8 +372,22 @@ def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) 
     )
 
 
-def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
-    """Loads `log_probabilities` float32 [n, classes] and `predicted` int64 [n] of a split."""
-    from mechanisms.model import checkpoint
+class Predictions(NamedTuple):
+    """The predictions of a split."""
 
-    return checkpoint.load(folder / f"{split}.safetensors")[0]
+    log_probabilities: FeatureInputs
+    """Float32 [n, classes], mapped from the file: readers take blocks of records."""
+    predicted: torch.Tensor
+    """The most probable class, int64 [n]."""
+
+
+def predictions(folder: Path, split: str) -> Predictions:
+    """Opens the predictions of a split."""
+    from safetensors import safe_open
+
+    from mechanisms.model import inputs
+
+    file = folder / f"{split}.safetensors"
+    with safe_open(file, framework="pt") as tensors:
+        predicted = tensors.get_tensor("predicted")
+    return Predictions(inputs.mapped(file, "log_probabilities"), predicted)

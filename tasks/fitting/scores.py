@@ -55,18 +55,22 @@ def _score(work: Work) -> Figures:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
     scored = read(work.inputs["predictions"], "test")
-    predicted, probabilities = (
-        scored["predicted"].numpy(),
-        scored["log_probabilities"].double().exp().numpy(),
-    )
+    predicted = scored.predicted.numpy()
     resampled = {name: torch.from_numpy(f1) for name, f1 in resampled_f1(labels, predicted).items()}
     checkpoint.save(work.out / _RESAMPLED, resampled, {})
+    parts, first = [], 0
+    size = metrics.records_at_once(scored.log_probabilities.features.shape[1])
+    for block in scored.log_probabilities.blocks(size):
+        of_block = labels[first : first + len(block)]
+        parts.append(metrics.Ranked.of(of_block, block.double().exp().numpy()))
+        first += len(block)
+    ranked = metrics.Ranked.joined(parts)
     figures, rows = _figures(
-        labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"])
+        labels, trained_on, predicted, ranked, load_codes(work.inputs["dataset"])
     )
     (work.out / "codes.json").write_text(json.dumps(rows))
     return figures | calibration.autocoded_shares(
-        scored["log_probabilities"], torch.from_numpy(labels)
+        scored.log_probabilities, torch.from_numpy(labels)
     )
 
 
@@ -74,10 +78,9 @@ def _figures(
     labels: np.ndarray,
     trained_on: np.ndarray,
     predicted: np.ndarray,
-    probabilities: np.ndarray,
+    ranked: metrics.Ranked,
     space: Sequence[Code],
 ) -> tuple[dict[str, float | None], list[CodeScore]]:
-    classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
     rows: list[CodeScore] = [
         {"code": space[int(code)].code, "size": int(size), "f1": float(f1)}
@@ -85,17 +88,17 @@ def _figures(
     ]
     figures: dict[str, float | None] = {**asdict(metrics.classification(labels, predicted))}
     figures["balanced_accuracy"] = codes.balanced_accuracy
-    figures["ece"] = metrics.expected_calibration_error(labels, probabilities)
+    figures["ece"] = metrics.expected_calibration_error(ranked)
     for k in (3, 5):
-        if k < classes:
-            figures[f"top_{k}"] = metrics.top_k_accuracy(labels, probabilities, k=k)
+        if k < ranked.classes:
+            figures[f"top_{k}"] = metrics.top_k_accuracy(ranked, k=k)
     top, bottom = metrics.quartiles(codes)
     figures |= _named("top_quartile", asdict(top))
     figures |= _named("bottom_quartile", asdict(bottom))
-    support = metrics.by_support(codes, np.bincount(trained_on, minlength=classes))
+    support = metrics.by_support(codes, np.bincount(trained_on, minlength=ranked.classes))
     for bounds, counts in support.items():
         figures |= _named(f"support_{bounds}", asdict(counts))
-    coverage = {t: metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS}
+    coverage = {t: metrics.coverage_at(ranked, threshold=t) for t in THRESHOLDS}
     for threshold, (share, _) in coverage.items():
         figures[f"coverage_{threshold}"] = share
     for threshold, (_, accuracy) in coverage.items():

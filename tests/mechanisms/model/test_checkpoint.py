@@ -32,6 +32,31 @@ def test_bits_and_description_come_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("sizes", [(3,), (5, 1, 4), (0,), (2, 0)])
+def test_joined_parts_are_the_file_of_the_whole(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Byte for byte, whatever the parts; the file in place of an older one."""
+    parts = [
+        {"scores": torch.randn(size, 3), "best": torch.arange(size), "a": torch.randn(size)}
+        for size in sizes
+    ]
+    files = [tmp_path / str(number) for number in range(len(parts))]
+    for file, part in zip(files, parts, strict=True):
+        checkpoint.save(file, part, {"n": 1})
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    checkpoint.save(tmp_path / "whole", whole, {})
+    (tmp_path / "joined").write_text("older")
+    checkpoint.save_joined(tmp_path / "joined", files)
+    assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_parts_that_cannot_be_joined_leave_the_older_file(tmp_path: Path) -> None:
+    (tmp_path / "joined").write_text("older")
+    with pytest.raises(OSError):
+        checkpoint.save_joined(tmp_path / "joined", [tmp_path / "absent"])
+    assert [p.name for p in tmp_path.iterdir()] == ["joined"]
+
+
 def test_an_open_checkpoint_outlives_its_replacement(tmp_path: Path) -> None:
     """Loaded tensors are memory-mapped: a new file in the old one's place must not change them."""
     checkpoint.save(tmp_path / "x", {"t": torch.zeros(10_000)}, {})

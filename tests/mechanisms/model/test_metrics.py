@@ -93,14 +93,13 @@ def test_quartiles_take_the_largest_and_the_smallest_codes() -> None:
 
 PROBABILITIES = np.array([[0.9, 0.1, 0.0], [0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.4, 0.35, 0.25]])
 TRUTH = np.array([0, 1, 1, 2])
+RANKED = metrics.Ranked.of(TRUTH, PROBABILITIES)
 
 
 def test_calibration_error_by_hand() -> None:
     """Two bins: (0.4; wrong) below one half, (0.9, 0.7, 0.6; right, wrong, right) above."""
     expected = (abs(0 - 0.4) + abs(2 - 2.2)) / 4
-    assert metrics.expected_calibration_error(TRUTH, PROBABILITIES, bins=2) == pytest.approx(
-        expected
-    )
+    assert metrics.expected_calibration_error(RANKED, bins=2) == pytest.approx(expected)
 
 
 def test_perfect_calibration_is_zero() -> None:
@@ -108,31 +107,56 @@ def test_perfect_calibration_is_zero() -> None:
     it.
     """
     certain = np.eye(3)
-    assert metrics.expected_calibration_error(np.arange(3), certain) == 0
-    assert metrics.expected_calibration_error(np.array([1, 2, 0]), certain) == 1
+    assert metrics.expected_calibration_error(metrics.Ranked.of(np.arange(3), certain)) == 0
+    assert metrics.expected_calibration_error(metrics.Ranked.of(np.array([1, 2, 0]), certain)) == 1
 
 
 def test_top_k() -> None:
     """One, then two of three codes offered: records 0 and 2, then record 1 too; record 3's code
     comes last.
     """
-    assert [metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=k) for k in (1, 2, 3)] == [
+    assert [metrics.top_k_accuracy(RANKED, k=k) for k in (1, 2, 3)] == [
         0.5,
         0.75,
         1.0,
     ]
     tied = np.array([[0.5, 0.5], [0.5, 0.5]])
-    assert metrics.top_k_accuracy(np.array([0, 1]), tied, k=1) == 0.5, (
+    assert metrics.top_k_accuracy(metrics.Ranked.of(np.array([0, 1]), tied), k=1) == 0.5, (
         "of two alike the first is offered"
     )
     with pytest.raises(MechanismError, check=of_kind("k-out-of-range", saying="k is 4")):
-        metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=4)
+        metrics.top_k_accuracy(RANKED, k=4)
+
+
+def test_the_ranks_of_blocks_are_those_of_all() -> None:
+    """A true code's place is scikit-learn's, where ties go to the lower index; joined blocks keep
+    every figure. A record with a probability that is no number finds its code nowhere.
+    """
+    from sklearn.metrics import top_k_accuracy_score
+
+    random = np.random.default_rng(0)
+    probabilities = random.integers(0, 5, size=(500, 7)) / 5  # with many ties
+    labels = random.integers(0, 7, size=500)
+    whole = metrics.Ranked.of(labels, probabilities)
+    parts = [
+        metrics.Ranked.of(labels[at : at + 33], probabilities[at : at + 33])
+        for at in range(0, 500, 33)
+    ]
+    joined = metrics.Ranked.joined(parts)
+    for name in ("confidence", "correct", "place"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name))
+    reversed_with_one_more = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
+    for k in range(1, 8):
+        theirs = top_k_accuracy_score(6 - labels, reversed_with_one_more, k=k, labels=np.arange(8))
+        assert metrics.top_k_accuracy(whole, k=k) == theirs
+    probabilities[0, 3] = np.nan
+    assert metrics.Ranked.of(labels, probabilities).place[0] == 7
 
 
 def test_coverage_counts_the_threshold_itself() -> None:
     """At 0.7 the two surest records are coded, one of them rightly; at 0.95 none is."""
-    assert metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.7) == (0.5, 0.5)
-    assert metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.95) == (0, None)
+    assert metrics.coverage_at(RANKED, threshold=0.7) == (0.5, 0.5)
+    assert metrics.coverage_at(RANKED, threshold=0.95) == (0, None)
 
 
 @pytest.mark.parametrize(("labels", "predicted"), [([], []), ([0, 1], [0])])

@@ -13,7 +13,9 @@ from refusals import of_kind
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import metrics
 from mechanisms.model.calibration import autocoded_shares, fit_temperature, thresholds_for
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.thresholds_file import Threshold, Thresholds
 from storage.codelist import Code
 from tasks.bundle.thresholds import (
@@ -198,14 +200,31 @@ def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
     """None at a target that is not reached; nothing at all of too few records, or of scores that
     are no numbers.
     """
-    figures = autocoded_shares(*coded(4000))
+    logits, labels = coded(4000)
+    scores = FeatureInputs(logits)
+    figures = autocoded_shares(scores, labels)
     assert figures["coverage_at_80"] > figures["coverage_at_90"] > 0
     assert figures["best_accuracy"] > 0.9
-    wrong = autocoded_shares(coded(4000)[0], torch.zeros(4000, dtype=torch.int64))
+    wrong = autocoded_shares(scores, torch.zeros(4000, dtype=torch.int64))
     assert (wrong["coverage_at_80"], wrong["coverage_at_95"]) == (0, 0)
+    assert autocoded_shares(FeatureInputs(logits[:99]), labels[:99]) == {}
+    assert autocoded_shares(FeatureInputs(torch.full_like(logits, torch.nan)), labels) == {}
+
+
+def test_scores_in_blocks_give_the_same_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of 7 records as of one block, and of the records in one shuffled array."""
     logits, labels = coded(4000)
-    assert autocoded_shares(logits[:99], labels[:99]) == {}
-    assert autocoded_shares(logits.fill_(float("nan")), labels) == {}
+    whole = autocoded_shares(FeatureInputs(logits), labels)
+    order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))
+    shuffled = thresholds_for(
+        logits[order].clamp(-1e4, 1e4), labels[order], fitted_on="the test half"
+    )
+    assert whole["best_accuracy"] == shuffled["reached"]["accuracy"]
+    assert [whole[f"coverage_at_{at}"] for at in (80, 90, 95)] == [
+        one["coverage"] or 0.0 for one in shuffled["thresholds"]
+    ]
+    monkeypatch.setattr(metrics, "CELLS", 7 * 6)
+    assert autocoded_shares(FeatureInputs(logits), labels) == whole
 
 
 def test_thresholds_of_generated_narratives_are_the_demos_alone() -> None:
