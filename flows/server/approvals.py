@@ -17,7 +17,7 @@ from storage.errors import InputError
 from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
 from tasks.releasing.case import ReleaseCase
-from tasks.releasing.promise import promise_of
+from tasks.releasing.promise import strength_of
 from tasks.releasing.surroundings import Surroundings
 from tasks.running.stage import Context
 
@@ -27,8 +27,11 @@ class SignedDecision(RunInput):
 
     decision: str = Field(
         title="Signed decision",
-        description=("Required: the line that the command above prints."),
-        pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
+        # Prefect's page shows no markup here.
+        description="Required: the line that autocoder approve PLAN --key KEY.pem --print "
+        "prints. To refuse, add --refuse and a --reason.",
+        # A pattern would be quoted to whoever pastes another text; the run checks the signature.
+        min_length=300,
     )
 
 
@@ -69,11 +72,9 @@ def question_about(case: ReleaseCase) -> str:
     """
     return "\n\n".join(
         (
-            "**Nothing is released without a signature in the field below.** First read the plan, "
-            "`release-plan` in the tab *Artifacts*.",
-            " ".join(promise_of(case.plan.claim, case.plan.event, listed="there")),
-            "Paste the line that `autocoder approve PLAN --key KEY.pem --print` prints. To refuse, "
-            "add `--refuse` and a `--reason`.",
+            "**Nothing is released without a signature in the field below.** First read the whole "
+            "promise in the plan, `release-plan` in the tab *Artifacts*.",
+            strength_of(case.plan.claim),
         )
     )
 

@@ -99,13 +99,17 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(
 def test_a_release_is_approved_in_the_page(
     stack: Stack, operator: Operator, officer: Path, retrained: str
 ) -> None:
-    """The question is the promise, and the field for the signature is in sight with it. Without a
+    """The question says how strong the promise is, and the field for the signature is in sight with
+    it, on a telephone too. Without a
     signature, or with a text that is no decision, the form stays; the officer's signature releases
     what she saw.
     """
     page = operator.page
     asked = stack.wait("the release run", lambda: release_run(stack, retrained))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
+    wide = page.viewport_size
+    assert wide is not None
+    page.set_viewport_size({"width": 390, "height": 844})
     operator.open_run(asked["id"])
     operator.menu("Resume")
     dialog = page.get_by_role("dialog")
@@ -113,12 +117,14 @@ def test_a_release_is_approved_in_the_page(
     expect(dialog.get_by_label("Signed decision")).to_be_in_viewport()
     expect(dialog.get_by_role("button", name="Resume", exact=True)).to_be_in_viewport()
     operator.answer("")
+    expect(page.get_by_text("'decision' is a required property").first).to_be_visible()
     expect(dialog).to_have_count(1)
+    page.set_viewport_size(wide)
     assert stack.run(asked["id"])["state_name"] == "Suspended"
     operator.open_run(asked["id"])
     operator.menu("Resume")
     operator.answer("I approve. B. Officer")
-    expect(page.get_by_text("does not match").first).to_be_visible()
+    expect(page.get_by_text("is too short").first).to_be_visible()
     assert stack.run(asked["id"])["state_name"] == "Suspended"
 
     signed = stack.command(
