@@ -6,19 +6,22 @@ HOME_FOLDER=$2
 mkdir -p "$HOME_FOLDER"
 started=$SECONDS
 log=$HOME_FOLDER/demo.log
-result=$HOME_FOLDER/release.json
+planned=$HOME_FOLDER/planned.json
+released=$HOME_FOLDER/released.json
 
 step() { printf '[%s/3] %s\n' "$1" "$2"; }
 fail() { echo "demo: step $1 failed. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
-# The command reports the release when it is finished, ten seconds after the scores.
-shown='s/^/      /; /s  score  /a\              releasing: charge, build and sign, about 10 s'
+indented() { tee -a "$log" | sed -u 's/^/      /' >&2; }
+field() { "$BIN/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$@"; }
 
 echo "Demo, three steps, about a minute:"
 step 1 "1,800 synthetic injury reports with their codes, in $HOME_FOLDER/data"
 "$BIN/autocoder" demo-data --out "$HOME_FOLDER/data" >"$log" 2>&1 || fail 1
 step 2 "A classifier trained with a formal guarantee (epsilon 5), and its release (log: $log)"
 "$BIN/autocoder" train --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" \
-  --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --release --json >"$result" 2> >(tee -a "$log" | sed -u "$shown" >&2) || fail 2
+  --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --json >"$planned" 2> >(indented) || fail 2
+plan=$(field "$planned" plan)
+"$BIN/autocoder" release "$plan" --home "$HOME_FOLDER" --json >"$released" 2> >(indented) || fail 2
 step 3 "Three new reports, coded with the release"
 "$BIN/autocoder" code --home "$HOME_FOLDER" --top-k 1 \
   "Employee fell from a ladder and broke his left wrist." \
@@ -26,19 +29,18 @@ step 3 "Three new reports, coded with the release"
   "Cook spilled hot oil from the fryer and was burned on both forearms." 2>>"$log" || fail 3
 
 echo
-"$BIN/python" - "$result" "$BIN/autocoder" "$HOME_FOLDER" $((SECONDS - started)) <<'PY'
+"$BIN/python" - "$plan" "$released" "$BIN/autocoder" "$HOME_FOLDER" $((SECONDS - started)) <<'PY'
 import json
 import os
 import sys
 
-file, program, home, seconds = sys.argv[1:]
+plan, file, program, home, seconds = sys.argv[1:]
 with open(file, encoding="utf-8") as opened:
-    result = json.load(opened)
-release = result["release"]
+    release = json.load(opened)
 release["bundle"] = os.path.relpath(release["bundle"])
 print(f"""Done in {seconds} s. You made one release from synthetic reports:
   {release["release_id"]}  {release["guarantee_kind"]}, ε {float(release["epsilon"]):.4g}, in {release["bundle"]}
-Look:  {program} plan {os.path.relpath(result["plan"])}
+Look:  {program} plan {os.path.relpath(plan)}
        {program} ledger show --home {home}
 Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
        {program} handover {release["release_id"]} --to "Statistics Office" --out outbox --home {home}

@@ -36,6 +36,7 @@ from storage.errors import (
     StorageError,
     Unavailable,
 )
+from storage.extras import install_command
 
 VARIABLE = "AUTOCODER_STORAGE"
 _MANIFEST = "manifest.json"
@@ -58,7 +59,7 @@ class SharedStore:
             )
         except ImportError:
             raise NotInstalled(
-                f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'", kind="no-s3"
+                f"{VARIABLE}: S3 needs the extra `s3`: {install_command('s3')}", kind="no-s3"
             ) from None
         self._root = place
         self.url = place if self._folder else f"s3://{place}"

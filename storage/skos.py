@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.codelist import MAX_CODE
 from storage.errors import Contradiction, NotInstalled, OutOfRange, Unknown, Unreadable
+from storage.extras import install_command
 from storage.list_formats import RDF_ENDINGS, Concept, concepts_of, published_form
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _parse(path: Path) -> Graph:
         import rdflib
     except ImportError:
         raise NotInstalled(
-            "codelist import needs rdflib. Install the extra: pip install '.[skos]'",
+            f"codelist import needs rdflib. Install the extra: {install_command('skos')}",
             kind="no-rdflib",
         ) from None
     form = RDF_ENDINGS.get(path.suffix.lower())

@@ -55,8 +55,9 @@ def adopt(
 
     It prints how often the model is right according to the agency, and with --data whether your own
     records agree with that. Without --data, the thresholds are the bundle's, if it has any. They
-    were fitted on the agency's test half, and a few hundred manually coded records of your own give
-    better ones. The folder then depends on your records, so keep it as confidential as they are.
+    were fitted on the agency's held-out records, and a few hundred manually coded records of your
+    own give better ones. The folder then depends on your records, so keep it as confidential as
+    they are.
 
     Examples
 

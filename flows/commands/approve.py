@@ -16,8 +16,8 @@ from flows.commands.layout import say_prose
 from flows.commands.ledger_options import LedgerOptions, home_of_plan, select_ledger
 from flows.commands.terminal import command_line, say
 from flows.server.settings import workspace_of
-from mechanisms.privacy.numerics import upper_text
 from storage.errors import Contradiction, InputError, Missing
+from storage.figures import epsilon_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -338,7 +338,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
     from tasks.releasing.promise import promise_of
 
     claim, output = planned.plan.claim, planned.output
-    epsilon = "none" if claim.epsilon is None else upper_text(claim.epsilon)
+    epsilon = "none" if claim.epsilon is None else epsilon_text(claim.epsilon)
     tell = partial(say_prose, start="  ", err=True)
     say(
         (

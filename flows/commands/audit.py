@@ -10,7 +10,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.ledger_options import home_of_plan
-from flows.commands.terminal import command_line
+from flows.commands.plan import commands_to_release, offered
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from storage.paths import Workspace
@@ -122,14 +122,15 @@ def audit(
 
 def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     from tasks.branches.plan import Origin
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
-    from tasks.releasing.ledger_access import existing_ledger
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
-    ledger = existing_ledger(Context(home=str(home)), Origin.of(plan)[1].parameters.release)
-    row = None if ledger is None else ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
-    if row:
+    context, settings = Context(home=str(home)), Origin.of(plan)[1].parameters.release
+    case = ReleaseCase.open(context, PlannedRelease.load(plan), settings, file=plan)
+    row = case.released
+    if row is not None:
         refuted = (
             (
                 f" Its claim is contradicted: revoke it with `autocoder revoke {row.release_id} "
@@ -150,8 +151,4 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     }
     if verdict in following:
         return [*result.lines, f"to do: {following[verdict]}"]
-    return [
-        *result.lines,
-        "Where the policy asks for approvals, `autocoder approve` comes first.",
-        f"next: {command_line('release', plan)}",
-    ]
+    return [*result.lines, *offered(commands_to_release(case))]

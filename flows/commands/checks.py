@@ -13,6 +13,7 @@ from flows.commands.layout import Console
 from flows.commands.terminal import count_of, escape_text, say
 from flows.server.settings import configure_prefect
 from storage.errors import StorageError
+from storage.extras import install_command
 from storage.paths import Workspace
 from tasks.running import installation
 
@@ -50,14 +51,17 @@ def show_checks(workspace: Path, *, as_json: bool) -> bool:
 def _installation(_: Path) -> Finding:
     if installation.is_light():
         return Finding(
-            "installation", True, "light: for received bundles", f"to train: {installation.EXTRA}"
+            "installation",
+            True,
+            "light: for received bundles",
+            f"to train: {install_command('train')}",
         )
     absent = ", ".join(installation.missing())
     return Finding(
         "installation",
         not absent,
         f"without {absent}" if absent else "full",
-        absent and installation.EXTRA,
+        absent and install_command("train"),
     )
 
 

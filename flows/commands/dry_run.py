@@ -191,7 +191,7 @@ def _facts_of_model(
     from mechanisms.model.scorer import MOST_CHARACTERS
     from storage.narrative_look import language_note, long_note
     from tasks.bundle.untold import REASONS
-    from tasks.releasing.test_half import untold_by_settings
+    from tasks.releasing.held_out_table import untold_by_settings
 
     model, index = parameters.model, parameters.data.coding_index
     yield "model", _model(model)

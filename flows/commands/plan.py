@@ -25,7 +25,10 @@ from storage.figures import delta_text
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tasks.parameters import LedgerParameters
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan_page import PlanPage
 
 
@@ -86,7 +89,20 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps({"plan": str(case.file), "digest": case.digest}))
     else:
-        say(f"plan: {nearby(case.file)}\nnext: {command_line('release', case.file)}")
+        say("\n".join([f"plan: {nearby(case.file)}", *offered(commands_to_release(case))]))
+
+
+def commands_to_release(case: ReleaseCase) -> list[str]:
+    """Returns the commands that a plan still needs: `approve` while signatures are missing, then
+    `release`.
+    """
+    signed = [command_line("approve", case.file, "--key", "KEY.pem")]
+    return [*(signed if case.approvals.missing else []), command_line("release", case.file)]
+
+
+def offered(commands: Sequence[str]) -> list[str]:
+    """Returns a line per command, in the order in which they are to be run."""
+    return [f"{'then' if number else 'next'}: {each}" for number, each in enumerate(commands)]
 
 
 @dataclass(frozen=True)
@@ -94,8 +110,8 @@ class PlanSummary:
     """Sentences on what a plan would release and charge."""
 
     lines: tuple[str, ...]
-    fits: bool = True
-    """Whether the budget covers it."""
+    to_release: tuple[str, ...] = ()
+    """Commands from here to the release; none if the budget does not cover it, or it was made."""
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> PlanSummary:
@@ -134,10 +150,10 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> PlanSummary:
         charges = case.ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         why = str(refused).rstrip(".")
-        return PlanSummary((line, f"It does not fit the budget: {why}."), fits=False)
+        return PlanSummary((line, f"It does not fit the budget: {why}."))
     tightest = min(charges, key=lambda charge: charge.balance.left)
     charged = f"It would be charged to {whose}; after it the {budget_after(tightest)}."
-    return PlanSummary((line, charged))
+    return PlanSummary((line, charged), tuple(commands_to_release(case)))
 
 
 def load_page(plan: Path, home: Path | None) -> PlanPage:

@@ -11,7 +11,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.dry_run import show_dry_run
-from flows.commands.plan import summary_of
+from flows.commands.plan import offered, summary_of
 from flows.commands.release import ending
 from flows.commands.terminal import command_line, nearby, say
 from flows.server.run_flow import run_command
@@ -251,8 +251,7 @@ def _deploy(
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     summary = summary_of(plan, home, parameters.release)
-    following = [("read", "plan")]
-    if summary.fits:
-        following += [("next", "audit"), ("then", "release")]
-    commands = [f"{name}: {command_line(*words, nearby(plan))}" for name, *words in following]
-    return "\n".join((*summary.lines, f"plan: {nearby(plan)}", *commands))
+    read = f"read: {command_line('plan', nearby(plan))}"
+    audit = command_line("audit", nearby(plan))
+    following = offered([audit, *summary.to_release]) if summary.to_release else []
+    return "\n".join((*summary.lines, f"plan: {nearby(plan)}", read, *following))

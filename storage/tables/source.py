@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from storage.errors import Contradiction, InputError, Missing, OutOfRange, Unreadable
+from storage.extras import install_command
 from storage.tables import guarded
 from storage.tables.inputs import STREAM, is_stream, title_of
 from storage.tables.options import Quotes, ReadOptions
@@ -317,7 +318,7 @@ def _statistics(source: Source) -> Source:
             if find_spec("pyreadstat") is None:
                 raise Unreadable(
                     f"{source.label} is a file of {program}. Export it as CSV or Parquet, or "
-                    "install the extra that reads it: pip install '.[stats]'",
+                    f"install the extra that reads it: {install_command('stats')}",
                     kind="needs-export",
                 )
             return replace(source, container="statistics", member=program)

@@ -6,8 +6,9 @@ import math
 
 from pydantic import BaseModel
 
-from mechanisms.privacy.numerics import lower_text, upper_text
+from mechanisms.privacy.numerics import lower_text
 from storage.artifacts import ArtifactRef, digest
+from storage.figures import epsilon_text
 from storage.json_values import Json
 from tasks.auditing.measure import AuditFigures
 from tasks.branches.experiment import Outcome, Study
@@ -44,10 +45,10 @@ class BranchAudit(BaseModel, frozen=True):
         claim = (
             "nothing"
             if self.epsilon is None
-            else f"ε {upper_text(self.epsilon)} ({self.guarantee_kind})"
+            else f"ε {epsilon_text(self.epsilon)} ({self.guarantee_kind})"
         )
         if self.epsilon_add_remove is not None and self.epsilon_add_remove != self.epsilon:
-            claim += f", ε {upper_text(self.epsilon_add_remove)} for one record more or less"
+            claim += f", ε {epsilon_text(self.epsilon_add_remove)} for one record more or less"
         verdict = self.verdict
         if verdict == CONTRADICTED and figures.faults:
             verdict += f": the sums are not as stated ({', '.join(figures.faults)})"
@@ -66,7 +67,7 @@ class BranchAudit(BaseModel, frozen=True):
             if claimed is not None and figures.epsilon_lower_bound < entry.epsilon:
                 lines.append(
                     f"  {entry.name}: {lower_text(entry.epsilon)}, not counted, as a rerun "
-                    f"claims {upper_text(claimed)}"
+                    f"claims {epsilon_text(claimed)}"
                 )
         if figures.checks:
             checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in figures.checks.items())

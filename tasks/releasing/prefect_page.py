@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 
 from mechanisms.privacy.events import Claim
-from mechanisms.privacy.numerics import upper_text
 from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import Ledger, ReleasePlan
 from storage.ledger.report import markdown_table
@@ -34,7 +33,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
-    epsilon = upper_text(claim.epsilon or 0.0)
+    epsilon = epsilon_text(claim.epsilon or 0.0)
     claimed = f"ε = {epsilon} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(
         f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9
@@ -60,7 +59,7 @@ def publish_artifacts(
 
     Args:
         plan_file: path of the plan, for the next commands.
-        scores: weighted and macro F1 and accuracy on the test half, by model.
+        scores: weighted and macro F1 and accuracy on the held-out records, by model.
         running: Delta after each draw, if it was measured over draws.
     """
     if running is not None:
@@ -82,7 +81,7 @@ def publish_artifacts(
     context.run.publish_markdown(
         key="internal-figures",
         markdown=markdown_table(["model", "weighted F1", "macro F1", "accuracy"], rows),
-        description="Test half. Internal: computed from records, not released.",
+        description="Held-out records. Internal: computed from records, not released.",
     )
     text = render(
         "release.md",

@@ -1,12 +1,9 @@
 """Tells the light installation, of partners, from the one that trains (the extra `train`)."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
-_IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "pyproject.toml").is_file()
-_SOURCE = "." if _IN_CHECKOUT else "autocoder-VERSION-py3-none-any.whl"
-"""What pip installs: the checkout, or the wheel's file."""
-EXTRA = f"pip install '{_SOURCE}[train]'"
+from storage.extras import install_command
+
 PARTNER = frozenset({"fastapi", "scipy", "starlette", "uvicorn"})
 """Modules that the extra `partner` brings, and `train` with it."""
 TRAINING = frozenset(
@@ -47,8 +44,8 @@ def missing() -> list[str]:
 def refusal(modules: list[str]) -> str:
     extra = "partner" if PARTNER.issuperset(modules) else "train"
     return (
-        f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: pip install "
-        f"'{_SOURCE}[{extra}]'"
+        f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: "
+        f"{install_command(extra)}"
     )
 
 

@@ -17,9 +17,11 @@ from jobs import Job
 from refusals import of_kind
 
 from flows.commands import approve as approve_command
+from flows.commands.plan import offered, summary_of
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, ReleaseRow
 from storage.paths import Workspace
+from tasks.parameters import LedgerParameters
 from tasks.running.failures import SAFE
 
 
@@ -114,6 +116,36 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     assert f"autocoder handover {row.release_id}" in shown["next"]
     assert "this ε is an estimate" in done.stderr
     command("ledger", "verify", "--home", str(job.home))
+
+
+def test_a_plan_names_each_command_up_to_its_release(site: tuple[Job, str]) -> None:
+    """`approve` too, while the policy asks for signatures that are missing."""
+    job, plan = site
+    sign = f"autocoder approve {plan} --key KEY.pem"
+    release = f"autocoder release {plan}"
+
+    def following() -> tuple[str, ...]:
+        return summary_of(plan, str(job.home), LedgerParameters()).to_release
+
+    assert following() == (sign, release)
+    assert offered(following()) == [f"next: {sign}", f"then: {release}"]
+    approve(job, plan, "officer")
+    assert following() == (sign, release), "one of two signatures"
+    approve(job, plan, "director")
+    assert following() == (release,)
+
+
+def test_the_prompt_states_the_epsilon_of_the_page(site: tuple[Job, str], tmp_path: Path) -> None:
+    """All decimals that the page has, and none but these."""
+    job, plan = site
+    key = job.home.parent / "officer" / "signing-key.pem"
+    page = tmp_path / "plan.html"
+    command("plan", plan, "--html", page)
+    (stated,) = re.findall(r"<b>ε ([0-9.]+)</b>", page.read_text())
+    asked = invoke("approve", plan, "--key", key, "--yes", "--print")[2]
+    assert asked.splitlines()[0].endswith(f", ε {stated}")
+    claimed = json.loads(command("plan", plan, "--json"))["claim"]["epsilon"]
+    assert 0 <= float(stated) - claimed < 1e-4, "rounded up in the fourth decimal"
 
 
 def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> None:

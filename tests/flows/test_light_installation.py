@@ -21,11 +21,12 @@ from packaging.requirements import Requirement
 from sealed_bundle import Sealed
 from stack import free_port
 
+from storage.extras import install_command
 from tasks.coding.coder import open_bundle
 from tasks.running.installation import PARTNER, TRAINING
 
 ROOT = Path(__file__).parents[2]
-LAST = "This needs the extra `train`: pip install '.[train]'\n"
+LAST = f"This needs the extra `train`: {install_command('train')}\n"
 HIDING = """
 import sys
 from importlib.machinery import PathFinder
@@ -166,7 +167,8 @@ def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
     assert "20 rows coded" in coded
     assert json.loads(answer)["codes"]
     last = (
-        "error: not installed: uvicorn. This needs the extra `partner`: pip install '.[partner]'\n"
+        "error: not installed: uvicorn. This needs the extra `partner`: "
+        f"{install_command('partner')}\n"
     )
     assert (done.returncode, nothing, done.stderr.splitlines(keepends=True)[-1]) == (2, "", last)
 

@@ -77,7 +77,7 @@ def test_these_commands_offer_one() -> None:
     """Above, in `test_approval_command` and `test_watching`; a further command that offers one
     belongs there.
     """
-    offers = re.compile(r"command_line\(|next_commands|_remedy\(")
+    offers = re.compile(r"command_line\(|commands_to_release|next_commands|_remedy\(")
     files = (Path(__file__).resolve().parents[2] / "flows" / "commands").glob("*.py")
     offering = {file.stem for file in files if offers.search(file.read_text())} - {"terminal"}
     assert offering == {"adopt", "approve", "audit", "plan", "release", "sample", "status", "train"}
