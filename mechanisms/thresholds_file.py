@@ -4,7 +4,37 @@ sets.
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Literal, NotRequired, TypedDict
+
+FittedOn = Literal["released-table", "generated", "coded-records"]
+"""The records that thresholds were fitted on: the agency's held-out records, from the noisy table
+that was released; generated narratives (of the demo); or records that people coded.
+"""
+FITTED_ON: Mapping[FittedOn, str] = {
+    "released-table": "the agency's held-out records, counted with noise (the release's ε, charged "
+    "once, covers these counts)",
+    "generated": "generated narratives of injuries, which are not real agency records",
+    "coded-records": "your own coded records",
+}
+"""The same in words, which follow `on`."""
+_EARLIER: Mapping[str, FittedOn] = {
+    "the agency's test records, counted with noise (the release's ε, charged once, covers these "
+    "counts)": "released-table",
+    "800 generated narratives of injuries, not real agency records": "generated",
+    "800 generated narratives of injuries; no agency's records": "generated",
+    "own coded records": "coded-records",
+}
+"""What files of version 0.3 have in the field, which was a sentence."""
+
+
+def fitted_on(value: str) -> FittedOn:
+    """Returns the type that a file has, also one of version 0.3.
+
+    Raises:
+        KeyError: no version wrote this value.
+    """
+    return next((known for known in FITTED_ON if known == value), None) or _EARLIER[value]
 
 
 class Threshold(TypedDict):
@@ -52,7 +82,7 @@ class Thresholds(TypedDict):
     temperature: float
     thresholds: list[Threshold]
     reached: NotRequired[Reached]
-    fitted_on: str
+    fitted_on: FittedOn
     records: int
     confidence: float
     sets: NotRequired[SetLimits]

@@ -24,6 +24,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from deployments import VERSION
+from mechanisms.thresholds_file import FITTED_ON, FittedOn
 from service import files
 from service.batching import Batcher, Overloaded
 from service.clients import State
@@ -104,7 +105,7 @@ class _Running:
         self.keyed: Any = Depends(self.admit)
 
     @property
-    def fitted_on(self) -> str | None:
+    def fitted_on(self) -> FittedOn | None:
         """Describes the records that the thresholds were fitted on."""
         return self.coder.thresholds["fitted_on"] if self.coder.thresholds else None
 
@@ -187,6 +188,7 @@ def _page(running: _Running) -> str:
         targets=targets,
         preset=min(accuracies, key=lambda name: abs(name - settings.accuracy), default=None),
         fitted_on=running.fitted_on,
+        fitted_on_words=FITTED_ON,
         accuracy=running.accuracy,
         origin=coder.description if described else coder.release,
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
@@ -354,7 +356,7 @@ def _add_facts(app: FastAPI, running: _Running) -> None:
             "software": app.version,
             "codes": len(coder.model.codes),
             "signed_by": settings.signed_by,
-            "calibrated_on": running.fitted_on,
+            "calibrated_on": FITTED_ON[running.fitted_on] if running.fitted_on else None,
             "accuracy": running.accuracy,
             "withdrawn": running.state.withdrawn,
         }

@@ -16,7 +16,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.metrics import records_at_once
 from mechanisms.model.scorer import softmax
-from mechanisms.thresholds_file import Reached, Threshold, Thresholds
+from mechanisms.thresholds_file import FittedOn, Reached, Threshold, Thresholds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def thresholds_for(
     logits: ArrayLike,
     labels: ArrayLike,
     *,
-    fitted_on: str,
+    fitted_on: FittedOn,
     targets: Sequence[float] = TARGETS,
 ) -> Thresholds:
     """Fits temperature and thresholds; returns the content of `thresholds.json`.
@@ -138,7 +138,7 @@ def _thresholds(
     labels: NDArray[np.int64],
     order: NDArray[np.int64],
     *,
-    fitted_on: str,
+    fitted_on: FittedOn,
     targets: Sequence[float],
 ) -> Thresholds:
     shapes = fits_temperature(len(order))
@@ -297,13 +297,13 @@ def autocoded_shares(scores: FeatureInputs, labels: Tensor) -> dict[str, float]:
         block = scores.batch(torch.from_numpy(index), torch.device("cpu"))["features"]
         return block.clamp(-1e4, 1e4).double().numpy()
 
-    # shuffled, because the records of a test half may be sorted by code
+    # shuffled, because the records held out may be sorted by code
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     thresholds = _thresholds(
         _Scores(read, codes),
         labels.cpu().numpy(),
         order.numpy(),
-        fitted_on="the test half",
+        fitted_on="coded-records",
         targets=TARGETS,
     )
     coverages = {

@@ -24,7 +24,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.scorer import GRAPH, INT8, Graph
 from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent, decode
-from mechanisms.thresholds_file import Thresholds
+from mechanisms.thresholds_file import FITTED_ON, Thresholds
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.stated import AccuracyFile, accuracy_lines, stated_accuracy
@@ -175,6 +175,7 @@ def fill(
         encoded_in=candidate.model.precision,
         licence=licence_id,
         thresholds=thresholds,
+        fitted_on=FITTED_ON,
         graphs=graphs,
         weights=sorted(tensors),
         clients=CLIENTS,

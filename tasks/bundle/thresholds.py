@@ -1,10 +1,10 @@
 """Calibrates a released model's scores: fits a temperature, and the scores above which answers
 reach an accuracy.
 
-The `thresholds.json` of a bundle comes from the noisy table of the test half that was released with
-the model. A release without such a table has no thresholds. The demo is an exception: its
-thresholds come from generated narratives, like its records. Partners with manually coded records
-can fit a local file (`autocoder adopt --data`).
+The `thresholds.json` of a bundle comes from the noisy table of the held-out records that was
+released with the model. A release without such a table has no thresholds. The demo is an exception:
+its thresholds come from generated narratives, like its records. Partners with manually coded
+records can fit a local file (`autocoder adopt --data`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.scorer import Scorer
-from mechanisms.thresholds_file import Thresholds
+from mechanisms.thresholds_file import FITTED_ON, Thresholds, fitted_on
 from storage.egress.public_lists import published_name
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -56,8 +56,7 @@ def thresholds_of(stated: StatedAccuracy) -> Thresholds:
         "temperature": 1.0,
         "thresholds": list(stated.thresholds),
         "reached": stated.reached,
-        "fitted_on": "the agency's test records, counted with noise (the release's ε, charged "
-        "once, covers these counts)",
+        "fitted_on": "released-table",
         "records": records,
         "confidence": CONFIDENCE,
     }
@@ -96,7 +95,7 @@ def thresholds_on_generated(
     return thresholds_for(
         logits,
         labels,
-        fitted_on=f"{_GENERATED} generated narratives of injuries, not real agency records",
+        fitted_on="generated",
     )
 
 
@@ -124,7 +123,6 @@ def thresholds_on_table(
     columns: Sequence[str],
     join: Callable[[Sequence[Sequence[str]]], list[str]],
     label: str,
-    name: str,
     targets: Sequence[float] = TARGETS,
     sets: bool = False,
     allow_unlisted: bool = False,
@@ -167,7 +165,7 @@ def thresholds_on_table(
         progress.report("calibrate", done, table.rows)
     order = np.random.default_rng(0).permutation(len(labels))
     shuffled, right = np.concatenate(logits)[order], np.array(labels)[order]
-    fitted = thresholds_for(shuffled, right, fitted_on=name, targets=targets)
+    fitted = thresholds_for(shuffled, right, fitted_on="coded-records", targets=targets)
     if sets:
         temperature, chosen = fitted["temperature"], fits_temperature(len(right))
         fitted["sets"] = sets_for(
@@ -213,7 +211,7 @@ def warnings(thresholds: Thresholds | None) -> list[str]:
     )
     best = best_accuracy(thresholds)
     return [
-        f"the bundle has {which}: {why}, on {thresholds['fitted_on']}. "
+        f"the bundle has {which}: {why}, on {FITTED_ON[thresholds['fitted_on']]}. "
         f"{best}{' ' if best else ''}"
         "`autocoder code --accuracy` fails at such a target. Partners can fit thresholds with "
         f"{CALIBRATION_ADVICE}."
@@ -227,8 +225,8 @@ def _targets(targets: Sequence[float], word: str) -> str:
 
 CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded manually"
 WITHOUT_TABLE = (
-    "They come from a table of the test half, and this release has no such table. Partners can fit "
-    f"their own thresholds with {CALIBRATION_ADVICE}."
+    "They come from a table of the held-out records, and this release has no such table. Partners "
+    f"can fit their own thresholds with {CALIBRATION_ADVICE}."
 )
 
 
@@ -260,7 +258,7 @@ def read_thresholds(path: Path) -> Thresholds:
                     f"{path}: a target accuracy or a threshold is outside 0 to 1.",
                     kind="threshold-out-of-range",
                 )
-        str(content["fitted_on"])
+        content["fitted_on"] = fitted_on(content["fitted_on"])
         for key in ("release", "bundle_digest"):
             if not isinstance(content.get(key, ""), str):
                 raise MechanismError(

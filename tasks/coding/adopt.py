@@ -15,7 +15,7 @@ from mechanisms.model.calibration import fits_temperature
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets
 from mechanisms.model.scorer import GRAPH
-from mechanisms.thresholds_file import Thresholds
+from mechanisms.thresholds_file import FITTED_ON, Thresholds, fitted_on
 from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
 from storage.bundle.check import VerifiedBundle, check
@@ -93,7 +93,7 @@ class AdoptionReport:
     def measured_on(self) -> str:
         """Describes the records that the bundle's thresholds were fitted on."""
         fitted = self.sound.contents.get(THRESHOLDS)
-        return "" if fitted is None else f"on {fitted['fitted_on']}"
+        return "" if fitted is None else f"on {FITTED_ON[fitted_on(fitted['fitted_on'])]}"
 
     @property
     def coverage(self) -> list[tuple[int, float]]:
@@ -225,7 +225,6 @@ def _fill(
             columns=records.columns,
             join=records.texts,
             label=own.label,
-            name="own coded records",
             targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
             sets=own.sets,
             allow_unlisted=own.allow_unlisted,

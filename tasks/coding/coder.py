@@ -18,7 +18,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.conformal import Sets
 from mechanisms.model.devices import has_cuda
 from mechanisms.model.scorer import GRAPH, INT8, MOST_CHARACTERS, Graph, Scorer, Scores, softmax
-from mechanisms.thresholds_file import Thresholds
+from mechanisms.thresholds_file import FITTED_ON, Thresholds
 from storage.artifacts import file_digest
 from storage.bundle.folder import (
     CODELIST,
@@ -322,7 +322,7 @@ class Coder:
         if not fitted:
             raise Missing(
                 "--coverage: the thresholds contain no limits for sets. Either "
-                "no table of the test half was released, or its noise hides "
+                "no table of the held-out records was released, or its noise hides "
                 "them, or your own were fitted without. Fit them with `autocoder "
                 "adopt --data FILE --sets`.",
                 kind="no-limits-of-sets",
@@ -370,7 +370,7 @@ class Coder:
             best = best_accuracy(self.thresholds)
             raise OutOfRange(
                 f"--accuracy: no score achieves {accuracy:g} with confidence on "
-                f"{self.thresholds['fitted_on']}. "
+                f"{FITTED_ON[self.thresholds['fitted_on']]}. "
                 f"{best}{' ' if best else ''}{advice}",
                 kind="accuracy-not-reached",
             )

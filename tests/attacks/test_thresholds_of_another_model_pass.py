@@ -24,7 +24,7 @@ everything through
 FITTED: dict[str, Any] = {
     "schema": 1,
     "temperature": 2.0,
-    "fitted_on": "a test",
+    "fitted_on": "coded-records",
     "records": 400,
     "confidence": 0.95,
     "thresholds": [{"target_accuracy": 0.8, "threshold": 0.1}],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from mechanisms.model.scorer import Scores
+from mechanisms.thresholds_file import FittedOn, Thresholds
 from service import files
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
@@ -245,6 +247,25 @@ def test_it_tells_how_often_the_model_is_right(coder: Coder, tmp_path: Path) -> 
     (folder / ACCURACY).write_text(json.dumps(told | {"narrative": "x"}))
     with pytest.raises(UnsoundBundle):
         create_app(replace(coder, folder=folder), Settings(state=STATE))
+
+
+@pytest.mark.parametrize(
+    ("fitted_on", "said"),
+    [
+        ("generated", "generated narratives of injuries, which are not real agency records"),
+        ("coded-records", "your own coded records"),
+    ],
+)
+def test_the_page_says_where_its_accuracies_are_from(
+    coder: Coder, fitted_on: FittedOn, said: str
+) -> None:
+    """Beside an agency that states none, the accuracies to choose from are not the agency's."""
+    thresholds: Thresholds = {**thresholds_file([(0.9, 0.75)]), "fitted_on": fitted_on}
+    known = replace(coder, thresholds=thresholds)
+    page = TestClient(create_app(known, Settings())).get("/").text
+    stated, measured = re.findall(r"<p><small>(.*?)</small></p>", page)
+    assert stated.strip() == "The agency states no accuracy."
+    assert measured == f"The accuracies under “Review below” were measured on {said}."
 
 
 def test_many_narratives_are_coded_in_pieces(

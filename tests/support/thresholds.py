@@ -18,7 +18,7 @@ def thresholds_file(
         "schema": SCHEMA,
         "temperature": temperature,
         "thresholds": entries,
-        "fitted_on": "records",
+        "fitted_on": "coded-records",
         "records": 100,
         "confidence": 0.95,
     }

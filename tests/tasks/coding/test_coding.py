@@ -179,7 +179,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     told = {
         "schema": 1,
         "temperature": 4.0,
-        "fitted_on": "a test",
+        "fitted_on": "coded-records",
         "records": 100,
         "confidence": 0.95,
     }
@@ -194,7 +194,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     np.testing.assert_allclose(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
     assert soft.threshold_for(0.8) == 0.7
     for accuracy, refusal in (
-        (0.9, of_kind("accuracy-not-reached", saying=("0.9", "a test", "(0.8)"))),
+        (0.9, of_kind("accuracy-not-reached", saying=("0.9", "your own coded records", "(0.8)"))),
         (0.5, of_kind("unknown-accuracy", saying="0.8, 0.9")),
     ):
         with pytest.raises(InputError, check=refusal):
@@ -208,7 +208,9 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     refusal = of_kind("accuracy-not-reached", saying=("12%", "0.61", "83.0%", "55.0%"))
     with pytest.raises(InputError, check=refusal):
         open_bundle(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
-    with pytest.raises(InputError, check=of_kind("no-thresholds", saying="table of the test half")):
+    with pytest.raises(
+        InputError, check=of_kind("no-thresholds", saying="table of the held-out records")
+    ):
         replace(coder, classification="SOC").threshold_for(0.9)
 
 

@@ -194,7 +194,7 @@ def test_what_the_command_has_goes_to_the_workers(
     coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, asked: list[str]
 ) -> None:
     """Several columns, a template, thresholds of one's own, groups, an output that is added to."""
-    known = {"fitted_on": "records of one's own", "temperature": 3.0, "thresholds": []}
+    known = {"fitted_on": "coded-records", "temperature": 3.0, "thresholds": []}
     (tmp_path / "thresholds.json").write_text(json.dumps(known | {"schema": SCHEMA}))
     places: dict[str, Any] = {"thresholds": tmp_path / "thresholds.json", "levels": "none"}
     own = open_bundle(tiny_bundle, **places)

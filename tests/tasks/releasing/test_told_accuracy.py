@@ -41,9 +41,9 @@ from tasks.coding.coder import open_bundle
 from tasks.pages.render import share_with_ends
 from tasks.parameters import BundleParameters, ReleaseParameters, RetrainParameters
 from tasks.releasing import drawing, plan_page, publish
+from tasks.releasing.held_out_table import Answers
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.samples import Sample
-from tasks.releasing.test_half import Answers
 from tasks.running.stage import Context
 
 Planner = Callable[..., PlannedRelease]
@@ -103,8 +103,8 @@ def settings(planned: PlannedRelease) -> BundleParameters:
 
 
 def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner: Planner) -> None:
-    """The stated interval is about the model's accuracy on the test half; epsilon is that of the
-    training alone, and the same again is the same release.
+    """The stated interval is about the model's accuracy on the held-out records; epsilon is that of
+    the training alone, and the same again is the same release.
     """
     planned = planner("told")
     event = planned.plan.event
@@ -125,7 +125,7 @@ def test_the_table_is_in_the_bundle_and_costs_no_more(context: Context, planner:
     assert abs(told["records"] - len(answers.labels)) <= 60
     assert sum(group["share"] for group in told["groups"]) == pytest.approx(1, abs=0.3)
     thresholds = read_thresholds(folder / bundle.THRESHOLDS)
-    assert "charged" in thresholds["fitted_on"]
+    assert thresholds["fitted_on"] == "released-table"
     assert thresholds["reached"]["accuracy_of_all"] == pytest.approx(exact, abs=width)
     assert_told_where_partners_look(folder, told)
     assert_sets_hold_the_code(folder, answers)
