@@ -1,5 +1,5 @@
-"""Measures how often the figures from a noisy table of the test half hold, by ε, size and shape of
-the scores.
+"""Measures how often the figures from a noisy table of held-out records hold, by ε, size and shape
+of the scores.
 
 Claim: the accuracy, overall and of the reported groups, is within its interval in 95 ± 2% of
 tables. Thresholds and limits of sets fail their target in at most 5%. Prints one JSON object.

@@ -36,8 +36,8 @@ def compare(
     test_share: float = 0.5,
     **options: Any,
 ) -> pd.DataFrame:
-    """Fits every mechanism on the same half of the records with the same seeds, and scores it on
-    the other half.
+    """Fits every mechanism on the same training records with the same seeds, and scores it on
+    the others.
 
     Args:
         mechanisms: mechanism by row label.
@@ -54,9 +54,9 @@ def compare(
     Returns:
         One row per mechanism and target. `mean` and `spread` (standard deviation) of the score are
         over seeds. `difference` is to the first row, and `standard_error` is its error over 2,000
-        resamples of the test records that all rows share (paired bootstrap). `record_error` is the
-        error of the mean. `epsilon`, `epsilon_replaced` and `guarantee_kind` come from the claim
-        with the largest epsilon among the seeds.
+        resamples of the held-out records that all rows share (paired bootstrap). `record_error` is
+        the error of the mean. `epsilon`, `epsilon_replaced` and `guarantee_kind` come from the
+        claim with the largest epsilon among the seeds.
 
     Raises:
         MechanismError: no mechanism, or a setting that one of them refuses.

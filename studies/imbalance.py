@@ -125,7 +125,7 @@ def read_sets(folder: Path, names: Iterable[str]) -> dict[str, Table]:
 def split(
     table: Table, name: str, seed: int, *, minority: int | None = None
 ) -> tuple[Table, Table]:
-    """Returns training and test records (a fifth), split by label with the seed.
+    """Returns training and held-out records (a fifth), split by label with the seed.
 
     Args:
         minority: number of training records of label 1 to keep, the first in the split's random

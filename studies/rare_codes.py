@@ -115,7 +115,7 @@ def sampled(
 
 def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
     """Returns mean F1 over the codes in each bin of training records, for codes
-    that occur in the test half.
+    that occur in the held-out records.
     """
     found, none = np.unique(truth), cast(Any, 0)
     f1_by_code = f1_score(truth, said, labels=found, average=None, zero_division=none)

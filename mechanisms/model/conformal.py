@@ -8,8 +8,8 @@ set then contains the right code with probability at least `coverage`. A code wi
 has its own limit, computed only from its records, and the other codes share one (Mondrian; Vovk
 2012, section 4). The guarantee then holds for each such code and for the others together.
 
-This guarantee is on average over calibrations. Limits from the noisy table of a test half
-(`mechanisms.privacy.stated_accuracy`) have a different one: they meet their coverage with a
+This guarantee is on average over calibrations. Limits from the noisy table of held-out
+records (`mechanisms.privacy.stated_accuracy`) have a different one: they meet their coverage with a
 specified confidence over records and noise (a tolerance region; Vovk 2012, section 3), with one
 limit for all codes.
 """

@@ -7,10 +7,10 @@ Definitions follow Chew et al., section 3.3:
   macro F1    = (1/N) sum_c F1_c
   weighted F1 = sum_c (n_c / n) F1_c,   n_c the true instances of class c
 
-The N classes are those **with true instances in the test half**, as in the paper's table 3. A class
-that is only ever predicted has no recall. Its wrong predictions already lower the recall of the
-true classes. (scikit-learn's default averages over true and predicted classes together and gives
-lower values.) A class that is never predicted has F1 0.
+The N classes are those **with true instances in the held-out records**, as in the paper's table 3.
+A class that is only ever predicted has no recall. Its wrong predictions already lower the recall of
+the true classes. (scikit-learn's default averages over true and predicted classes together and
+gives lower values.) A class that is never predicted has F1 0.
 
 Labels and predictions are int64 [n] indices into one label space. Probabilities are float [n,
 classes].
@@ -38,7 +38,7 @@ class PerCode:
 
     Attributes:
         code: int64 [N].
-        size: int64 [N], true instances in the test half.
+        size: int64 [N], true instances in the held-out records.
         precision: float64 [N].
         recall: float64 [N].
         f1: float64 [N].
@@ -91,7 +91,7 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
         )
     if not len(labels):
         raise MechanismError(
-            "there are no test records to measure on. Hold some out", kind="no-test-records"
+            "there are no held-out records to measure on. Hold some out", kind="no-test-records"
         )
     code = np.unique(labels)
     from sklearn.metrics import precision_recall_fscore_support
@@ -137,8 +137,8 @@ class OfSupport:
 
 
 def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
-    """Metrics of the codes with true instances in the test half, by bin of training records per
-    code (`SUPPORT_BINS`).
+    """Metrics of the codes with true instances in the held-out records, by bin of training records
+    per code (`SUPPORT_BINS`).
 
     Bins are fixed, so that a figure describes a single code only if its bin contains no other.
 
@@ -193,7 +193,7 @@ class Ranked:
             )
         if not len(labels):
             raise MechanismError(
-                "there are no test records to measure on. Hold some out", kind="no-test-records"
+                "there are no held-out records to measure on. Hold some out", kind="no-test-records"
             )
         classes = probabilities.shape[1]
         of_true = np.take_along_axis(probabilities, labels[:, None], 1)

@@ -1,5 +1,5 @@
-"""Resamples test records (Efron's bootstrap) to estimate the standard error of F1, in addition to
-its variation over seeds.
+"""Resamples held-out records (Efron's bootstrap) to estimate the standard error of F1, in addition
+to its variation over seeds.
 
 Every classifier is scored on the same resamples. The standard deviation of a difference over them
 is its standard error, without the variation that the classifiers share on the same records (a
@@ -23,7 +23,7 @@ _CELLS = 1 << 22
 def resampled_f1(
     labels: np.ndarray, predicted: np.ndarray, *, resamples: int = RESAMPLES
 ) -> dict[str, np.ndarray]:
-    """Weighted and macro F1 (`metrics`) on resamples of n test records, drawn with replacement.
+    """Weighted and macro F1 (`metrics`) on resamples of n held-out records, drawn with replacement.
 
     The draws depend only on n, so that all classifiers of the same records are scored on the same
     resamples.

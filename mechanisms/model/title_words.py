@@ -28,7 +28,7 @@ are computed.
 """
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists contain `back`, `first`, `third` and `system`, which injury titles need. In
-# cross-validation on the training half of OSHA's reports they cost 0.009 of weighted and 0.03 of
+# cross-validation on the training records of OSHA's reports they cost 0.009 of weighted and 0.03 of
 # macro F1 at epsilon 5. Other languages have no stop list and use only the minimum word length.
 _ENGLISH = (
     "and are for from has into its nor not off onto other out per than that the their them then "

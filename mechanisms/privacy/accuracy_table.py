@@ -1,4 +1,4 @@
-"""Accuracy of a model, released as two noisy vectors of the half it was not trained on.
+"""Accuracy of a model, released as two noisy vectors of held-out records.
 
 Both are linear in the records, with integer coefficients, and get rounded Gaussian noise
 (`exact_normal`), so that the claim covers the released bits.
@@ -29,10 +29,10 @@ spread has a larger norm than all mass in one column. The parts of a vector are 
 so the squares of their norms add up.
 
 **Privacy: parallel composition.** Let a record's own data (a keyed hash of its id or content, or
-its date) determine whether it is in the training half S or the test half T, independently of all
-other records. Let the model M(S) be (e1, d1)-differentially private, and let the table N(T, M(S))
-be (e2, d2)-differentially private in T for every fixed model. Then the pair is (max e, max
-d)-differentially private for one record added or removed:
+its date) determine whether it is among the training records S or the held-out records T,
+independently of all other records. Let the model M(S) be (e1, d1)-differentially private, and let
+the table N(T, M(S)) be (e2, d2)-differentially private in T for every fixed model. Then the pair is
+(max e, max d)-differentially private for one record added or removed:
 
 * A record of S: T is unchanged, so the pair is post-processing of M(S).
 * A record of T: M(S) has the same distribution, and for each set E of pairs with sections E_m,
@@ -45,12 +45,12 @@ composition in differential privacy", for (epsilon, delta) and for mu-Gaussian p
 vectors of the table are adaptive Gaussian mechanisms on the same records, so their mu^2 add up
 (Dong, Roth and Su 2022, corollary 3.3).
 
-**Replacing one record** may move it from one half to the other. Then one half loses a record and
+**Replacing one record** may move it from one set to the other. Then one set loses a record and
 the other gains one, at a cost of sqrt(mu1^2 + mu2^2) if both are Gaussian. That is at most 2
-max(mu1, mu2), the cost of a replacement within a half, so the figure for replacement still holds.
+max(mu1, mu2), the cost of a replacement within a set, so the figure for replacement still holds.
 
-**Units of m records.** If all records of a unit are in one half, the argument holds with m times
-the sensitivity. If they can be in either half, with j of them in S, the cost is sqrt((j mu1)^2 +
+**Units of m records.** If all records of a unit are in one set, the argument holds with m times
+the sensitivity. If they can be in either set, with j of them in S, the cost is sqrt((j mu1)^2 +
 ((m - j) mu2)^2), which is convex in j and so at most m max(mu1, mu2). The maximum therefore holds
 for Gaussian training without a split by unit. For sampled records no such result is known.
 
@@ -107,7 +107,7 @@ _RIGHT, _GROUPS, _LIMITS, _TOTALS = 0.5, 0.6, 0.5, 0.4
 _AT_ONCE = 1 << 22
 """Number of scores that are processed at once."""
 
-TEMPERATURE, ACCURACY = "temperature of the test half", "accuracy of the test half"
+TEMPERATURE, ACCURACY = "temperature of the held-out records", "accuracy of the held-out records"
 
 
 @lru_cache
@@ -218,7 +218,7 @@ def events_of(mu: float) -> tuple[GaussianReleaseEvent, GaussianReleaseEvent]:
 
 
 def counts_scale_and_accuracy(evaluation: Sequence[GaussianReleaseEvent]) -> bool:
-    """Whether exactly the two vectors of a table were released from the test records."""
+    """Whether exactly the two vectors of a table were released from the held-out records."""
     return [part.what for part in evaluation] == [TEMPERATURE, ACCURACY]
 
 
@@ -268,7 +268,7 @@ def draw(
     events: Sequence[GaussianReleaseEvent],
     stream: SecretStream,
 ) -> AccuracyTable:
-    """Draws the table of a test half once.
+    """Draws the table of the held-out records once.
 
     Args:
         logits: float [n, codes] of the released model.

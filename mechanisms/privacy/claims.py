@@ -390,19 +390,20 @@ def _how_read(event: Event) -> tuple[str, str]:
 
 
 def _of_halves(event: Event) -> tuple[str, ...]:
-    """The conditions for taking the maximum over training and test records."""
+    """The conditions for taking the maximum over training and held-out records."""
     if not isinstance(event, ParallelEvent):
         return ()
     decides = "its unit" if event.split == "unit" else "itself"
     tables = (
-        "two noisy tables, one for the scale of the model's scores and one for its accuracy, whose "
-        "costs are added"
+        "one noisy table in two parts, for the scale of the model's scores and for its accuracy, "
+        "whose costs are added"
         if counts_scale_and_accuracy(event.evaluation)
         else "what the event says was counted of them with noise"
     )
     return (
-        "apart from the unprotected inputs, the test records enter the release only through "
-        f"{tables}: whether a record is a training or a test record follows from {decides} alone, "
+        "apart from the unprotected inputs, the held-out records enter the release only through "
+        f"{tables}: whether a record is a training or a held-out record follows from {decides} "
+        f"alone, "
         "so that it pays the larger of both parts (parallel composition)",
     )
 

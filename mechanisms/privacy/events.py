@@ -33,7 +33,7 @@ class Event(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def of_training(self) -> Event:
-        """The part that read the training half and produced the model."""
+        """The part that read the training records and produced the model."""
         return self
 
     @classmethod
@@ -195,14 +195,15 @@ class ComposedEvent(Event, frozen=True):
 
 
 Split = Literal["record", "unit", "coupled"]
-"""Whether a record's half is determined by its own data, its unit's data, or also other records."""
+"""Whether a record's set is determined by its own data, its unit's data, or also other records."""
 
 
 class ParallelEvent(Event, frozen=True):
-    """A model trained on the training half, and a noisy table of the test half at this model.
+    """A model trained on the training records, and a noisy table of the held-out records at this
+    model.
 
-    Each record is in one half, as determined by `split`, and the training used no record of the
-    test half.
+    Each record is in one of the two sets, as determined by `split`, and the training used no
+    held-out record.
     """
 
     mechanism: Literal["parallel"] = "parallel"

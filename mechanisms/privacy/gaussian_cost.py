@@ -91,7 +91,7 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
 def _parallel_cost(event: ParallelEvent, *, delta: float, records_per_unit: int) -> FormalCost:
     """The larger cost of the two parts, figure by figure.
 
-    A replaced record may also move from one half to the other. This costs as much as both parts
+    A replaced record may also move from one set to the other. This costs as much as both parts
     together for one record added or removed.
     """
     require_parallel(event, records_per_unit)
@@ -124,21 +124,22 @@ def require_parallel(event: ParallelEvent, records_per_unit: int) -> None:
     """Refuses splits for which taking the maximum is not known to be valid.
 
     Raises:
-        MechanismError: other records affect a record's half, or records of a unit are sampled in
-            both halves.
+        MechanismError: other records affect a record's set, or records of a unit are sampled in
+            both sets.
     """
     # guard: test_a_table_of_a_coupled_split_has_no_claim
     if event.split == "coupled":
         raise MechanismError(
-            "event `parallel`: one record decides about the halves of others, so the parts cannot "
-            "be composed in parallel. Sample per record, or leave the table out",
+            "event `parallel`: one record decides whether others are training or held-out "
+            "records, so the parts cannot be composed in parallel. Sample per record, or leave the "
+            "table out",
             kind="dependent-halves",
         )
     # guard: test_units_in_both_halves_of_sampled_training_have_no_claim
     if records_per_unit > 1 and event.split != "unit" and gaussian_rate(event.training) is None:
         raise MechanismError(
-            "event `parallel`: records of a unit are in both halves, and training samples them. "
-            "Split by unit, or leave the table out",
+            "event `parallel`: a unit has training and held-out records, and training samples "
+            "them. Split by unit, or leave the table out",
             kind="units-in-both-halves",
         )
 

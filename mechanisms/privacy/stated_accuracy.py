@@ -262,7 +262,7 @@ class StatedAccuracy:
 
     temperature: float
     records: float
-    """Number of records in the test half, with noise."""
+    """Number of held-out records, with noise."""
     right: Interval
     among_best: Interval
     """How often the right code is among the three best."""
@@ -284,7 +284,9 @@ def state(
     targets: Sequence[float],
     coverages: Sequence[float],
 ) -> StatedAccuracy | None:
-    """The accuracy computed from a table; None if the test half is too small for the noise."""
+    """The accuracy computed from a table; None if there are too few held-out records for the
+    noise.
+    """
     groups, bins, best = table.groups, len(SCORES), 2 * len(SCORES)
     counted = Counted.of(table.accuracy.astype(np.float64), groups, events[1].std ** 2)
     right, wrong = counted.query(0, bins), counted.query(bins, 2 * bins)

@@ -43,7 +43,7 @@ class ClearScore(ScoreShare):
 
 class HeldOutRecords(TypedDict):
     dated_from: str | None
-    """Day of the first record, if the halves are split by date."""
+    """Day of the first record, if the records are split by date."""
     unit: str
 
 
@@ -107,7 +107,8 @@ _LEAST, _WIDEST = 0.01, 0.5
 
 
 NO_GROUPS = (
-    "accuracy by group is not stated: the test half has too few records of each group for the noise"
+    "accuracy by group is not stated: there are too few held-out records of each group for the "
+    "noise"
 )
 
 

@@ -160,7 +160,7 @@ class IngestConfig(BaseModel):
         default=None,
         description=(
             "Train on records dated before this day and evaluate on the rest; test_share "
-            "is then ignored. Empty: the halves are random."
+            "is then ignored. Empty: the split is random."
         ),
     )
     sampling: Sampling = Field(

@@ -329,14 +329,15 @@ def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection
     for number, name in enumerate(SPLITS[:2]):
         if not (selection.split == number).any():
             day, side = config.train_before, "before" if name == "train" else "on or after"
+            kept = "training" if name == "train" else "held-out"
             by = (
                 f"none is dated {side} {day}. Change train_before"
                 if day
                 else "Change test_share or holdout_share"
             )
             raise OutOfRange(
-                f"{records.source.label}: no usable records for the {name} "
-                f"half{'; ' if day else '. '}{by}",
+                f"{records.source.label}: there are no usable {kept} "
+                f"records{'; ' if day else '. '}{by}",
                 kind="no-usable-records",
             )
     return selection

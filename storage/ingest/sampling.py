@@ -208,8 +208,7 @@ def _stratified(
     """Drops codes with fewer than `min_per_code` rows, uses at most `cap_per_code` of each code,
     and splits.
 
-    The split takes the holdout and the test share of each code, or puts late records in the test
-    half.
+    The split takes the holdout and the test share of each code, or holds out the late records.
     """
     counts = np.bincount(codes[rows], minlength=1)
     common = counts[codes[rows]] >= config.min_per_code
@@ -253,7 +252,7 @@ def _splits(
     """
     distinct, starts, counts = np.unique(codes, return_index=True, return_counts=True)
     tie_break = ranks[starts]
-    # Of two records one goes to each half, so the holdout takes neither.
+    # Of two records one goes to each set, so the holdout takes neither.
     holdout = apportion(
         counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break
     )

@@ -191,7 +191,7 @@ class Sensitivity(_Subject):
 class Scores(_Subject):
     """Scores of a training run on held-out records."""
 
-    LABEL: ClassVar[str] = "internal evaluation on the test half"
+    LABEL: ClassVar[str] = "internal evaluation on held-out records"
     kind: Literal["scores"] = "scores"
 
 

@@ -65,7 +65,9 @@ def require_one_model(candidate: Candidate) -> None:
 
 
 def export(context: Context, candidate: Candidate, place: Path) -> Path:
-    """Writes the predictions on both halves to a new folder that only its owner may read."""
+    """Writes the predictions on the training and the held-out records to a new folder that only
+    its owner may read.
+    """
     model = candidate.classifier(context, candidate.draw(context))
     logits: dict[str, NDArray[np.float32]] = {}
     labels: dict[str, NDArray[np.int64]] = {}

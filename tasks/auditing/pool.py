@@ -1,9 +1,9 @@
 """Stage: builds the pool of rows for which an audit tosses coins: all records, and canaries, which
 are records with a wrong code.
 
-The test half is the held-out share, which is never trained on. It is drawn at random at ingest,
-within each code, or consists of the records dated on or after `train_before`. In reruns a coin
-decides for each record of both halves. Records of the test half are trained on only in reruns,
+The held-out records are never trained on. They are drawn at random at ingest, within each code, or
+are the records dated on or after `train_before`. In reruns a coin
+decides for each record of both sets. Held-out records are trained on only in reruns,
 which are never released.
 """
 
@@ -35,7 +35,7 @@ NEVER = -1
 class Pool:
     """The model's inputs for n rows; labels and family are int64 [n].
 
-    The rows of the training half come first, then those of the test half, each in the order of its
+    The training records come first, then the held-out records, each in the order of its
     split.
     """
 

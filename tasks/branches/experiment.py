@@ -1,8 +1,8 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
 A training run is one experiment, a comparison is many, and an audit attacks one. Every mechanism
-has the same stages: plan the noise, fit, predict, and score on the test half. If a fit continues
-another fit (`Mechanism.continues`), the stages of the other fit come first.
+has the same stages: plan the noise, fit, predict, and score on the held-out records. If a fit
+continues another fit (`Mechanism.continues`), the stages of the other fit come first.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One branch at one seed, fitted and scored on the test half."""
+    """One branch at one seed, fitted and scored on the held-out records."""
 
     branch: Method
     seed: int

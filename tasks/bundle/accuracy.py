@@ -38,9 +38,9 @@ class ToldAccuracy:
     names: tuple[str, ...]
     """Names of the groups of codes."""
     dated_from: str | None
-    """First day of the test half, if the halves are split by date."""
+    """First day of the held-out records, if the records are split by date."""
     unit: str
-    """Whether each `record` or each `unit` is in one half only."""
+    """Whether each `record` or each `unit` is in one set only."""
 
     @staticmethod
     def of(

@@ -103,8 +103,8 @@ class Deployment:
             unstated=_UNSTATED,
             unit=row.claim.privacy_unit + (f" of at most {most} records" if most > 1 else ""),
             budget=(
-                "Accounts of records, which all releases of the same records are charged to, "
-                "never reset. "
+                "Releases that the ledger recognises as of the same records are charged to the "
+                "same accounts, which never reset. "
             )
             + ("; ".join(caps) or "Ask the agency for their caps."),
             slug=re.sub(r"[^a-z0-9]+", "-", row.plan.population.lower()).strip("-") or "release",

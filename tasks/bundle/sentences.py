@@ -23,7 +23,7 @@ COUPLED = (
 )
 """The unprotected input of every sampling except `per-record`."""
 AUDITED = (
-    "the figures of the audit, computed from the training records, the test records and the "
+    "the figures of the audit, computed from the training records, the held-out records and the "
     "released model or repeated training runs"
 )
 """The unprotected input of a statement that contains an audit."""
@@ -72,11 +72,11 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         lambda fields: fields["exact_arithmetic"] and fields["mechanism"].startswith("dp-sgd"),
     ),
     "stated": ("accuracy stated", lambda fields: fields.get("accuracy_stated", False)),
-    "two tables": (
+    "two parts": (
         "accuracy and scale stated",
         lambda fields: fields.get("accuracy_stated", False) and fields.get("scale_stated", False),
     ),
-    "other tables": (
+    "other counts": (
         "accuracy stated without the scale",
         lambda fields: (
             fields.get("accuracy_stated", False) and not fields.get("scale_stated", False)
@@ -178,8 +178,8 @@ EVERY = (
     ),
     tested(
         "Adding, removing or changing a record does not move any other in or out of training.",
-        "The record's own date decides, and a keyed hash of its id or content if a holdout is "
-        "kept (`storage/ingest/sampling.py`).",
+        "The record's own date decides, and a keyed hash of its id or content if "
+        "`holdout_share` sets records aside (`storage/ingest/sampling.py`).",
         "by date",
     ),
     tested(
@@ -192,8 +192,9 @@ EVERY = (
     tested(
         "Adding, removing or changing a record does not move a record of another unit in or out of "
         "training.",
-        "The record's own date decides, and a keyed hash if a holdout is kept. Which records of "
-        "a unit are used depends on that unit's records alone (`storage/ingest/sampling.py`).",
+        "The record's own date decides, and a keyed hash if `holdout_share` sets records "
+        "aside. Which records of a unit are used depends on that unit's records alone "
+        "(`storage/ingest/sampling.py`).",
         "by date with units",
     ),
     assumed(
@@ -204,47 +205,51 @@ EVERY = (
         "coupled",
     ),
     assumed(
-        "The test records are not protected. Only the items listed under “Not covered by ε” depend "
-        "on them: audit figures, an observed label set, undeclared cohort names.",
+        "The held-out records are not protected. Only the items listed under “Not covered by ε” "
+        "depend "
+        "on them: audit figures, an observed label set and undeclared cohort names, if there are "
+        "any.",
         "If their scores decided the method, they influenced the release.",
         "not stated",
     ),
     proved(
-        "Because each record is in one set only (tested), the test records are protected by the "
+        "Because no record is both (tested), the held-out records are protected by the "
         "same ε and δ as the training records.",
         "Parallel composition (McSherry 2009, theorem 4; Smith et al. 2022). The proof, for units "
         "of several records too, is in `mechanisms/privacy/accuracy_table.py`.",
         "stated",
     ),
     tested(
-        "Each record is in the training set or in the test set, never in both.",
+        "Each record is either a training record or a held-out record, never both.",
         "`storage/ingest/sampling.py`, `tests/storage/test_ingest_per_record.py`.",
         "stated",
     ),
     tested(
-        "Two noisy tables of the test records were computed: one for the scale of the model's "
-        "scores (part of its weights, if an accuracy is stated) and one for its accuracy. Their "
-        "costs are added.",
+        "One noisy table of the held-out records was computed. It has two parts, whose costs are "
+        "added: one for the scale of the model's scores (part of its weights, if an accuracy is "
+        "stated) and one for its accuracy.",
         "`mechanisms/privacy/accuracy_table.py`, `mechanisms/privacy/gaussian_cost.py`; "
         "`tests/mechanisms/privacy/test_accuracy_table.py`.",
-        "two tables",
+        "two parts",
     ),
     tested(
-        "Only the noisy counts that the event lists were computed from the test records. Their "
+        "Only the noisy counts that the event lists were computed from the held-out records. Their "
         "costs are added.",
         "`mechanisms/privacy/gaussian_cost.py`; `tests/mechanisms/privacy/test_accuracy_table.py`.",
-        "other tables",
+        "other counts",
     ),
     tested(
-        "The counts of the test records were drawn once, with the model, in integers with rounded "
+        "The counts of the held-out records were drawn once, with the model, in integers with "
+        "rounded "
         "noise.",
         "`tasks/releasing/drawing.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/mechanisms/privacy/test_accuracy_table.py`.",
         "stated",
     ),
     assumed(
-        "Apart from the noisy tables, only the items listed under “Not covered by ε” depend on the "
-        "test records: audit figures, an observed label set, undeclared cohort names.",
+        "Apart from the noisy table, only the items listed under “Not covered by ε” depend on the "
+        "held-out records: audit figures, an observed label set and undeclared cohort names, if "
+        "there are any.",
         "If their scores decided the method, they influenced the release.",
         "stated",
     ),
@@ -262,7 +267,8 @@ EVERY = (
     ),
     assumed(
         "Each person has one record.",
-        "A person with m records is protected at about m times this ε and a larger δ.",
+        "A person with m records is protected at m times this ε and m·e^((m − 1)ε) times this δ "
+        "(if a formal ε was stated).",
         "records",
     ),
     tested(
@@ -403,14 +409,14 @@ SECTIONS = (
             ),
             tested(
                 "The key of the noise came from the operating system's random generator and was "
-                "discarded.",
+                "deleted when training ended.",
                 "`mechanisms/privacy/noise.py`, `tests/mechanisms/privacy/test_noise.py`.",
             ),
             tested(
                 "No record changes a step by more than the clipping norm that scales the noise.",
                 (
-                    "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; "
-                    "sums are exact."
+                    "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off. "
+                    "Integer sums are exact; floating-point sums can round up."
                 ),
             ),
         ),

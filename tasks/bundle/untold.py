@@ -1,4 +1,4 @@
-"""Explains why a release reports no accuracy from its test half."""
+"""Explains why a release reports no accuracy on its held-out records."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from mechanisms.privacy.events import (
 from mechanisms.privacy.gaussian_cost import gaussian_rate
 
 Untold = Literal["no noise", "coupled", "sampled", "few"]
-"""Why the test half's accuracy is not reported."""
+"""Why the accuracy on held-out records is not reported."""
 REASONS: Mapping[Untold, str] = {
     "no noise": "the mechanism's guarantee is not one of Gaussian noise",
-    "coupled": "sampling by code lets one record move others between the halves. Set "
+    "coupled": "sampling by code lets one record move others between the training and the held-out "
+    "records. Set "
     "data.ingest.sampling to per-record",
     "sampled": "training samples its records, and budgets of such releases have no exact sum with "
     "a table. Set sampling_prob to 1",
-    "few": "the test half is too small for the noise",
+    "few": "there are too few held-out records for the noise",
 }
 
 
 REASONS_FOR_PARTNERS: Mapping[str, str] = {
     "no noise": "the guarantee of its mechanism is not one of Gaussian noise",
-    "coupled": "one record could move others between the halves",
+    "coupled": "one record could move others between the training and the held-out records",
     "sampled": "training read a random sample of the records at each step, next to which a table "
     "has no exact cost",
-    "few": "the test half was too small for the noise",
+    "few": "there were too few held-out records for the noise",
 }
 
 
 def untold_of(event: Event, *, sampling: str) -> Untold | None:
-    """Returns why a release's event has no table of the test half, or None if it has one.
+    """Returns why a release's event has no table of the held-out records, or None if it has one.
 
     Args:
         sampling: how the records were sampled, from the ingest's figures.
@@ -49,7 +50,7 @@ def untold_of(event: Event, *, sampling: str) -> Untold | None:
 
 
 def states_scale(event: Event) -> bool:
-    """Whether noisy counts of the test records also set the scale of the model's scores."""
+    """Whether noisy counts of the held-out records also set the scale of the model's scores."""
     return isinstance(event, ParallelEvent) and counts_scale_and_accuracy(event.evaluation)
 
 

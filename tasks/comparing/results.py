@@ -57,7 +57,9 @@ def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
 
 
 def table(summaries: Sequence[BranchSummary]) -> Table:
-    """Tabulates claims and scores. Each score has its error over seeds, then over test records."""
+    """Tabulates claims and scores. Each score has its error over seeds, then over held-out
+    records.
+    """
     head = [
         "branch",
         "claim",
@@ -127,7 +129,7 @@ def plot(summaries: Sequence[BranchSummary]) -> str:
             [point.epsilon for point in points], scores, yerr=errors, label=label, **style
         )
     axes.set_xlabel("ε (kinds of claim are not comparable)")
-    axes.set_ylabel("weighted F1, test records")
+    axes.set_ylabel("weighted F1, held-out records")
     axes.set_xlim(left=0)
     figure.legend(
         *axes.get_legend_handles_labels(),

@@ -1,4 +1,4 @@
-"""Summarises a comparison over seeds and resamples of the test records, and records
+"""Summarises a comparison over seeds and resamples of the held-out records, and records
 its claims in the ledger.
 """
 
@@ -23,7 +23,7 @@ SCORES = ("weighted_f1", "macro_f1")
 
 class Difference(BaseModel, frozen=True):
     """Difference of a branch's mean score from another branch's, with its standard errors over
-    seeds and, paired, over test records.
+    seeds and, paired, over held-out records.
     """
 
     gap: float
@@ -62,7 +62,7 @@ class BranchSummary(BaseModel, frozen=True):
     mean: dict[str, float]
     spread: dict[str, float]
     record_errors: dict[str, float]
-    """Standard errors over test records of the mean over seeds, by score."""
+    """Standard errors over held-out records of the mean over seeds, by score."""
     difference: dict[str, Difference]
     """Difference from the first branch of the table, by score; empty for the first branch."""
 

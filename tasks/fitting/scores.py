@@ -1,4 +1,6 @@
-"""Scores predictions on the test half. A change to the metrics recomputes this stage and no fit."""
+"""Scores predictions on the held-out records. A change to the metrics recomputes this stage and no
+fit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 def score(
     name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, predictions: ArtifactRef
 ) -> Step:
-    """Computes metrics on the test half. Aggregates are figures. F1 by code and on
+    """Computes metrics on the held-out records. Aggregates are figures. F1 by code and on
     resamples are private files.
     """
     return Step(
@@ -43,7 +45,7 @@ class CodeScore(TypedDict):
 
     code: str
     size: int
-    """Number of test records with the code."""
+    """Number of held-out records with the code."""
     f1: float
 
 
@@ -121,8 +123,8 @@ def codes_of(context: Context, measured: ArtifactRef) -> list[CodeScore]:
 
 
 def resampled_of(context: Context, measured: ArtifactRef) -> dict[str, np.ndarray]:
-    """Loads weighted and macro F1 of a scored branch on resamples of the test half, which are the
-    same for every branch.
+    """Loads weighted and macro F1 of a scored branch on resamples of the held-out records, which
+    are the same for every branch.
     """
     from mechanisms.model import checkpoint
 

@@ -17,6 +17,7 @@ from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import lower_text, upper_text
 from storage.artifacts import digest
+from storage.figures import epsilon_text
 from storage.ledger import Evaluated
 from storage.ledger.composition import EventJson
 from storage.ledger.models import Sample
@@ -141,7 +142,7 @@ class Measurement(Evidence):
         if self.verdict == NOT_CONTRADICTED:
             outcome = (
                 "not contradicted: the attack found no evidence against the claim, and could have "
-                f"detected an ε of at least {upper_text(self.epsilon_reach, 3)}"
+                f"detected an ε of at least {epsilon_text(self.epsilon_reach)}"
             )
         if self.verdict == INCONCLUSIVE:
             reach = describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)
@@ -157,8 +158,8 @@ class Measurement(Evidence):
 def describe_reach(reach: float, claimed: float | None) -> str:
     """Describes the most that an audit could have shown."""
     return (
-        f"perfect guesses could have shown at most ε {upper_text(reach, 3)}, too little for a "
-        f"claim of {upper_text(claimed or 0.0, 3)}"
+        f"perfect guesses could have shown at most ε {epsilon_text(reach)}, too little for a "
+        f"claim of {epsilon_text(claimed or 0.0)}"
     )
 
 
@@ -171,9 +172,9 @@ def describe_bound(
     if noise_at_most is None or epsilon_of_any is None:
         return f"at least ε {lower_text(epsilon)}"
     return (
-        f"noise of at most {upper_text(noise_at_most, 3)} times the stated; at least "
-        f"ε {lower_text(epsilon)} if the noise is Gaussian; at least "
-        f"ε {lower_text(epsilon_of_any)} of any (ε, δ)"
+        f"noise of at most {upper_text(noise_at_most, 3)} times the stated noise, which means at "
+        f"least ε {lower_text(epsilon)} for Gaussian noise, and at least ε "
+        f"{lower_text(epsilon_of_any)} whatever the noise is"
     )
 
 
@@ -183,9 +184,9 @@ def _claimed(epsilon: float | None, add_remove: float | None) -> str:
     suffix = (
         ""
         if add_remove in (None, epsilon)
-        else f" (ε {upper_text(add_remove or 0.0)} for one record more or less)"
+        else f" (ε {epsilon_text(add_remove or 0.0)} for one record more or less)"
     )
-    return f"ε {upper_text(epsilon)}{suffix}"
+    return f"ε {epsilon_text(epsilon)}{suffix}"
 
 
 def audits_of(measurements: Sequence[Evaluated], fitted: str) -> Sequence[Evaluated]:

@@ -38,7 +38,7 @@ from tasks.bundle.untold import Untold
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.ingest import ingest_figures
 from tasks.parameters import RetrainParameters
-from tasks.releasing import test_half
+from tasks.releasing import held_out_table
 from tasks.releasing.claims import (
     EXACT_ARITHMETIC,
     FLOATING_POINT,
@@ -109,7 +109,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     describes it in words.
     """
     untold: Untold | None = None
-    """Why no accuracy on the test half is reported to partners. None if a table of
+    """Why no accuracy on the held-out records is reported to partners. None if a table of
     it is released.
     """
 
@@ -342,7 +342,7 @@ def build_plan(
     ingest = store.recipe(candidate.dataset)["config"]["ingest"]
     recipe, folder = store.recipe(candidate.fitted), store.open(candidate.fitted)
     planned = fits.plan_of(folder)
-    event, untold = test_half.parallel_event(
+    event, untold = held_out_table.parallel_event(
         fits.event_of(folder),
         facts=facts,
         ingest=IngestConfig.model_validate(ingest),

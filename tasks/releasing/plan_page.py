@@ -242,14 +242,14 @@ def _accuracy_for_partners(page: PlanPage) -> str:
         else "the record alone decides whether it"
     )
     tables = (
-        "two noisy tables of the test records, one for the scale of the scores and one for the "
-        "accuracy"
+        "one noisy table of the held-out records, in two parts, for the scale of the scores and "
+        "for the accuracy"
         if states_scale(event)
-        else "noisy counts of the test records"
+        else "noisy counts of the held-out records"
     )
     return (
-        f"{tables}, drawn with the model, at no further cost: {decides} is a training or a test "
-        "record"
+        f"{tables}, drawn with the model, at no further cost: {decides} is a training or a "
+        "held-out record"
     )
 
 
@@ -463,7 +463,8 @@ def _autocoded(scores: Mapping[str, float], *, table: bool) -> Answer:
     """Answers how much can be coded without a person, from exact counts.
 
     Args:
-        table: whether a noisy table of the test half is planned, from which the bundle's thresholds
+        table: whether a noisy table of the held-out records is planned, from which the bundle's
+        thresholds
             come.
     """
     alone = {

@@ -9,6 +9,8 @@ from mechanisms.privacy.events import Claim, Event, ParallelEvent
 from storage.figures import delta_text, epsilon_text
 from tasks.pages.render import odds
 
+_NOTHING = "Nothing is promised: the model was trained without protection."
+
 
 def promise_of(claim: Claim, event: Event, *, listed: str = "below") -> tuple[str, ...]:
     """Returns who is protected, against what, how strongly, and what is not covered.
@@ -20,20 +22,36 @@ def promise_of(claim: Claim, event: Event, *, listed: str = "below") -> tuple[st
         return _formal(claim, of_test=isinstance(event, ParallelEvent), listed=listed)
     if claim.guarantee_kind == "asymptotic-local":
         return _estimated(claim)
-    return ("Nothing is promised: the model was trained without protection.",)
+    return (_NOTHING,)
 
 
-def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
+def strength_of(claim: Claim) -> str:
+    """Returns the one sentence of a promise that says how strong it is."""
+    if claim.guarantee_kind == "formal":
+        return _strength(claim)
+    if claim.guarantee_kind == "asymptotic-local":
+        return _estimated(claim)[0]
+    return _NOTHING
+
+
+def _strength(claim: Claim) -> str:
     assert claim.epsilon is not None
     unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
     change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
     excess = f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
-    records = "the training records and the test records" if of_test else "the training records"
+    return (
+        f"{change} changes the probability of anything that is released by at most a factor of "
+        f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}."
+    )
+
+
+def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
+    unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
+    records = "the training records and the held-out records" if of_test else "the training records"
     sentences = [
         f"Each {unit} among {records} is protected, "
         "whoever holds the released folder and whatever else they know.",
-        f"{change} changes the probability of anything that is released by at most a factor of "
-        f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}.",
+        _strength(claim),
     ]
     if not replaced and claim.epsilon_replaced is not None:
         sentences.append(
@@ -44,7 +62,7 @@ def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
     sentences.append(_whom(claim))
     number = len(claim.unprotected_inputs)
     listed_items = f" and the {number} items that are listed {listed}" if number else ""
-    test = "" if of_test else "the test records, "
+    test = "" if of_test else "the held-out records, "
     sentences.append(
         f"This does not cover {test}figures that are published elsewhere{listed_items}."
     )

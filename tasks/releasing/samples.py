@@ -10,8 +10,8 @@ import numpy as np
 
 from mechanisms.privacy.accuracy_table import AccuracyTable
 from mechanisms.privacy.events import ParallelEvent
+from tasks.releasing.held_out_table import Answers
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.test_half import Answers
 from tasks.running.stage import Context
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """The sample of a release: its parameters, and the table of the test half if
+    """The sample of a release: its parameters, and the table of the held-out records if
     one is released.
     """
 

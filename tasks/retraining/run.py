@@ -31,7 +31,7 @@ class RetrainResult:
     parameters: RetrainParameters
     planned: PlannedRelease
     scores: Mapping[str, Mapping[str, float | None]]
-    """Scores on the test half, by model."""
+    """Scores on the held-out records, by model."""
     running: Sequence[float] | None = None
     """Delta after each draw, if it was measured over draws."""
 

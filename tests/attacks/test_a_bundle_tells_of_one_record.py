@@ -22,8 +22,8 @@ from tasks.running.stage import Context
 
 DECLARES = """
 a bundle tells of one record only what its ε pays for
-| every byte of the bundles of two releases, made with and without one record of the training half,
-and of the test half: with the same draw all files are the same, with their own draws all but
+| every byte of the bundles of two releases, made with and without one training record,
+and one held-out record: with the same draw all files are the same, with their own draws all but
 weights and what follows from them
 | what is listed as unprotected, n among it; a sampling that couples records; the draw itself, which
 ε bounds

@@ -34,7 +34,7 @@ approval
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]
 REFUSED = "unprotected_inputs|this plan is out of date"
-TUNED = "hyperparameters found on the training half of public OSHA severe injury reports"
+TUNED = "hyperparameters found on training records of public OSHA severe injury reports"
 
 
 def look(

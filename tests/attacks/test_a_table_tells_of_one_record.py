@@ -1,6 +1,6 @@
 """Would win: a table of how often a model is right, from which someone learns whether one record of
-the test half was in it, beyond what its ε pays for; or a model that a record of the test half
-moved.
+the held-out records was in it, beyond what its ε pays for; or a model that a record of the held-out
+records moved.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from mechanisms.privacy.accuracy_table import AccuracyTable, draw, events_of
 from mechanisms.privacy.noise import SecretStream, new_key
 
 DECLARES = """
-a noisy table of the test half tells of one record only what its ε pays for
+a noisy table of the held-out records tells of one record only what its ε pays for
 | tables with and without the record that moves them most, told apart by their likelihood ratio (won
 where the noise is half of what is stated); model and table with and without a record of the
-training half (won if it is in both halves)
-| what else was computed from the test half, which is listed as unprotected
+training records (won if it is in both halves)
+| what else was computed from the held-out records, which is listed as unprotected
 """
 MU, DRAWS, RECORDS, CODES = 2.0, 250, 40, 4
 

@@ -65,7 +65,7 @@ def test_units_have_several_records(rows: list[dict[str, str]]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_tail_and_difficulty(tmp_path: Path, seed: int) -> None:
-    """Sampled as in the paper: Gini of the training half 0.6 as in its figure 2, and word counts
+    """Sampled as in the paper: Gini of the training records 0.6 as in its figure 2, and word counts
     reach 0.65 to 0.8. The band of weighted F1 is the promised 0.6 to 0.9 with a margin; it has a
     ceiling, since a set that everything solves shows nothing.
     """

@@ -247,7 +247,7 @@ def test_halves_by_date(tmp_path: Path, way: str) -> None:
     ):
         taken(tmp_path / "late", rows, **(options | {"train_before": "2016-04-01"}))
     with pytest.raises(
-        InputError, check=of_kind("no-usable-records", saying=("test half", "on or after"))
+        InputError, check=of_kind("no-usable-records", saying=("held-out records", "on or after"))
     ):
         taken(tmp_path / "early", rows, **(options | {"train_before": "2017-01-01"}))
 

@@ -133,7 +133,7 @@ def test_every_record_has_the_same_chance() -> None:
 def test_large_units_are_not_tested_more_often() -> None:
     """Records that survived among many of their unit fall to both halves alike. With one rank for
     unit cap and split, the survivors of large units would be early in their code. Over 2,000 seeds
-    of 20 such records the share in the test half has a standard error of 0.0025; the bound is four
+    of 20 such records the held-out share has a standard error of 0.0025; the bound is four
     of them, a false alarm of 6e-5. The wrong sampler gives 0.84.
     """
     codes = [0] * 220

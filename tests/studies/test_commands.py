@@ -78,7 +78,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_f1_by_bins_of_training_records() -> None:
-    """Two codes of the test half: one with 60 training records, always right; one
+    """Two codes of the held-out records: one with 60 training records, always right; one
     with two, never.
     """
     train = np.array(["a"] * 60 + ["b"] * 2)

@@ -160,8 +160,8 @@ def test_a_gap_counts_beyond_two_standard_errors() -> None:
 
 
 def test_a_rare_class_is_thinned_in_training_alone() -> None:
-    """Three of label 1 stay in training, and the test half is as it was. More than there are is
-    refused.
+    """Three of label 1 stay in training, and the held-out records are as they were. More than there
+    are is refused.
     """
     labels = (torch.arange(100) < 20).long()
     table = Table(torch.rand(100, 1).double(), labels, Columns((1,)))

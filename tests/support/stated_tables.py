@@ -1,4 +1,4 @@
-"""Noisy tables of invented test halves, whose population's figures are known."""
+"""Noisy tables of invented held-out records, whose population's figures are known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class Simulated:
 
 
 def simulated(epsilon: float, size: int, shape: str, *, trials: int, seed: int = 0) -> Simulated:
-    """Draws test halves of a population, and the noise of their tables."""
+    """Draws held-out records of a population, and the noise of their tables."""
     rng = np.random.default_rng([int(100 * epsilon), size, seed])
     population, layout = Population.of(shape), Layout(GROUPS)
     cells = np.concatenate([population.right.ravel(), population.wrong.ravel()])

@@ -1,4 +1,6 @@
-"""The noisy table of a test half: what one record adds, what it costs, and what is read from it."""
+"""The noisy table of the held-out records: what one record adds, what it costs, and what is read
+from it.
+"""
 
 import math
 

@@ -125,7 +125,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "classification": "",
         "thresholds": None,
         "accuracy": None,
-        "untold": "the test half is too small",
+        "untold": "there are too few held-out records",
         "language_code": None,
         "graphs": {},
         "sizes": {},

@@ -85,7 +85,7 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "Low-order bits", "the released bits"),
         ({"exact_arithmetic": True}, "the released bits", "Low-order bits"),
         ({}, "cover all of its steps together", "SWAG"),
-        ({}, "The test records are not protected", "noisy tables of the test records"),
+        ({}, "The held-out records are not protected", "noisy table of the held-out records"),
         ({"accuracy_stated": True}, "drawn once, with the model", "records are not protected"),
         ({"mechanism": "noisy-votes"}, "Training ran the event", "cover all of its steps together"),
         ({}, "(with n fixed)", "that differ in the values of one unit"),
@@ -137,8 +137,8 @@ def test_what_decides_about_a_record_is_told_by_the_split(
 def test_only_a_table_of_the_scale_is_called_the_second() -> None:
     """By what the event lists; what training ran is assumed only where no test checks it."""
     told = {"accuracy_stated": True}
-    assert "Two noisy tables" in texts(**told, scale_stated=True)
-    assert "Two noisy tables" not in texts(**told)
+    assert "One noisy table" in texts(**told, scale_stated=True)
+    assert "One noisy table" not in texts(**told)
     assert "noisy counts that the event lists" in texts(**told)
     assert "Training ran the event that is stated." not in texts()
 
@@ -173,7 +173,7 @@ def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
     page = page_of(chance_beyond_odds=4.84e-5)
     assert "trained with differential privacy: ε = 5, δ = 1e-5." in page
     assert "at most 149 times as high with the record as without it, plus δ" in page
-    assert "at most 149 to 1, in all but one in 20,661 releases" in page
+    assert "at most 149 to 1, in all but at most one in 20,661 releases" in page
     assert "its content is protected at ε = 11.5211 and the same δ (a factor of 101,000)" in page
     assert "not the probability that the limit is exceeded" in page
     assert "2.8 times as high" in page_of(epsilon="1.0")
@@ -192,7 +192,7 @@ def test_what_was_used_is_told_by_the_split() -> None:
     assert "but were counted, with noise, to measure its accuracy" in counted
     assert "The probability that the results are in that set" in counted
     assert "apart from what is listed under “Not covered by ε”" in counted
-    assert "This protects training and test records." in counted
+    assert "This protects training and held-out records." in counted
     scaled = page_of(train_before="2023-01-01", accuracy_stated=True, scale_stated=True)
     assert "with noise, to set the scale of its scores and to measure its accuracy." in scaled
     at_random = page_of(accuracy_stated=True, scale_stated=True)

@@ -222,7 +222,7 @@ def test_the_results_are_one_table_and_one_plot(compared: tuple[Context, list[ru
 
 
 def test_a_difference_needs_twice_both_errors() -> None:
-    """Over seeds and over test records."""
+    """Over seeds and over held-out records."""
     assert Difference(gap=0.021, of_seeds=0.01, of_records=0.01).conclusive
     assert not Difference(gap=0.021, of_seeds=0.011, of_records=0.0).conclusive
     assert not Difference(gap=-0.021, of_seeds=0.0, of_records=0.011).conclusive

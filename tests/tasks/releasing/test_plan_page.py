@@ -194,9 +194,9 @@ def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
 def test_an_officer_signs_that_both_halves_are_protected_where_accuracy_is_stated() -> None:
     event = ParallelEvent(training=DESCENT, evaluation=events_of(0.5), split="record")
     who, *_, left_out = promise_of(FORMAL, event)
-    assert "among the training records and the test records" in who
-    assert "test records" not in left_out
-    assert "the test records" in promise_of(FORMAL, DESCENT)[-1]
+    assert "among the training records and the held-out records" in who
+    assert "held-out records" not in left_out
+    assert "the held-out records" in promise_of(FORMAL, DESCENT)[-1]
 
 
 def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
@@ -549,7 +549,8 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
         ledger, ComparisonFit(branch="swag-ppm", seed=1), {"weighted_f1": 0.6, "macro_f1": 0.4}
     )
     told = answer(page(ledger, planned()), "accuracy")
-    assert "0.100 (14.3%) below the best model without privacy, 0.700" in told.text
+    below = "0.100 (14.3%) below the best model without privacy that was measured on these records"
+    assert f"{below}, 0.700" in told.text
     assert told.verdict == "investigate"
     elsewhere = planned(FORMAL, parameters_digest="q", data_fingerprint="g")
     fit = elsewhere.candidate.model_copy(update={"fitted": make_ref("e")})
@@ -557,7 +558,7 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
     assert (other.verdict, "has no scores" in other.text) == ("note", True)
     compared(ledger, "non-private", 0.8)
     assert (
-        "below the best model without privacy, 0.800"
+        "below the best model without privacy that was measured on these records, 0.800"
         in answer(page(ledger, planned()), "accuracy").text
     )
 

@@ -1,7 +1,7 @@
 """Decides whether a release also reports its model's accuracy, and draws the table for it.
 
-The table is a noisy count of the test half at the released model. Each record is in one half only,
-so the table costs nothing if each record pays the larger of both parts
+The table is a noisy count of the held-out records at the released model. Each record is in one set
+only, so the table costs nothing if each record pays the larger of both parts
 (`mechanisms.privacy.accuracy_table`). If this cannot be shown, there is no table.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
-    """Returns why no accuracy on the test half will be reported, as far as it is
+    """Returns why no accuracy on the held-out records will be reported, as far as it is
     known before any record is read.
     """
     if parameters.method.guarantee_kind != "formal":
@@ -40,8 +40,8 @@ def untold_by_settings(parameters: RetrainParameters) -> Untold | None:
 def parallel_event(
     training: Event, *, facts: IngestFigures, ingest: IngestConfig, codes: list[Code]
 ) -> tuple[Event, Untold | None]:
-    """Returns the event of a release on both halves, at the cost of the training alone. If no
-    accuracy on the test half is reported, returns the training's event and the reason.
+    """Returns the event of a release on both sets, at the cost of the training alone. If no
+    accuracy on the held-out records is reported, returns the training's event and the reason.
 
     Args:
         facts: figures of the records' ingest.
@@ -63,7 +63,7 @@ def parallel_event(
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's private scores of the test half, and the other inputs of the table."""
+    """A model's private scores of the held-out records, and the other inputs of the table."""
 
     logits: Tensor
     """float32 [n, codes]."""
