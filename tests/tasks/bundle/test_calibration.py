@@ -250,7 +250,7 @@ def test_scores_in_blocks_give_the_same_thresholds(monkeypatch: pytest.MonkeyPat
     whole = autocoded_shares(FeatureInputs(logits), labels)
     order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))
     shuffled = thresholds_for(
-        logits[order].clamp(-1e4, 1e4), labels[order], fitted_on="the test half"
+        logits[order].clamp(-1e4, 1e4), labels[order], fitted_on="coded-records"
     )
     assert whole["best_accuracy"] == shuffled["reached"]["accuracy"]
     assert [whole[f"coverage_at_{at}"] for at in (80, 90, 95)] == [
