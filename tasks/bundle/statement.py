@@ -18,6 +18,7 @@ from mechanisms.privacy.events import (
 )
 from storage.ledger import ReleaseRow, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
+from tasks.bundle.stated_fields import REPEATED
 from tasks.bundle.untold import states_scale, untold_of
 from tasks.pages.render import render
 
@@ -73,7 +74,7 @@ def repeated_fields(row: ReleaseRow) -> dict[str, Any]:
     entered.
     """
     public = row.as_json()
-    return {name: public[name] for name in _STATED}
+    return {name: public[name] for name in REPEATED}
 
 
 def _epsilon_replaced(row: ReleaseRow) -> float | None:
@@ -112,32 +113,6 @@ def claims_page() -> str:
     """Renders `docs/reference/statement-sentences.md` with all possible sentences."""
     return render("claims.md", sections=SECTIONS, every=EVERY)
 
-
-_STATED = (
-    "release_id",
-    "population",
-    "cohorts",
-    "mechanism",
-    "guarantee_kind",
-    "epsilon",
-    "delta",
-    "delta_text",
-    "sensitivity",
-    "epsilon_add_remove",
-    "draws",
-    "mc_failure_prob",
-    "neighbouring_relation",
-    "privacy_unit",
-    "max_records_per_unit",
-    "accountant",
-    "assumptions",
-    "unprotected_inputs",
-    "trust_model",
-    "randomness_source",
-    "floating_point_caveat",
-    "code_commit",
-)
-"""Fields of the row that a statement repeats."""
 
 DOES_NOT_MEAN = {
     "asymptotic-local": (

@@ -11,6 +11,7 @@ from storage.artifacts import digest, files_digest
 from storage.codelist import Code
 from storage.egress.public_lists import published_name, reviewed_encoder
 from storage.ledger.policy import RegistryStatement
+from tasks.bundle.stated_fields import SENTENCES, WRITTEN_BY_THE_PROGRAM
 
 if TYPE_CHECKING:
     from tasks.fitting.ingest import Classification
@@ -76,35 +77,6 @@ def own_texts(
     return tuple(map(_visible, texts))
 
 
-WRITTEN_BY_THE_PROGRAM = frozenset(
-    {
-        "accountant",
-        "accuracy_untold",
-        "audit",
-        "code_commit",
-        "delta",
-        "delta_text",
-        "documents",
-        "does_not_mean",
-        "epsilon",
-        "epsilon_add_remove",
-        "epsilon_replace_one",
-        "floating_point_caveat",
-        "guarantee_kind",
-        "mc_failure_prob",
-        "mechanism",
-        "neighbouring_relation",
-        "randomness_source",
-        "release_id",
-        "sampling",
-        "sensitivity",
-        "sentences",
-        "trust_model",
-    }
-)
-"""Fields of a statement with text from the program. The text of every other field is listed."""
-_SENTENCES = frozenset({"assumptions", "unprotected_inputs"})
-"""Fields with sentences from the program. Text that they quote, in backquotes, is listed."""
 _NARROW_FORMS = {
     "population": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}"),
     "privacy_unit": re.compile(r"record|unit \([A-Za-z0-9][A-Za-z0-9._-]{0,15}\)"),
@@ -116,12 +88,12 @@ def _texts_of_statement(statement: Mapping[str, object]) -> Iterator[str]:
         texts = (
             [] if field in WRITTEN_BY_THE_PROGRAM else [text for _, text in _leaves(value, field)]
         )
-        if field in _SENTENCES:
+        if field in SENTENCES:
             # guard: test_what_a_sentence_quotes_is_listed
             texts = [quoted for text in texts for quoted in text.split("`")[1::2]]
         narrow = _NARROW_FORMS.get(field, _NAME)
         # guard: test_what_is_handed_in_is_listed_whole
-        texts = [text for text in texts if field in _SENTENCES or not narrow.fullmatch(text)]
+        texts = [text for text in texts if field in SENTENCES or not narrow.fullmatch(text)]
         yield from (f"{field}: {text}" for text in texts)
 
 

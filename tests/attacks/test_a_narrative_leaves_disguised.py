@@ -36,7 +36,8 @@ from storage.ledger.content import anticipated
 from storage.ledger.policy import RegistryStatement
 from tasks.bundle import fill
 from tasks.bundle.deployment import Deployment
-from tasks.bundle.texts import WRITTEN_BY_THE_PROGRAM, own_texts
+from tasks.bundle.stated_fields import WRITTEN_BY_THE_PROGRAM
+from tasks.bundle.texts import own_texts
 from tasks.fitting.ingest import Classification
 from tasks.parameters import BundleParameters
 from tasks.releasing.claims import CHOSEN, COMPARED, SEARCHED, unprotected_inputs
