@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from in_process import CommandRunner, invoke
 from jobs import Job, environment, read_csv, write_csv
 from refusals import of_kind
 
+from flows.commands.code import ReviewOptions
 from storage.errors import InputError, StorageError
 from tasks.coding import job as coding_job
 
@@ -238,6 +240,20 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         status, error = told("code", *arguments)
         assert status == 2
         assert said in error, arguments
+
+
+def test_a_score_of_ones_own_counts_before_an_adopted_accuracy() -> None:
+    """An accuracy becomes the bundle's score for it; without any option, nothing needs review."""
+    coder: Any = SimpleNamespace(threshold_for={0.8: 0.7, 0.9: 0.95}.__getitem__)
+    adopted: Any = SimpleNamespace(adoption=SimpleNamespace(accuracy=0.9))
+    for options, start, score in (
+        (ReviewOptions(), None, None),
+        (ReviewOptions(), adopted, 0.95),
+        (ReviewOptions(accuracy=0.8), None, 0.7),
+        (ReviewOptions(accuracy=0.8), adopted, 0.7),
+        (ReviewOptions(threshold=0.2), adopted, 0.2),
+    ):
+        assert options.threshold_of(coder, start) == score
 
 
 def test_a_list_alone_codes_and_says_that_no_record_made_it(tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from jobs import Job
+
+from flows.commands import checks
+from storage import shared_store
+from storage.errors import StorageError
 
 
 def test_doctor_tells_what_is_here(finished: Job) -> None:
@@ -26,6 +31,23 @@ def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
     assert done.returncode == 1
     assert "does not answer" in done.stdout
     assert "prefect server start" in done.stdout
+
+
+def test_a_shared_storage_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is read once, since a store that can be opened need not answer."""
+    (tmp_path / "store").mkdir(mode=0o700)
+    monkeypatch.setenv(shared_store.VARIABLE, str(tmp_path / "store"))
+    assert checks._storage(tmp_path).ok
+
+    def refuse(*_: object) -> None:
+        raise StorageError("the store does not answer", kind="store-unreachable")
+
+    monkeypatch.setattr(shared_store.SharedStore, "manifest", refuse)
+    found = checks._storage(tmp_path)
+    assert not found.ok
+    assert found.remedy == "the store does not answer"
 
 
 def test_purge_lists_then_removes_and_the_ledger_has_it(finished: Job, tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_torch_is_asked_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) ->
     assert devices.kind_of("auto") == "cpu"
 
 
+def test_torch_is_not_imported_where_it_could_find_no_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(devices, "_is_possible", lambda: False)
+    assert not devices.has_cuda()
+    assert "torch" not in sys.modules
+
+
 def test_without_torch_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert not devices.has_cuda()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +18,20 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 from mechanisms.model.calibration import autocoded_shares, fit_temperature, thresholds_for
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.thresholds_file import FITTED_ON, Threshold, Thresholds, fitted_on
+from mechanisms.privacy.stated_accuracy import Interval, StatedAccuracy
+from mechanisms.thresholds_file import (
+    FITTED_ON,
+    Reached,
+    SetLimit,
+    Threshold,
+    Thresholds,
+    fitted_on,
+)
 from storage.codelist import Code
 from tasks.bundle.thresholds import (
     best_accuracy,
     read_thresholds,
+    thresholds_of,
     thresholds_on_generated,
     warnings,
 )
@@ -268,3 +278,27 @@ def test_thresholds_of_generated_narratives_are_the_demos_alone() -> None:
     (said,) = warnings(None)
     assert "has no thresholds" in said
     assert "autocoder adopt --data" in said
+
+
+def test_thresholds_of_a_noisy_table_are_those_that_it_states() -> None:
+    """Its scores are calibrated already, so the temperature of the file is 1."""
+    limit: SetLimit = {"coverage": 0.9, "limit": 0.2, "records": 812, "codes": {}}
+    reached = {"accuracy": 0.9, "threshold": 0.5, "coverage": 0.4, "accuracy_of_all": 0.7}
+    threshold = {"target_accuracy": 0.8, "threshold": 0.4, "coverage": 0.6, "accuracy": 0.85}
+    share = Interval(0.7, 0.6, 0.8)
+    stated = StatedAccuracy(
+        temperature=2.5,
+        records=812.4,
+        right=share,
+        among_best=share,
+        groups=(),
+        thresholds=(cast("Threshold", threshold),),
+        bins=(),
+        reached=cast("Reached", reached),
+        sets=(limit,),
+    )
+    content = thresholds_of(stated)
+    assert (content["temperature"], content["records"]) == (1.0, 812)
+    assert (content["thresholds"], content["reached"]) == ([threshold], reached)
+    assert content["sets"] == {"records": 812, "coverages": [limit]}
+    assert "sets" not in thresholds_of(replace(stated, sets=()))
