@@ -3,6 +3,7 @@ manually.
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from small_heads import KEY
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import FILE, KeyedState
-from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Update
+from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Optimised, Update
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
@@ -33,6 +34,11 @@ class Killed(BaseException):
 
 def momentum() -> Update:
     return Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.9)
+
+
+def adam() -> Update:
+    theta = torch.zeros(5, dtype=torch.float64)
+    return Optimised(theta, lambda parameter: torch.optim.Adam([parameter], lr=0.1))
 
 
 def descend(
@@ -79,15 +85,29 @@ def test_a_step_by_hand() -> None:
     torch.testing.assert_close(update.theta, wanted)
 
 
+def test_an_optimiser_of_torch_takes_the_same_steps() -> None:
+    by_hand = momentum()
+    theta = torch.zeros(5, dtype=torch.float64)
+    by_torch = Optimised(
+        theta, lambda parameter: torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    )
+    descend(by_hand)
+    descend(by_torch)
+    torch.testing.assert_close(by_torch.theta, by_hand.theta)
+
+
+@pytest.mark.parametrize("make", [momentum, adam])
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 5])
-def test_a_killed_descent_takes_no_saved_step_again(kill_at: int, tmp_path: Path) -> None:
+def test_a_killed_descent_takes_no_saved_step_again(
+    make: Callable[[], Update], kill_at: int, tmp_path: Path
+) -> None:
     """In either segment it ends bit for bit where the unbroken one does, from the step that was
     missing.
     """
-    unbroken, resumed = momentum(), momentum()
+    unbroken, resumed = make(), make()
     assert descend(unbroken) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(Killed):
-        descend(momentum(), tmp_path, kill_at=kill_at)
+        descend(make(), tmp_path, kill_at=kill_at)
     assert descend(resumed, tmp_path) == list(range(kill_at, 6))
     assert torch.equal(resumed.theta, unbroken.theta)
 
