@@ -1,7 +1,21 @@
 """Flows that the server's page offers. Each wraps the function behind a command; see
 deployments/prefect.yaml.
 
-A flow can also be called from Python, such as `formal({"data": "/data/injuries.csv", …})`.
+They can also be called from Python, with a form in place of the page:
+
+    from flows.deployed import formal
+    from flows.server.form import FormalForm
+
+    formal(
+        FormalForm(
+            source="/data/injuries.csv",
+            codelist="/data/codes.csv",
+            text_columns=["Narrative"],
+            label_column="Code",
+            population="injuries",
+            target_epsilon=5,
+        )
+    )
 """
 
 from pathlib import Path

@@ -6,7 +6,7 @@ them, and finally the program without dependencies, with a build backend that ha
 is installed separately before, from the index that a site chooses, and has no hash.
 
     python scripts/hashed_install.py train,minilm
-    python scripts/hashed_install.py --tool cyclonedx-bom /build/sbom    # beside the program
+    python scripts/hashed_install.py --tool cyclonedx-bom /build/sbom    # next to the program
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Returns the files of records, including the files in folders."""
+        """The files of records, including the files in folders."""
         return tuple(files_in([Path(file).expanduser() for file in self.source], "--data"))
 
     def of_label(self, column: str) -> DataParameters:
@@ -140,7 +140,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
     @property
     def complete_codelist(self) -> Path | None:
-        """Returns the code list if each of its codes is a class, observed or not."""
+        """The code list if each of its codes is a class, observed or not."""
         return self.codelist_path if self.ingest.label_space == "codelist" else None
 
 

@@ -245,7 +245,7 @@ class RunOptions:
 
     @property
     def profile_name(self) -> str:
-        """Returns the profile. It is required, because each profile makes a different claim."""
+        """The profile. It is required, because each profile makes a different claim."""
         if self.profile is None:
             raise Missing(
                 "--profile: missing. Choose formal (a proven epsilon, the one to "

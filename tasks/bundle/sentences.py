@@ -116,7 +116,7 @@ class Sentence:
 
     @property
     def condition(self) -> str:
-        """Returns the condition in words, or an empty text."""
+        """The condition in words, or an empty text."""
         return _CONDITIONS[self.when][0] if self.when else ""
 
     def holds(self, statement: Mapping[str, Any]) -> bool:

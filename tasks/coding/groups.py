@@ -36,7 +36,7 @@ class Groups:
 
     @property
     def key(self) -> str:
-        """Returns a digest of the levels, because the answers depend on them."""
+        """A digest of the levels, because the answers depend on them."""
         return digest({code: list(levels) for code, levels in self.above.items()})
 
     def most_detailed(

@@ -61,7 +61,7 @@ class CodingJob:
 
     @property
     def mark(self) -> Path:
-        """Returns the file that marks the output as this job's until cleanup is complete."""
+        """The file that marks the output as this job's until cleanup is complete."""
         return self.out.with_name(f".{self.out.name}.coded")
 
     def parts(self, bundles: Bundles) -> Path:

@@ -67,7 +67,7 @@ class ExpectedCharge:
 
     @property
     def budget(self) -> list[str]:
-        """Returns the balances as lines. Accounts with equal balances share a line."""
+        """The balances as lines. Accounts with equal balances share a line."""
         states: dict[tuple[str, str], list[str]] = {}
         for line in self.accounts:
             states.setdefault(

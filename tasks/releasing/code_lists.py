@@ -48,7 +48,7 @@ class CodeListVerdict:
 
     @property
     def warning(self) -> str | None:
-        """Returns a warning if something has to be done, else None."""
+        """A warning if something has to be done, else None."""
         if self.verdict != "to be signed":
             return None
         return f"code list: {self.description}"

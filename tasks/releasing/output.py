@@ -76,7 +76,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def texts_digest(self) -> str:
-        """Returns the first 16 digits of a digest of the texts, which confirms that
+        """The first 16 digits of a digest of the texts, which confirms that
         someone read them.
         """
         return digest(list(self.texts))[:16]

@@ -144,7 +144,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 of everything that an approval covers, in canonical
+        """The SHA-256 of everything that an approval covers, in canonical
         form (RFC 8785).
         """
         return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))

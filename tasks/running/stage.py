@@ -88,7 +88,7 @@ class Work:
 
     @property
     def scratch(self) -> Path:
-        """Returns the folder for checkpoints, which survives a kill and is removed when the stage
+        """The folder for checkpoints, which survives a kill and is removed when the stage
         ends.
         """
         return self.stage.work
