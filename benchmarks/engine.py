@@ -3,6 +3,7 @@
 same run.
 
     python benchmarks/engine.py [--records 4000] [--processes 2] [--parts encode code lora]
+    python benchmarks/engine.py --table --records 20000 [--tiny-encoder]
 
 Claims: a part has at most 50 ms of overhead. Two processes with one thread each encode and code at
 least 1.7 times as fast as one process with one thread, with identical bytes, and two ranks with one
@@ -10,6 +11,9 @@ thread each run the steps of DP-SGD on LoRA adapters at least 1.7 times as fast 
 features from titles, which are computed once per code list, are left out. The times of encoding and
 coding include loading models and starting processes; steps are timed from the first one on. Needs
 as many idle cores as processes. Prints one JSON object.
+
+`--table` prints a Markdown table instead: seconds of each stage from the records to their codes, by
+one process and by several of one thread each, and the ratio. It runs the commands of `scale.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import scale
 import torch
 import workload
 
@@ -53,6 +58,45 @@ Measured = tuple[float, object]
 """Seconds, and a result that must be equal."""
 
 
+STAGES = {
+    "ingest": ("read",),
+    "encode": ("encode",),
+    "fit": ("plan", "train"),
+    "evaluate": ("predict", "score"),
+}
+"""Rows of the table, with the stages of `train` that each is made of."""
+
+
+def table(records: int, folder: Path, processes: int, *, tiny: bool) -> str:
+    """Returns the table of one process against several."""
+    settings = []
+    if tiny:
+        encoder = workload.tiny_encoder(folder / "tiny-encoder")
+        settings = [setting.format(encoder) for setting in scale.TINY]
+    alone, together = (
+        _seconds(scale.measure(records, folder, settings, processes=number))
+        for number in (1, processes)
+    )
+    lines = [
+        f"| {records:,} records | one process | {processes} processes | times as fast |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, seconds in alone.items():
+        ratio = f"{seconds / together[name]:.2f}" if together[name] else "–"
+        lines.append(f"| {name} | {seconds:,.1f} s | {together[name]:,.1f} s | {ratio} |")
+    return "\n".join(lines)
+
+
+def _seconds(result: dict[str, Any]) -> dict[str, float]:
+    runs = {run["command"]: run for run in result["runs"]}
+    stages = runs["retrain"]["stages"]
+    seconds = {
+        row: sum(stage["seconds"] or 0.0 for stage in stages if stage["stage"] in names)
+        for row, names in STAGES.items()
+    }
+    return seconds | {"code": runs["code"]["seconds"]}
+
+
 def nothing(part: str) -> str:
     """Computes nothing."""
     return part
@@ -72,6 +116,12 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=("encode", "code", "lora"), default=("encode", "code", "lora")
     )
+    parser.add_argument(
+        "--table", action="store_true", help="print a table of all stages, and nothing else"
+    )
+    parser.add_argument(
+        "--tiny-encoder", action="store_true", help="with --table: one of ten thousand parameters"
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     several = options.processes
@@ -81,6 +131,9 @@ def main() -> None:
         "MKL_NUM_THREADS": "1",
     }  # for onnxruntime and for further processes
     with tempfile.TemporaryDirectory() as folder:
+        if options.table:
+            print(table(options.records, Path(folder), several, tiny=options.tiny_encoder))
+            return
         written = write_demo_data(Path(folder) / "data", records=options.records, seed=1)
         chosen = profiles.parameters(
             "demo-formal",

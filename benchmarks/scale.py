@@ -6,8 +6,8 @@ peak memory by stage, and disk usage.
     # the table of docs/how-to/scale-out.md
     python benchmarks/scale.py --table scale-10000.json scale-100000.json
 
-Half of the records are for training, and the others are scored. With `--set model.encoder=FOLDER`
-for a tiny encoder, everything except the encoder is measured. Peak memory is the kernel's
+Half of the records are for training, and the others are scored. With `--tiny-encoder`, which has
+ten thousand parameters, everything except the encoder is measured. Peak memory is the kernel's
 high-water mark of the process, which is reset after each stage and includes memory-mapped files.
 The commands print progress with the remaining time. An interrupted run continues in its folder;
 stages that were already finished are marked and have no seconds.
@@ -113,9 +113,22 @@ def peak_since_last(pid: int) -> int | None:
     return None if mark is None else round(int(mark[1]) / 1024)
 
 
-def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Runs the three commands on this number of narratives."""
-    data, home = folder / "data", folder / "home"
+TINY = ("model.encoder={}", "model.max_length=32")
+"""Settings of a run with the tiny encoder in a folder."""
+
+
+def measure(
+    records: int, folder: Path, settings: Sequence[str], *, processes: int = 1
+) -> dict[str, Any]:
+    """Runs the three commands on this number of narratives.
+
+    Args:
+        processes: number of processes of the engine. Each number has its own workspace beside the
+            same data.
+    """
+    several = ("--engine", str(processes)) if processes > 1 else ()
+    data = folder / "data"
+    home = folder / (f"home-{processes}" if several else "home")
     table, codes = data / "injuries.csv", data / "codelist.csv"
     runs: list[dict[str, Any]] = []
     if not table.is_file():
@@ -133,15 +146,16 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
         "demo-formal",
         *names,
         *options,
+        *several,
         "--release",
         "--json",
         home=home,
     )
     bundle = json.loads(retrain["answer"])["release"]["bundle"]
-    out = folder / "coded.csv"
+    out = home / "coded.csv"
     out.unlink(missing_ok=True)
     source = ("--data", str(table), "--text", "Final Narrative", "--out", str(out))
-    runs += [retrain, command("code", "code", "--bundle", bundle, *source, home=home)]
+    runs += [retrain, command("code", "code", "--bundle", bundle, *source, *several, home=home)]
     for run in runs:
         run.pop("answer")
     sizes = {"table": round(table.stat().st_size / (1 << 20), 2)} | disk_mib(home)
@@ -212,6 +226,9 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], dest="settings", help="setting of the training run"
     )
+    parser.add_argument(
+        "--tiny-encoder", action="store_true", help="encode with one of ten thousand parameters"
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument(
         "--table",
@@ -223,7 +240,13 @@ def main() -> None:
     if options.table:
         print(table(options.table))
         return
-    result = measure(options.records, options.folder / str(options.records), options.settings)
+    settings = list(options.settings)
+    if options.tiny_encoder:
+        from workload import tiny_encoder  # imports torch
+
+        folder = tiny_encoder(options.folder.resolve() / "tiny-encoder")
+        settings += [setting.format(folder) for setting in TINY]
+    result = measure(options.records, options.folder / str(options.records), settings)
     peaks = [run["peak_mib"] for run in result["runs"]]
     result |= {
         "peak_mib": max(peaks),

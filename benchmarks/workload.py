@@ -18,6 +18,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.posterior import swag
+from storage.demo_data import narratives as invented
 
 LABELS = 100
 
@@ -56,6 +57,41 @@ def narratives(n: int, *, vocabulary: int) -> TokenInputs:
     )
     ids = [torch.randint(5, vocabulary, (int(k),), generator=g).tolist() for k in lengths]
     return TokenInputs.from_lists(ids, pad_id=0)
+
+
+def tiny_encoder(folder: Path) -> Path:
+    """Writes an encoder of BERT's layout with about ten thousand random parameters and a tokenizer
+    of 64 tokens, to measure everything but the encoder. Does nothing if it is there.
+    """
+    if (folder / "model.safetensors").is_file():
+        return folder
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    pieces = BertWordPieceTokenizer()
+    pieces.train_from_iterator(
+        invented(_OF_VOCABULARY, seed=0), vocab_size=200, show_progress=False
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces.save_model(str(folder))
+    tokenizer = BertTokenizer.from_pretrained(str(folder), model_max_length=64)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+_OF_VOCABULARY = 200
+"""Number of narratives from which the tokenizer of the tiny encoder takes its words."""
 
 
 def linear_head(width: int, classes: int) -> Classifier:
