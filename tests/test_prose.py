@@ -38,5 +38,5 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# Other\n")
     page.write_text("[here](other.md#top), [there](gone.md), [outside](https://example.org/x)\n")
     assert [fault.split("link to ")[1] for fault in check_prose.broken_links(page)] == [
-        "gone.md leads nowhere."
+        "gone.md is broken."
     ]
