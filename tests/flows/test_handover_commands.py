@@ -57,7 +57,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     assert run("verify", folder, "--key", key, "--no-golden")[0] == 0
     code, _, err = run("verify", folder, "--key", key)
     assert code == 1
-    assert "golden.jsonl: narrative 1: the model gives another answer" in err
+    assert "golden.jsonl: narrative 1: the model gives a different answer" in err
 
 
 def far_ids(tokenizer: dict[str, Any]) -> dict[str, Any]:
