@@ -38,7 +38,7 @@ class Mutation(BaseModel, extra="forbid", frozen=True):
         """Returns the source as it would be without the guard.
 
         Raises:
-            ValueError: the guard does not be in it once.
+            ValueError: the guard is not in it exactly once.
         """
         if self.before is not None:
             if source.count(self.before) != 1:
@@ -105,6 +105,21 @@ def test_guard_and_attack_are_there(mutation: Mutation) -> None:
     file, _, name = mutation.test.partition("::")
     content = (Path(__file__).parent / file).read_text(encoding="utf-8")
     assert f"def {name.partition('[')[0]}(" in content or not name
+
+
+def test_no_mutant_reads_a_name_that_does_not_exist(tmp_path: Path) -> None:
+    """Such a mutant fails with a NameError whatever its attack is, so its test would prove
+    nothing.
+    """
+    for number, mutation in enumerate(MUTATIONS):
+        if mutation.file.endswith(".py"):
+            source = (ROOT / mutation.file).read_text(encoding="utf-8")
+            name = f"{number}_{Path(mutation.file).name}"
+            (tmp_path / name).write_text(mutation.without_guard(source), encoding="utf-8")
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [str(ruff), "check", "--isolated", "--select", "F821", "--output-format", "concise"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_marker_has_a_mutation() -> None:
