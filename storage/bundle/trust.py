@@ -186,7 +186,7 @@ class Trust:
         return newest
 
     def _follow(self, pinned: Root, roots: Sequence[Root]) -> Root:
-        # guard: test_roots_that_were_forged (the pinned root is continued)
+        # guard: test_a_chain_that_a_thief_began
         if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
             raise UnsoundBundle(
                 NAME,

@@ -304,6 +304,22 @@ def test_roots_that_were_forged(agency: Agency, forge: Callable[[Agency], Any]) 
     assert check(agency.bundle, trust)
 
 
+def test_a_chain_that_a_thief_began(agency: Agency) -> None:
+    """Is complete and signed, but by its own keys: a partner who never saw the agency's roots does
+    not believe it, so it cannot hide a revocation.
+    """
+    record_revocation(agency.ledger, agency.bundle.name, reason="an error", requester="r")
+    assert agency.root("anna", "ben") == 0
+    thief = agency.key("thief")
+    own = with_next_root(
+        (Root.first(thief.public_key()),), release_keys=agency.public("first"), days=900
+    )
+    write_roots(agency.file, sign_newest(own, thief))
+    assert incomplete(read_roots(agency.file)) == 0
+    with pytest.raises(UnsoundBundle, check=of_kind("roots-do-not-continue")):
+        check(agency.bundle, agency.partner("a new one"))
+
+
 def test_a_fork_by_the_first_key_after_it_was_replaced(agency: Agency) -> None:
     """A partner who knows the second root takes no other second root, though the first key signed
     it.
