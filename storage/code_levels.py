@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from storage.codelist import Code, titles_above
@@ -10,10 +10,16 @@ from storage.codelist import Code, titles_above
 
 def describe(codes: Sequence[Code]) -> list[str]:
     """Each code's title and description as one text; empty if the list has neither."""
-    return [
-        ". ".join(dict.fromkeys(part for part in (code.title, code.description) if part))
-        for code in codes
-    ]
+    texts: list[str] = []
+    for code in codes:
+        parts = filter(None, (code.title, code.description))
+        texts.append(_sentences(parts))
+    return texts
+
+
+def _sentences(parts: Iterable[str]) -> str:
+    """The different parts as one text."""
+    return ". ".join(dict.fromkeys(parts))
 
 
 def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
@@ -23,12 +29,11 @@ def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
     """
     sentences: list[str] = []
     for code in codes:
-        first, *_ = code.title.split() or [""]
-        title = (
-            code.title
-            if len(first) > 1 and first.isupper()
-            else code.title[:1].lower() + code.title[1:]
-        )
+        title = code.title
+        first, *_ = title.split() or [""]
+        is_acronym = len(first) > 1 and first.isupper()
+        if not is_acronym:
+            title = title[:1].lower() + title[1:]
         sentences.append(sentence.replace("{}", title) if title else "")
     return sentences
 
@@ -40,30 +45,30 @@ def describe_with_levels(codes: Sequence[Code]) -> list[str]:
     11, under 1). A title that two levels share appears once. The text is empty if the list has no
     words for the code itself.
     """
-    in_order = zip(describe(codes), _levels(codes), strict=True)
-    return [
-        ". ".join(dict.fromkeys([words, *levels])) if words else "" for words, levels in in_order
-    ]
+    texts: list[str] = []
+    for words, levels in zip(describe(codes), _levels(codes), strict=True):
+        texts.append(_sentences([words, *levels]) if words else "")
+    return texts
 
 
 def restrict(codes: Sequence[Code], names: Collection[str]) -> tuple[Code, ...]:
     """Restricts a list to these codes, in its order. Each code includes the titles of the levels
     above it.
     """
-    levels = zip(codes, _levels(codes), strict=True)
-    return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in names)
+    restricted: list[Code] = []
+    for code, above in zip(codes, _levels(codes), strict=True):
+        if code.code in names:
+            restricted.append(replace(code, above=tuple(above)))
+    return tuple(restricted)
 
 
 def _levels(codes: Sequence[Code]) -> list[list[str]]:
     titles = {code.code: code.title for code in codes}
-    return [
-        [
-            title
-            for title in code.above or titles_above(code.code, titles)
-            if title and title != code.title
-        ]
-        for code in codes
-    ]
+    levels: list[list[str]] = []
+    for code in codes:
+        above = code.above or titles_above(code.code, titles)
+        levels.append([title for title in above if title and title != code.title])
+    return levels
 
 
 MOST_GROUPS = 64
@@ -77,11 +82,16 @@ def groups(codes: Sequence[Code]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     one group of all codes. A name consists of code and title.
     """
     titles = {code.code: code.title for code in codes}
-    chains = [[*_levels_above(code, titles), f"{code.code} {code.title}".strip()] for code in codes]
-    for depth in range(max(len(chain) for chain in chains)):
+    most = min(MOST_GROUPS, len(codes) - 1)
+    chains: list[list[str]] = []
+    for code in codes:
+        name = f"{code.code} {code.title}".strip()
+        chains.append([*_levels_above(code, titles), name])
+    for depth in range(max(map(len, chains))):
         names = [chain[min(depth, len(chain) - 1)] for chain in chains]
         distinct = tuple(dict.fromkeys(names))
-        if len(distinct) ** 2 >= len(codes) and len(distinct) <= min(MOST_GROUPS, len(codes) - 1):
+        is_enough = len(distinct) ** 2 >= len(codes)
+        if is_enough and len(distinct) <= most:
             places = {name: number for number, name in enumerate(distinct)}
             return distinct, tuple(places[name] for name in names)
     return ("all codes",), (0,) * len(codes)

@@ -32,7 +32,9 @@ def noise_at_most(*, right: int, coins: int, event: Event, alpha: float) -> floa
     """
 
     def refuted(factor: float) -> bool:
-        return float(binom.sf(right - 1, coins, chance_right(event, factor=factor))) <= alpha
+        chance = chance_right(event, factor=factor)
+        p_value = float(binom.sf(right - 1, coins, chance))
+        return p_value <= alpha
 
     return least_noise(refuted)
 
@@ -45,7 +47,8 @@ def chance_right(event: Event, *, factor: float = 1.0) -> float:
     if rate is not None:
         return float(ndtr(rate / factor / 2))
     profile = gaussian_cost.profile(noise_scaled(event, factor))
-    return (1 + min(delta for epsilon, delta in profile if epsilon == 0)) / 2
+    total_variation = min(delta for epsilon, delta in profile if epsilon == 0)
+    return (1 + total_variation) / 2
 
 
 def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
@@ -55,7 +58,8 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
     rate = gaussian_cost.gaussian_rate(event)
     if rate is not None:
         return gaussian_cost.epsilon_of_rate(rate / factor, delta)
-    return gaussian_cost.coarse_epsilon(noise_scaled(event, factor), delta, records_per_unit=1)
+    scaled = noise_scaled(event, factor)
+    return gaussian_cost.coarse_epsilon(scaled, delta, records_per_unit=1)
 
 
 def least_noise(refuted: Callable[[float], bool]) -> float:
@@ -67,11 +71,17 @@ def least_noise(refuted: Callable[[float], bool]) -> float:
     """
     # Search from above: the accountant of a sampled event is slow at low noise, which is seldom
     # needed.
-    accepted = next((scale for scale in _SCALES if not refuted(scale)), 0.0)
-    if accepted in (0.0, _SCALES[0]):
-        return _SCALES[-1] if accepted == 0.0 else math.inf
-    low, high = math.log(accepted), math.log(accepted * math.sqrt(2))
+    accepted = next((scale for scale in _SCALES if not refuted(scale)), None)
+    if accepted is None:
+        return _SCALES[-1]
+    if accepted == _SCALES[0]:
+        return math.inf
+    low = math.log(accepted)
+    high = math.log(accepted * math.sqrt(2))
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
+        if refuted(math.exp(middle)):
+            high = middle
+        else:
+            low = middle
     return math.exp(high)

@@ -40,21 +40,25 @@ def resampled_f1(
     true = _indicators(labels, np.ones(n, dtype=bool), codes)
     chosen = _indicators(predicted, np.isin(predicted, codes), codes)
     right = _indicators(labels, labels == predicted, codes)
-    random, rows = np.random.default_rng(0), max(1, _CELLS // n)
+    random = np.random.default_rng(0)
+    rows = max(1, _CELLS // n)
     blocks: list[np.ndarray] = []
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
-        places = random.integers(n, size=(size, n)) + np.arange(size)[:, None] * n
-        counts = np.bincount(places.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
-        occurs, assigned, both = (
-            indicator.T @ counts.T for indicator in (true, chosen, right)
-        )  # [codes, size]
+        picks = random.integers(n, size=(size, n))
+        first_cells = np.arange(size)[:, None] * n
+        cells = (picks + first_cells).ravel()
+        counted = np.bincount(cells, minlength=size * n)
+        counts = counted.reshape(size, n).astype(np.float64)
+        # each [codes, size]
+        occurs = true.T @ counts.T
+        assigned = chosen.T @ counts.T
+        both = right.T @ counts.T
         f1 = 2 * both / np.maximum(occurs + assigned, 1)
-        blocks.append(
-            np.array(
-                [(occurs * f1).sum(0) / n, np.where(occurs > 0, f1, 0).sum(0) / (occurs > 0).sum(0)]
-            )
-        )
+        weighted_f1 = (occurs * f1).sum(0) / n
+        has_records = occurs > 0
+        macro_f1 = np.where(has_records, f1, 0).sum(0) / has_records.sum(0)
+        blocks.append(np.array([weighted_f1, macro_f1]))
     weighted, macro = np.concatenate(blocks, axis=1)
     return {"weighted_f1": weighted, "macro_f1": macro}
 
@@ -63,5 +67,6 @@ def _indicators(of: np.ndarray, rows: np.ndarray, codes: np.ndarray) -> sparse.c
     from scipy import sparse  # takes as long as a dry run's own work
 
     (places,) = np.nonzero(rows)
-    cells = (np.ones(len(places)), (places, np.searchsorted(codes, of[places])))
-    return sparse.csr_matrix(cells, shape=(len(of), len(codes)))
+    columns = np.searchsorted(codes, of[places])
+    ones = np.ones(len(places))
+    return sparse.csr_matrix((ones, (places, columns)), shape=(len(of), len(codes)))

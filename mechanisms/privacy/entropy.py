@@ -34,7 +34,9 @@ def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
     for start in range(0, flat.numel(), _BLOCK):
         piece = flat[start : start + _BLOCK]
         pairs = (piece.numel() + 1) // 2
-        piece.copy_(torch.cat(_box_muller(bits(16 * pairs), device=out.device))[: piece.numel()])
+        first, second = _box_muller(bits(16 * pairs), device=out.device)
+        normals = torch.cat([first, second])
+        piece.copy_(normals[: piece.numel()])
     return out
 
 
@@ -44,12 +46,16 @@ def _box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tenso
     # 1e-17 under the true normal)
     uniform = uniforms(bits, device=device)
     pairs = len(uniform) // 2
-    radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_()
+    above_zero = 1 - uniform[:pairs]
+    radius = above_zero.log_().mul_(-2).sqrt_()
     angle = uniform[pairs:].mul_(2 * math.pi)
-    return radius * angle.cos(), radius.mul_(angle.sin_())
+    first = radius * angle.cos()
+    second = radius.mul_(angle.sin_())
+    return first, second
 
 
 def uniforms(bits: bytearray, *, device: torch.device) -> Tensor:
     """Float64 uniforms on [0, 1) with 53 bits, each from 8 random bytes."""
     words = torch.frombuffer(bits, dtype=torch.int64).to(device)
-    return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
+    low_bits = words.bitwise_and_((1 << 53) - 1)
+    return low_bits.to(torch.float64).mul_(2.0**-53)

@@ -49,8 +49,9 @@ def epsilon_text(value: float) -> str:
     >>> epsilon_text(11.52109), epsilon_text(5.0)
     ('11.5211', '5')
     """
-    exact = Decimal(repr(value)).quantize(Decimal("0.0001"), rounding=ROUND_CEILING)
-    return format(exact, "f").rstrip("0").rstrip(".")
+    exact = Decimal(repr(value))
+    rounded = exact.quantize(Decimal("0.0001"), rounding=ROUND_CEILING)
+    return _without_zeros(format(rounded, "f"))
 
 
 def lower_text(value: float | Decimal, digits: int = 3) -> str:
@@ -64,5 +65,10 @@ def lower_text(value: float | Decimal, digits: int = 3) -> str:
 
 def _rounded_text(value: float | Decimal, digits: int, rounding: str) -> str:
     exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-    shown = format(Context(prec=digits, rounding=rounding).plus(exact), "f")
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+    rounded = Context(prec=digits, rounding=rounding).plus(exact)
+    shown = format(rounded, "f")
+    return _without_zeros(shown) if "." in shown else shown
+
+
+def _without_zeros(shown: str) -> str:
+    return shown.rstrip("0").rstrip(".")

@@ -12,6 +12,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import chain
 
 SHORTEST = 24
 """In bytes of the normal form. Cells of at least this length identify a record; shorter ones are
@@ -22,22 +23,33 @@ SIZE = 16
 _NO_LETTER = re.compile(r"[\W_\u115f\u1160\u3164\uffa0]+")
 """Unicode counts the last four as letters, although they are invisible."""
 _NAMED = re.compile(r"LATIN (?:LETTER SMALL CAPITAL|SMALL LETTER DOTLESS) ([A-Z])")
-_PLAIN = {
-    code: match[1].lower()
-    for code in (*range(0x100, 0x2B0), *range(0x1D00, 0x1DC0), *range(0xA720, 0xA800))
-    if (match := _NAMED.fullmatch(unicodedata.name(chr(code), "")))
-}
+_BLOCKS = (range(0x100, 0x2B0), range(0x1D00, 0x1DC0), range(0xA720, 0xA800))
+"""Where such letters are."""
 
 
+def _plain_letters() -> dict[int, str]:
+    plain: dict[int, str] = {}
+    for code in chain.from_iterable(_BLOCKS):
+        name = unicodedata.name(chr(code), "")
+        match = _NAMED.fullmatch(name)
+        if match:
+            plain[code] = match[1].lower()
+    return plain
+
+
+_PLAIN = _plain_letters()
 _ASCII_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
 
 
 def normal_form(text: str) -> bytes:
     """The letters and digits of a text, or its bytes if it has none."""
     if text.isascii():  # shortcut with the same result
-        return text.lower().encode().translate(None, _ASCII_SIGNS) or text.strip().encode()
-    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    return _NO_LETTER.sub("", folded.translate(_PLAIN)).encode() or text.strip().encode()
+        form = text.lower().encode().translate(None, _ASCII_SIGNS)
+    else:
+        folded = unicodedata.normalize("NFKD", text).casefold()
+        decomposed = unicodedata.normalize("NFKD", folded)
+        form = _NO_LETTER.sub("", decomposed.translate(_PLAIN)).encode()
+    return form or text.strip().encode()
 
 
 def cell_digests(cells: Sequence[str]) -> bytes:
@@ -45,7 +57,8 @@ def cell_digests(cells: Sequence[str]) -> bytes:
     of all cells if none does.
     """
     if len(cells) == 1:  # shortcut with the same result
-        return _digest(normal_form(cells[0])) if cells[0].strip() else b""
+        (cell,) = cells
+        return _digest(normal_form(cell)) if cell.strip() else b""
     # guard: test_another_composition
     forms = {normal_form(cell) for cell in cells if cell.strip()}
     naming = {form for form in forms if len(form) >= SHORTEST} or forms
