@@ -90,7 +90,7 @@ def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
         assert statement["release_id"] in text
     for line in statement["does_not_mean"]:
         assert escape(line) in page or line in page
-    assert "fitted on synthetic narratives" in written
+    assert "fitted on generated narratives" in written
     assert "46 codes of OIICS 2.01" in written
     assert "license: apache-2.0" in written
     assert "Apache License" in (sealed.folder / bundle.LICENCE).read_text()
