@@ -1,8 +1,11 @@
 """The form in which a release run asks for a signature."""
 
+from typing import Any
+
 import pytest
 from prefect.utilities.schema_tools import ValidationError, validate
 
+from flows.server import approvals
 from flows.server.approvals import SignedDecision
 
 SCHEMA = SignedDecision.model_json_schema()
@@ -29,3 +32,21 @@ def test_the_field_is_the_only_one_and_without_markup() -> None:
     (field,) = SCHEMA["properties"].values()
     assert "`" not in field["description"]
     assert "autocoder approve PLAN --key KEY.pem --print" in field["description"]
+
+
+def test_each_question_has_a_number_and_is_open_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect keeps an answer by its question's key, so that a question that is asked again has
+    another key.
+    """
+    asked: list[dict[str, Any]] = []
+
+    def suspend(*, wait_for_input: Any, timeout: int, key: str) -> SignedDecision:
+        asked.append({"text": wait_for_input._description, "timeout": timeout, "key": key})
+        return SignedDecision(decision="d" * 300)
+
+    monkeypatch.setattr(approvals, "suspend_flow_run", suspend)
+    for number in (1, 2):
+        assert approvals._ask(number, "Sign here.", days=3) == "d" * 300
+    assert asked == [
+        {"text": "Sign here.", "timeout": 259_200, "key": f"decision-{number}"} for number in (1, 2)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,17 @@ from refusals import of_kind
 from sealed_bundle import Sealed, plan
 
 from storage.bundle.check import check
-from storage.bundle.folder import CODELIST, PROOF, SIGNATURE, STATEMENT, UnsoundBundle
+from storage.bundle.folder import (
+    CODELIST,
+    PROOF,
+    SIGNATURE,
+    STATEMENT,
+    UnsoundBundle,
+    check_allowed,
+)
 from storage.bundle.proof import proof_of
 from storage.bundle.signing import sign
-from storage.bundle.trust import Trust
+from storage.bundle.trust import Root, Trust, with_next_root, write_roots
 from storage.egress.allow_list import FILES, check_codes, check_layers, read_files
 from storage.errors import InputError
 from storage.ledger import keys
@@ -92,6 +100,37 @@ def test_an_added_file(sealed: Sealed, tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsoundBundle, check=of_kind("unlisted-file")) as refused:
         check(folder, sealed.trust)
     assert refused.value.file == name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("config.json.orig", "unlisted-file"),
+        (".DS_Store", "system-file"),
+        ("1_Pooling/._config.json", "system-file"),
+        ("2_Dense/config.json", "unlisted-folder"),
+    ],
+)
+def test_only_files_of_the_list_may_be_in_a_folder(tmp_path: Path, name: str, kind: str) -> None:
+    """What an operating system leaves in a folder is named as such, with the remedy."""
+    allowed = frozenset({"config.json", "1_Pooling/config.json"})
+    for one in (*allowed, name):
+        (tmp_path / one).parent.mkdir(exist_ok=True)
+        (tmp_path / one).write_text("{}")
+    with pytest.raises(UnsoundBundle, check=of_kind(kind)) as refused:
+        check_allowed(tmp_path, allowed)
+    assert refused.value.file == (Path(name).parts[0] if kind == "unlisted-folder" else name)
+    (tmp_path / name).unlink()
+    if kind == "unlisted-folder":
+        (tmp_path / name).parent.rmdir()
+    check_allowed(tmp_path, allowed)
+
+
+def test_a_pipe_under_an_allowed_name(tmp_path: Path) -> None:
+    """Whoever opened it to read would wait without an end."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UnsoundBundle, check=of_kind("unlisted-file")):
+        check_allowed(tmp_path, frozenset({"config.json"}))
 
 
 def test_an_allowed_file_added(sealed: Sealed, tmp_path: Path) -> None:
@@ -169,6 +208,29 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
     with pytest.raises(UnsoundBundle, check=of_kind("proof-by-another-key")) as refused:
         check(folder, Trust(tmp_path / "thief" / keys.PUBLIC_NAME))
     assert refused.value.file == PROOF
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_the_key_that_a_bundle_names_is_tried_first(
+    sealed: Sealed, tmp_path: Path, own_first: bool
+) -> None:
+    """An agency seals with two keys. In whichever order its root lists them, the refusal of a
+    changed file names the file, and not the key that did not seal the bundle.
+    """
+    folder = sealed.copy(tmp_path)
+    own = sealed.key.public_key()
+    private, _ = keys.new_keys(tmp_path / "second")
+    second = keys.load_private_key(private).public_key()
+    chain = with_next_root(
+        (Root.first(own),), release_keys=(own, second) if own_first else (second, own), days=9
+    )
+    write_roots(tmp_path / "roots.json", (chain[0], chain[1].signed_by(sealed.key)))
+    trust = Trust(own, roots=tmp_path / "roots.json", state=tmp_path / "state")
+    assert check(folder, trust).signed_by == keys.key_id(own)
+    flip(folder / CODELIST)
+    with pytest.raises(UnsoundBundle, check=of_kind("changed-file")) as refused:
+        check(folder, trust)
+    assert refused.value.file == CODELIST
 
 
 def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path) -> Path:

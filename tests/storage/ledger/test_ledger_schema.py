@@ -1,4 +1,4 @@
-"""The tables: from nothing, again, and what is refused."""
+"""The tables: from nothing, again, what is refused, and what a transaction leaves of them."""
 
 import pytest
 import sqlalchemy as sa
@@ -68,6 +68,20 @@ def test_a_newer_schema_is_refused(sqlite_site):
     sqlite_site.sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     with pytest.raises(StorageError, check=of_kind("unknown-schema")):
         sqlite_site.open()
+
+
+def test_a_transaction_is_exclusive_and_counts_whole_or_not_at_all(sqlite_site):
+    """From its first moment no one else writes; when it fails, nothing of it remains."""
+    first = sqlite_site.open().database
+    second = sqlite_site.open(lock_timeout=0.1).database
+    with pytest.raises(ZeroDivisionError), first.write() as connection:
+        with pytest.raises(StorageError, check=of_kind("locked")), second.write():
+            pass
+        connection.exec_driver_sql("CREATE TABLE begun (id INTEGER)")
+        raise ZeroDivisionError
+    assert not sa.inspect(first.engine).has_table("begun")
+    with second.write():
+        pass
 
 
 def test_prefects_own_database_is_refused(tmp_path):

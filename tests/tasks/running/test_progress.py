@@ -15,6 +15,10 @@ from tasks.running.stage import Context, Step, Work, run_step
 class Heard(Listener):
     def __init__(self) -> None:
         self.reports: list[tuple[str, int]] = []
+        self.sizes: list[tuple[str, int]] = []
+
+    def sized(self, label: str, records: int) -> None:
+        self.sizes.append((label, records))
 
     def report(self, label: str, done: int, total: int | None) -> None:
         self.reports.append((label, done))
@@ -22,6 +26,7 @@ class Heard(Listener):
 
 def _step(number: int) -> Step:
     def body(work: Work) -> dict[str, int]:
+        work.sized(100 + number)
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda done: work.progress(done, 4), range(4)))
         return {}
@@ -38,6 +43,7 @@ def test_threads_of_a_stage_report_to_its_run(tmp_path: Path) -> None:
         run_step(Context(home=str(tmp_path)), _step(0))
     run_step(Context(home=str(tmp_path)), _step(1))
     assert sorted(heard.reports) == [("stage 0", done) for done in range(4)]
+    assert heard.sizes == [("stage 0", 100)]
 
 
 def test_runs_side_by_side_do_not_hear_each_other() -> None:
