@@ -246,6 +246,7 @@ def test_shape_and_digest_of_a_folder(tiny_roberta: Path) -> None:
     assert width == 16
     names = {p.name for p in encoder_files.digest_parts(str(tiny_roberta))}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert encoder_files.revision(str(tiny_roberta)) == "unknown", "only the hub has commits"
 
 
 def test_everything_is_float32(tiny_roberta: Path, tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["accuracy_of_all"] == pytest.approx(right[np.arange(2000) % 4 > 0].mean(), abs=1e-4)
     assert best["accuracy_of_all"] <= best["accuracy"] < 1
     assert best["coverage"] >= 50 / 1500
+    assert best["coverage"] == round(best["coverage"], 4)
     (said,) = warnings(told)
     for part in (
         "the bundle has no threshold for 80%, 90% or 95% accuracy: no score achieved it with",
