@@ -11,7 +11,7 @@ import pytest
 from refusals import of_kind
 from releases import make_audit, make_claim, make_planned, release_key
 
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Decision, Evaluated, Ledger, Policy
 from storage.ledger.decisions import sign
 from storage.ledger.entries import Overridden
@@ -20,6 +20,7 @@ from tasks.releasing import gate
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.evidence import Evidence, Measurement
 from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), not quantified")
 
@@ -75,6 +76,14 @@ def _signed(
         terms=gate.override_terms(ReleaseCase.of(planned, ledger), _measured(ledger, planned)),
         reason=reason,
     )
+
+
+def test_a_plan_without_its_artifacts_is_refused_before_any_claim_is_judged(
+    planned: PlannedRelease, tmp_path: Path
+) -> None:
+    """It was made in another workspace, whose ledger charges its records."""
+    with pytest.raises(StorageError, check=of_kind("artifact-of-another-workspace")):
+        planned.check(Context(home=str(tmp_path)))
 
 
 def test_a_bound_below_the_claim_passes_and_is_told(
