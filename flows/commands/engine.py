@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +80,9 @@ def engine(
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
         for name, value in worker_variables(processes).items():
             os.environ.setdefault(name, value)  # Dask prefers these to its own
-        workers = ("--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0")
+        workers = ["--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0"]
+        if processes > 1:  # Dask appends each process's number, which chooses its card
+            workers += ["--name", f"{platform.node() or 'worker'}-{os.getpid()}"]
         _become("dask_worker", join, *workers, *_tls(join))
 
 

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -29,6 +31,20 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@contextmanager
+def own_card(number: int) -> Iterator[None]:
+    """Makes `cuda` mean one card in this thread inside the block: the one of a process's number, in
+    turn if there are more processes than cards. Without a card it does nothing.
+    """
+    if not has_cuda():
+        yield
+        return
+    import torch
+
+    with torch.cuda.device(number % torch.cuda.device_count()):
+        yield
 
 
 def _is_possible() -> bool:

@@ -10,7 +10,7 @@ process. Only rank 0 writes; the others read its checkpoint, including the key o
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
@@ -25,29 +25,54 @@ _ranks: ContextVar[tuple[int, int]] = ContextVar("ranks", default=(0, 1))
 of the process are not shared.
 """
 _LONGEST_PAUSE = timedelta(days=7)
+_LONGEST_START = timedelta(minutes=10)
+"""Time in which all ranks must have found each other."""
 
 
 @contextmanager
 def joined(meeting: Path, *, rank: int, ranks: int, device: torch.device) -> Iterator[None]:
-    """Makes fits inside the block compute this rank's share. The ranks find each other through a
-    file, so no port is exposed.
+    """Makes fits inside the block compute this rank's share, on CUDA on the card of its number. The
+    ranks find each other through a file, so no port is exposed.
+
+    Raises:
+        MechanismError: not all ranks arrived within ten minutes.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = next(
         name for _, name in socket.if_nameindex() if name.startswith("lo")
     )
+    with _own_card(device, rank):
+        _meet(meeting, rank=rank, ranks=ranks, device=device)
+        token = _ranks.set((rank, ranks))
+        try:
+            yield
+        finally:
+            _ranks.reset(token)
+            distributed.destroy_process_group()
+
+
+def _own_card(device: torch.device, rank: int) -> AbstractContextManager[object]:
+    """Makes `cuda` mean the card of this rank's number in this thread."""
+    return torch.cuda.device(rank) if device.type == "cuda" else nullcontext()
+
+
+def _meet(meeting: Path, *, rank: int, ranks: int, device: torch.device) -> None:
+    store = distributed.FileStore(str(meeting.resolve()), ranks)
+    store.set(f"arrived {rank}", "")
+    try:
+        store.wait([f"arrived {other}" for other in range(ranks)], _LONGEST_START)
+    except RuntimeError:
+        raise MechanismError(
+            "the processes of this training did not find each other. Run again, with any "
+            "--processes, to resume",
+            kind="processes-apart",
+        ) from None
     distributed.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-        init_method=meeting.resolve().as_uri(),
+        store=store,
         rank=rank,
         world_size=ranks,
         timeout=_LONGEST_PAUSE,
     )
-    token = _ranks.set((rank, ranks))
-    try:
-        yield
-    finally:
-        _ranks.reset(token)
-        distributed.destroy_process_group()
 
 
 def rank() -> int:

@@ -25,10 +25,27 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
     """Seeds torch's global generators (dropout, initialisation) inside the block and restores them
-    afterwards.
+    afterwards: that of the processor, and that of one card.
+
+    The generators of other cards are not touched, because reading one of them would start CUDA on
+    its card, which takes hundreds of megabytes there.
+
+    Args:
+        device: the device of the block. None means the current card if CUDA is in use.
     """
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(derive_seed(seed, *purpose))
+    cards = _cards(device)
+    with torch.random.fork_rng(devices=cards):
+        number = derive_seed(seed, *purpose)
+        torch.default_generator.manual_seed(number)
+        for card in cards:
+            with torch.cuda.device(card):
+                torch.cuda.manual_seed(number)
         yield
+
+
+def _cards(device: torch.device | None) -> list[torch.device]:
+    if device is None and torch.cuda.is_initialized():
+        device = torch.device("cuda", torch.cuda.current_device())
+    return [device] if device is not None and device.type == "cuda" else []

@@ -114,7 +114,8 @@ def train(
             batches = epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)
             loss_sum = torch.zeros((), device=device)
             own_masks = (ranks.rank(),) if ranks.rank() else ()
-            with seeded(seed, purpose, "dropout", epoch, *own_masks), fitting(inputs):
+            masks = seeded(seed, purpose, "dropout", epoch, *own_masks, device=device)
+            with masks, fitting(inputs):
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
                     mine = ranks.share(index)
                     share = len(mine) > 0

@@ -36,6 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from mechanisms.model.devices import own_card
 from storage.errors import Contradiction, InputError, Missing, OutOfRange, StorageError, Unavailable
 from tasks.running.failures import SAFE, StageError, private_errors
 
@@ -206,6 +207,7 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 _MOST_SAID = 1_000
 """Longest part of a worker's message that is shown, in characters."""
+_NUMBER = re.compile(r"(?:^|-)(\d+)$")
 _KIND = re.compile(r"[a-z0-9-]{0,80}")
 
 
@@ -216,7 +218,7 @@ def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
     from distributed import get_worker
 
     try:
-        with private_errors("part"):
+        with private_errors("part"), own_card(number_of(get_worker().name)):
             body(part)
         return
     except InputError as error:
@@ -227,6 +229,17 @@ def _guarded(body: Callable[[str], object], part: str, topic: str) -> None:
         said = "storage", str(error), getattr(error, "kind", "")
     get_worker().log_event(topic, json.dumps(said))
     raise StageError("a part failed; see the events of its run") from None
+
+
+def number_of(name: object) -> int:
+    """The number of a worker among those of one command on its machine, which chooses its card,
+    from the worker's name. A worker without a number is the only one.
+
+    >>> number_of(2), number_of("host-317-1"), number_of("tls://10.0.0.5:40123")
+    (2, 1, 0)
+    """
+    number = _NUMBER.search(str(name))
+    return 0 if number is None else int(number[1])
 
 
 def _failure(client: Client, topic: str, engine: str) -> Exception:

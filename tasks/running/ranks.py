@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,8 @@ from tasks.running.stage import Context, Work
 _TURN = threading.Lock()
 """Torch allows one process group per process, so fits in several threads take turns."""
 _READY = "ready"
+_LONGEST_START = 600.0
+"""Seconds in which a follower must have imported its function."""
 
 
 class Following(BaseModel, frozen=True, extra="forbid"):
@@ -74,15 +77,15 @@ def shared(work: Work, follow: str, settings: Mapping[str, object]) -> Iterator[
             rank=0,
             ranks=number,
         )
-        followers = [
-            stack.enter_context(_follower(order.model_copy(update={"rank": r})))
+        followers = {
+            r: stack.enter_context(_follower(order.model_copy(update={"rank": r})))
             for r in range(1, number)
-        ]
-        for answers in followers:
-            if (answer := answers.readline().strip()) != _READY:
-                raise StageError(
-                    f"{work.label}: a process of the training did not start. {answer}".strip()
-                )
+        }
+        for r, first_answer in followers.items():
+            answer = first_answer()
+            if answer != _READY:
+                reason = answer or f"{_log(order, r)} has what it printed."
+                raise StageError(f"{work.label}: a process of the training did not start. {reason}")
         with _joined(order):
             yield
 
@@ -98,25 +101,46 @@ def _joined(order: Following) -> Iterator[None]:
         yield
 
 
+def _log(order: Following, rank: int) -> Path:
+    """What a follower prints about its errors. It stays in the private workspace until the stage
+    ends, because a library's message may quote a value.
+    """
+    return order.scratch / f"process-{rank}.log"
+
+
 @contextmanager
-def _follower(order: Following) -> Iterator[IO[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.running.ranks"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def _follower(order: Following) -> Iterator[Callable[[], str]]:
+    """Starts a follower. Yields a function that waits for its first line, which is empty if the
+    process ended or took too long.
+    """
+    with _log(order, order.rank).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.running.ranks"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
     assert process.stdin is not None
     assert process.stdout is not None
+    limit = threading.Timer(_LONGEST_START, process.kill)
+    limit.daemon = True
     with process:
         try:
             process.stdin.write(order.model_dump_json() + "\n")
             process.stdin.flush()
-            yield process.stdout
+            limit.start()
+            yield partial(_first_answer, process.stdout, limit)
         finally:
+            limit.cancel()
             process.kill()  # after a successful fit it has nothing left to do
+
+
+def _first_answer(stdout: IO[str], limit: threading.Timer) -> str:
+    line = stdout.readline().strip()
+    limit.cancel()
+    return line
 
 
 def _follow(order: Following) -> None:

@@ -2,11 +2,14 @@
 known."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from mechanisms.model import devices
+from mechanisms.model.seeding import seeded
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,47 @@ def test_what_torch_refuses_has_no_kind(name: str) -> None:
     with pytest.raises(RuntimeError):
         torch.device(name)
     assert devices.kind_of(name) == ""
+
+
+@pytest.fixture
+def chosen_cards(monkeypatch: pytest.MonkeyPatch) -> list[torch.device | int]:
+    """A machine that claims two cards; the cards that are made the current one."""
+    chosen: list[torch.device | int] = []
+
+    @contextmanager
+    def current(card: torch.device | int) -> Iterator[None]:
+        chosen.append(card)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    return chosen
+
+
+def test_each_process_has_its_own_card(chosen_cards: list[torch.device | int]) -> None:
+    """A third process shares the first card."""
+    for number in range(3):
+        with devices.own_card(number):
+            pass
+    assert chosen_cards == [0, 1, 0]
+
+
+def test_a_seed_touches_only_the_card_of_its_block(
+    monkeypatch: pytest.MonkeyPatch, chosen_cards: list[torch.device | int]
+) -> None:
+    """CUDA starts on every card whose generator is read: on the processor on none, on a card there
+    alone.
+    """
+    read: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", read.append)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, card: None)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
+    draws = []
+    second = torch.device("cuda", 1)
+    for device in (None, torch.device("cpu"), second):
+        with seeded(0, "masks", device=device):
+            draws.append(torch.rand(3))
+    assert read == chosen_cards == [second]
+    assert torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[0], draws[2])

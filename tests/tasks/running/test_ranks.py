@@ -4,6 +4,7 @@ rank may be lost.
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
+from mechanisms.model import ranks as model_ranks
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from storage.artifacts import Recipe, Stage
@@ -127,6 +129,32 @@ def test_a_dead_follower_is_named(
         ),
         ranks.shared(work, "rank_bodies:nothing", {}),
     ):
+        pytest.fail("the fit began")
+
+
+def test_a_follower_that_does_not_start_in_time_is_ended(
+    tiny_roberta: Path,
+    narratives: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error names the file of what it printed."""
+    monkeypatch.setattr(ranks, "_LONGEST_START", 0.01)
+    work = work_in(tmp_path, model_of(tiny_roberta, "full"), narratives, 2)
+    with (
+        pytest.raises(StageError, match=r"did not start\. \S+process-1\.log"),
+        ranks.shared(work, "rank_bodies:nothing", {}),
+    ):
+        pytest.fail("the fit began")
+    assert (work.scratch / "process-1.log").exists()
+
+
+def test_a_rank_waits_a_limited_time_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_ranks, "_LONGEST_START", timedelta(seconds=0.1))
+    alone = model_ranks.joined(tmp_path / "meeting", rank=0, ranks=2, device=torch.device("cpu"))
+    with pytest.raises(MechanismError, check=of_kind("processes-apart")), alone:
         pytest.fail("the fit began")
 
 
