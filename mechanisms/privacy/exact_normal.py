@@ -22,7 +22,7 @@ the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import torch
@@ -34,6 +34,7 @@ MoreBits = Callable[[int], int]
 """Returns the 512 bits that follow the first 53 of uniform number i, as an integer."""
 
 _BLOCK = 1 << 17
+"""Number of variates in a block of the stream: the cosines of its pairs, followed by the sines."""
 _LARGEST = 2.0**52
 _UNITS = 2.0**-48
 """Bound on the relative error of r cos(2 pi w) sigma from its float64 operations: 16 units in the
@@ -61,53 +62,80 @@ def add_rounded_normal_(out: Tensor, *, std: Fraction, bits: Bits, more_bits: Mo
     if not 0 < scale < 2.0**44:
         raise OverflowError("the noise does not fit the grid: choose a coarser grid")
     flat, used = out.view(-1), 0
-    for start in range(0, flat.numel(), _BLOCK):
-        piece = flat[start : start + _BLOCK]
-        pairs = (piece.numel() + 1) // 2
-        noise = _rounded_pairs(
-            bits(16 * pairs),
+    largest = flat.new_zeros(())
+    for piece, blocks in _pieces(flat):
+        words = bits(16 * blocks * ((piece.numel() // blocks + 1) // 2))
+        noise = _rounded_blocks(
+            words,
+            blocks=blocks,
             std=std,
             scale=scale,
             first=used,
             more_bits=more_bits,
             device=out.device,
         )
-        used += 2 * pairs
+        used += noise.numel()
         piece += noise[: piece.numel()]
-        if not float(piece.abs().max()) < _LARGEST:
-            raise OverflowError("a noisy sum is beyond 2^52: choose a coarser grid")
+        largest = torch.maximum(largest, piece.abs().max())
+    if not float(largest) < _LARGEST:
+        raise OverflowError("a noisy sum is beyond 2^52: choose a coarser grid")
     return out
 
 
-def _rounded_pairs(
+def _pieces(flat: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yields parts of a vector with the number of blocks in each. The blocks of one part have equal
+    lengths, and all blocks except the last have `_BLOCK` entries, on every device.
+    """
+    at_once = _blocks_at_once(flat.device)
+    full = flat.numel() // _BLOCK
+    for first in range(0, full, at_once):
+        blocks = min(at_once, full - first)
+        yield flat[first * _BLOCK : (first + blocks) * _BLOCK], blocks
+    if flat.numel() % _BLOCK:
+        yield flat[full * _BLOCK :], 1
+
+
+def _blocks_at_once(device: torch.device) -> int:
+    """A card waits for the processor at each copy and at each search for open roundings, so it
+    computes many blocks at once. On a CPU, one block stays in a core's cache.
+    """
+    return 1 if device.type == "cpu" else 32
+
+
+def _rounded_blocks(
     raw: bytearray,
     *,
+    blocks: int,
     std: Fraction,
     scale: float,
     first: int,
     more_bits: MoreBits,
     device: torch.device,
 ) -> Tensor:
-    """round(std z) for pairs of variates, float64 [2 pairs]: the cosines, followed by the sines."""
+    """round(std z) for blocks of equally many pairs of variates, float64 [blocks 2 pairs]: for each
+    block the cosines, followed by the sines.
+    """
     words = torch.frombuffer(raw, dtype=torch.int64).to(device).bitwise_and_((1 << 53) - 1)
-    uniforms = words.to(torch.float64).mul_(2.0**-53)
-    pairs = len(uniforms) // 2
-    v, angle = uniforms[:pairs], uniforms[pairs:] * (2 * math.pi)
+    uniforms = words.to(torch.float64).mul_(2.0**-53).view(blocks, 2, -1)
+    pairs = uniforms.shape[2]
+    v, angle = uniforms[:, 0], uniforms[:, 1] * (2 * math.pi)
     radius = torch.log1p(-v).mul_(-2).sqrt_()
     # |dr/dv| = 1 / ((1 - v) r) over the possible interval of v. The part of the angle is 2 pi r
     # 2^-53, which `_UNITS` includes.
     error = (_TRUNCATION / ((1 - v - _TRUNCATION) * radius) + radius * _UNITS) * scale
-    exact = torch.cat([radius * angle.cos(), radius * angle.sin()]).mul_(scale)
+    exact = torch.stack([radius * angle.cos(), radius * angle.sin()], 1).mul_(scale)
     rounded = exact.round()
     off = exact.sub_(rounded).abs_()
-    open_ = torch.nonzero(~(off.view(2, pairs) < 0.5 - error).view(-1))[:, 0]
+    open_ = torch.nonzero(~(off < 0.5 - error[:, None]).view(-1))[:, 0]
+    rounded = rounded.view(-1)
     for place in open_.tolist():
-        pair = place % pairs
+        block, sine, pair = place // (2 * pairs), place // pairs % 2, place % pairs
+        number = block * 2 * pairs + pair
         rounded[place] = _decide(
-            (int(words[pair]), int(words[pairs + pair])),
-            (first + pair, first + pairs + pair),
+            (int(words[number]), int(words[number + pairs])),
+            (first + number, first + number + pairs),
             std=std,
-            sine=place >= pairs,
+            sine=bool(sine),
             more_bits=more_bits,
         )
     return rounded

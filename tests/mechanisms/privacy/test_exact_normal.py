@@ -3,6 +3,7 @@ stated one.
 """
 
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -126,3 +127,27 @@ def test_a_uniform_of_ones_alone_is_decided_by_further_bits(sine: bool) -> None:
         (ones, zeros), (0, 1), std=Fraction(1000), sine=sine, more_bits=more.__getitem__
     )
     assert abs(value) < 40_000
+
+
+def test_a_card_computes_many_blocks_at_once_with_the_same_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The blocks of the stream are those of the processor, a last one that is shorter and odd
+    included, also where every rounding needs further bits.
+    """
+    monkeypatch.setattr(exact_normal, "_BLOCK", 64)
+    computed = exact_normal._rounded_blocks
+    at_once: list[int] = []
+
+    def counting(raw: bytearray, **settings: Any) -> torch.Tensor:
+        at_once.append(settings["blocks"])
+        return computed(raw, **settings)
+
+    one_by_one = noise(64 * 7 + 33, 1e4)
+    monkeypatch.setattr(exact_normal, "_rounded_blocks", counting)
+    monkeypatch.setattr(exact_normal, "_blocks_at_once", lambda device: 4)
+    for units in (exact_normal._UNITS, 1e9):
+        monkeypatch.setattr(exact_normal, "_UNITS", units)
+        at_once.clear()
+        assert torch.equal(noise(64 * 7 + 33, 1e4), one_by_one)
+        assert at_once == [4, 3, 1]
