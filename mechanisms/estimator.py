@@ -96,7 +96,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             instance. None means prior descent.
         epsilon: target for one privacy unit. None for mechanisms without a target (`NonPrivate`,
             `SwagPpm`).
-        delta: failure term of the (epsilon, delta) guarantee; choose it well below 1/n.
+        delta: additive term of the (epsilon, delta) guarantee; choose it well below 1/n.
         bounds: public (lowest, highest) of the features, as numbers or one per feature. Features
             are clipped to the bounds and scaled to [-1, 1]. The noise is scaled to the bounds, so
             bounds much wider than the data cost accuracy (and cause a warning). Choose them from
@@ -401,8 +401,9 @@ def _warn_of_wide_bounds(X: np.ndarray, low: np.ndarray, high: np.ndarray) -> No
     inside = np.clip(X, low, high)
     filled = float(np.median((inside.max(0) - inside.min(0)) / width))
     if filled < _LITTLE_OF_BOUNDS:
+        share = "less than 1%" if filled < 0.01 else f"at most {filled:.0%}"
         warnings.warn(
-            f"half of the features fill at most {filled:.0%} of their bounds. The noise is scaled "
+            f"half of the features fill {share} of their bounds. The noise is scaled "
             "to the bounds, so that it outweighs such features: pass narrower public bounds.",
             BoundsTooWide,
             stacklevel=4,

@@ -116,8 +116,11 @@ class _Running:
         name = None if key is None else self.state.clients.name_of(key)
         if name is not None:
             return f"client {name}"
+        fault = "wrong" if key else "missing"
         raise HTTPException(
-            401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"}
+            401,
+            f"the API key (header X-API-Key) is {fault}",
+            headers={"WWW-Authenticate": "ApiKey"},
         )
 
     def require_not_revoked(self) -> None:

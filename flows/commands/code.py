@@ -136,10 +136,15 @@ class ReviewOptions:
         """Returns the score below which a person must review: the option's, or the
         one for an accuracy.
         """
-        own_score = self.threshold is not None or self.accuracy is not None
-        partner = None if adopted is None or own_score else adopted.adoption.accuracy
-        accuracy = self.accuracy if own_score else partner
+        accuracy = self.accuracy_of(adopted)
         return self.threshold if accuracy is None else coder.threshold_for(accuracy)
+
+    def accuracy_of(self, adopted: AdoptedBundle | None) -> float | None:
+        """Returns the accuracy whose threshold is used: the option's, or the one that the bundle
+        was adopted with.
+        """
+        own_score = self.threshold is not None or self.accuracy is not None
+        return self.accuracy if own_score or adopted is None else adopted.adoption.accuracy
 
 
 def code(
@@ -230,12 +235,15 @@ def code(
             for prefix, coder in models.coders.items()
         }
         coders = models.coders
+        targets = list(_targets(models, review))
         bundles = Bundles(coders)
         look = look_at_texts(narratives or ()) if table is None else look_at(table, columns)
         notes = _notes_on(look, coders)
         for note in notes:
             say(f"warning: {note}", err=True)
         if table is None or files.out is None:
+            for line in targets:
+                say(line, err=True)
             _say_answers(narratives or (), bundles, thresholds, top_k, as_json=as_json)
             return
         from tasks.coding.coded_summary import write_summary
@@ -268,7 +276,7 @@ def code(
                 by_workers = partial(distribute, bundles, job, **how, **place)
             coded = run(bundles, job, distribute=by_workers)
             try:
-                page = str(write_summary(files.out, columns=columns, notes=notes))
+                page = str(write_summary(files.out, columns=columns, notes=notes, targets=targets))
             except OSError as error:  # the coded file is complete nevertheless
                 page = None
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
@@ -285,10 +293,13 @@ def code(
             "summary": page,
             "precision": bundles.precision,
             "warnings": notes,
+            "targets": targets,
         }
         say(json.dumps(counts | chosen | how | bundles.origin))
     else:
         say(f"{count_of(coded.rows, 'row')} coded into {files.out}{_notes(coded)}")
+        for line in targets:
+            say(line)
         if page is not None:
             say(f"read: {page}")
 
@@ -297,6 +308,18 @@ def code(
 class _Models:
     coders: dict[str, Coder]
     adopted: dict[str, AdoptedBundle] = field(default_factory=dict)
+
+
+def _targets(models: _Models, review: ReviewOptions) -> Iterator[str]:
+    """Yields a sentence for each bundle whose threshold follows from an accuracy."""
+    from tasks.bundle.thresholds import describe_target
+
+    for prefix, coder in models.coders.items():
+        accuracy = review.accuracy_of(models.adopted.get(prefix))
+        if accuracy is not None and coder.thresholds is not None:
+            name = prefix.rstrip("_")
+            described = describe_target(coder.thresholds, accuracy)
+            yield f"{name}: {described}" if name else described
 
 
 def _untrained(start: CodelistOptions, home: Path, review: ReviewOptions, levels: Levels) -> Coder:

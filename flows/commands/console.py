@@ -78,9 +78,8 @@ class StageHeartbeat:
         took = (now - since) / (done - first)
         pace = f"{1 / took:.3g}/s" if took <= 1 else f"{duration(took)} each"
         remaining = f"about {duration(took * (total - done))} left"
-        return (
-            f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}, {pace}, {remaining}"
-        )
+        so_far = f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}"
+        return so_far if total == 1 else f"{so_far}, {pace}, {remaining}"
 
 
 class StepsColumn(MofNCompleteColumn):

@@ -136,7 +136,8 @@ def claim_of(
     """The claim that this event supports, for one privacy unit.
 
     Args:
-        delta: failure term of a formal claim; None for mechanisms that do not quantify it.
+        delta: additive term of the (epsilon, delta) guarantee; None for mechanisms that do not
+            quantify it.
         privacy_unit: whose presence is protected: a record, or a unit that may have several
             records.
         max_records_per_unit: bound m on the records of one unit, enforced before training.

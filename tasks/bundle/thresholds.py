@@ -188,6 +188,28 @@ def best_accuracy(thresholds: Thresholds) -> str:
     )
 
 
+def describe_target(thresholds: Thresholds, accuracy: float) -> str:
+    """Describes which answers pass at a target accuracy that the file has a threshold for."""
+    entry = next(one for one in thresholds["thresholds"] if one["target_accuracy"] == accuracy)
+    score, right = entry["threshold"], _fraction(entry.get("accuracy"))
+    assert score is not None
+    target = f"target {accuracy:.0%}"
+    if score > 0 and _fraction(entry.get("coverage")) != 1:
+        of_those = "" if right is None else f"; {right:.1%} of those were right when it was fitted"
+        return f"{target}: answers with a score of {score:.3g} or more pass{of_those}"
+    # no score is below zero; the lowest score of the fit lets nearly all others pass too
+    passing = "all" if score == 0 else "nearly all"
+    why = "" if right is None else f", because {right:.1%} of all are right"
+    return (
+        f"{target}: {passing} answers pass{why} (threshold {score:.3g}); ask for a higher "
+        "accuracy to review the doubtful ones"
+    )
+
+
+def _fraction(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+
+
 def warnings(thresholds: Thresholds | None) -> list[str]:
     """Returns warnings on a bundle's missing thresholds for the person who releases it."""
     if thresholds is None:

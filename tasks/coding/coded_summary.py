@@ -76,12 +76,19 @@ class BundleSummary:
         return len(rest), sum(rows for _, rows in rest)
 
 
-def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+def write_summary(
+    coded: Path,
+    *,
+    columns: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> Path:
     """Writes `FILE.summary.html` next to a coded table and returns its path.
 
     Args:
         columns: text columns, which appear in the page's commands.
         notes: sentences on narratives that the models could not read in full.
+        targets: sentences on the accuracies that determined which rows are for a person.
     """
     table = survey(coded, text_columns=[])
     prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]
@@ -123,6 +130,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = (), notes: Sequence[s
         bundles=summaries,
         commands=_commands(coded, columns),
         notes=notes,
+        targets=targets,
     )
     write_atomically(page, shown.encode(), source=coded)
     return page

@@ -103,6 +103,8 @@ def test_later_commands_take_settings_from_it(
     assert marked == known["needs_review"]
     summary = Path(known["summary"]).read_text(encoding="utf-8")
     assert f"{marked:,} (" in summary
+    (target,) = known["targets"]
+    assert target[1:] in summary, "the summary names the target and the threshold too"
     assert "autocoder sample" in summary
     assert "--text Text" in summary
     if CHROMIUM is not None:

@@ -72,7 +72,9 @@ def test_the_examples_of_the_description_are_answered(client: TestClient) -> Non
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY[:-1], "kéy"])
 def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -> None:
     headers = [] if key is None else [(b"X-API-Key", key.encode())]
-    assert client.post("/code", json={"narratives": "x"}, headers=headers).status_code == 401
+    refused = client.post("/code", json={"narratives": "x"}, headers=headers)
+    assert refused.status_code == 401
+    assert ("missing" in refused.json()["detail"]) == (not key), "no key is not a wrong key"
     assert client.get("/version", headers=headers).status_code == 401
     assert client.get("/health", headers=headers).json() == {"status": "ok"}
     assert client.get("/version", headers=HEADER).json()["model"] == "tiny"

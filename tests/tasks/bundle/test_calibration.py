@@ -30,6 +30,7 @@ from mechanisms.thresholds_file import (
 from storage.codelist import Code
 from tasks.bundle.thresholds import (
     best_accuracy,
+    describe_target,
     read_thresholds,
     thresholds_of,
     thresholds_on_generated,
@@ -303,3 +304,31 @@ def test_thresholds_of_a_noisy_table_are_those_that_it_states() -> None:
     assert (content["thresholds"], content["reached"]) == ([threshold], reached)
     assert content["sets"] == {"records": 812, "coverages": [limit]}
     assert "sets" not in thresholds_of(replace(stated, sets=()))
+
+
+@pytest.mark.parametrize(
+    ("score", "coverage", "said"),
+    [
+        (0.0, 0.9997, "target 80%: all answers pass, because 82.5% of all are right"),
+        (0.031, 1.0, "target 80%: nearly all answers pass, because 82.5% of all are right"),
+        (0.412, 0.6, "target 80%: answers with a score of 0.412 or more pass; 82.5% of those"),
+    ],
+)
+def test_a_target_that_lets_everything_pass_is_told(
+    score: float, coverage: float, said: str
+) -> None:
+    """Only then is a higher accuracy recommended; a file without the stated accuracy has the rest
+    of the sentence.
+    """
+    entry: Any = {
+        "target_accuracy": 0.8,
+        "threshold": score,
+        "coverage": coverage,
+        "accuracy": 0.825,
+    }
+    thresholds: Any = {"thresholds": [entry]}
+    told = describe_target(thresholds, 0.8)
+    assert told.startswith(said)
+    assert ("ask for a higher accuracy" in told) == (coverage > 0.9)
+    del entry["accuracy"]
+    assert describe_target(thresholds, 0.8).startswith(said[:25])

@@ -58,6 +58,10 @@ def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
         str(told.line("parts", 1, 8)).strip()
         == "parts: 12% in 2 min, 2 min each, about 15 min left"
     )
+    told.started("one")
+    told.line("one", 0, 1)
+    now += 44
+    assert str(told.line("one", 1, 1)).strip() == "one: 100% in 44 s"
     assert "slow start: 57% in 5 min, 10/s, about 85 s left" in [
         line.strip() for line in slow if line
     ]
