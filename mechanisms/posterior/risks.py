@@ -17,7 +17,8 @@ All computations stream over draws, so that memory is O(n + P) for any number of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import Inputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
-from mechanisms.model.seeding import generator
+from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes
 from mechanisms.model.training import Progress
 from mechanisms.posterior import swag
@@ -76,7 +77,9 @@ def risk_pass(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> RiskPass:
-    """Evaluates |l_i| at every draw in `draws`. Draw number s depends only on (seed, purpose, s).
+    """Evaluates |l_i| at every draw in `draws`. Draw number s depends only on (seed, purpose, s)
+    and on the kind of the device: a card draws with its own generator, so its draws differ from
+    those of a processor.
 
     Args:
         labels: int64 [n].
@@ -99,14 +102,17 @@ def risk_pass(
         with torch.inference_mode(), fast_linear(device):
             return index, classifier.log_likelihood(batch, labels[index]).neg_()
 
+    loaded = _loading(classifier, posterior, seed=seed, purpose=purpose)
     try:
         with forward_passes(inputs, device) as over:
             for position, draw in enumerate(draws):
-                load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draw)
+                loaded.load(draw)
                 worst = torch.zeros((), device=device)
                 for index, loss in over(losses, batches):
                     risk[index] = torch.maximum(risk[index], loss)
                     worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                if position + 1 < len(draws):
+                    loaded.prepare(draws[position + 1])
                 maxima[position] = worst.cpu()
                 if not math.isfinite(maxima[position]):
                     raise MechanismError(
@@ -121,10 +127,70 @@ def risk_pass(
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
 
 
+def _loading(
+    classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str
+) -> _Draws:
+    near = None
+    if classifier.device.type != "cpu":
+        near = swag.on_device(posterior, classifier.device)
+    if near is None:
+        return _Draws(classifier, posterior, seed, purpose)
+    return _DrawsOnCard(classifier, near, seed, purpose)
+
+
+@dataclass
+class _Draws:
+    """Loads the repeatable draws of a pass into the classifier. They are made on the processor."""
+
+    classifier: Classifier
+    posterior: swag.Posterior
+    seed: int
+    purpose: str
+
+    def prepare(self, draw: int) -> None:
+        """Announces the next draw while the device is still computing."""
+
+    def load(self, draw: int) -> None:
+        load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=draw)
+
+
+@dataclass
+class _DrawsOnCard(_Draws):
+    """Makes draws on the card of the classifier, where the posterior is. The next draw is queued
+    behind the passes at the current one, so that the card has work while the processor reads their
+    result.
+    """
+
+    def __post_init__(self) -> None:
+        self._next = torch.empty_like(self.classifier.flat)
+        self._prepared: int | None = None
+
+    def prepare(self, draw: int) -> None:
+        with torch.no_grad():
+            drawn = _seeded_on_card(self._next.device, self.seed, self.purpose, draw)
+            with drawn as normal:
+                swag.sample_on_device(self.posterior, normal=normal, out=self._next)
+        self._prepared = draw
+
+    def load(self, draw: int) -> None:
+        if self._prepared != draw:
+            self.prepare(draw)
+        self.classifier.flat.copy_(self._next)
+
+
+@contextmanager
+def _seeded_on_card(
+    device: torch.device, seed: int, purpose: str, draw: int
+) -> Iterator[swag.Normal]:
+    """Standard normals of one draw, from the generator of the device of each tensor."""
+    with seeded(seed, purpose, "draw", draw, device=device):
+        yield lambda out: out.normal_()
+
+
 def load_draw(
     classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str, draw: int
 ) -> None:
-    """Loads repeatable draw number `draw` into the classifier."""
+    """Loads repeatable draw number `draw`, made on the processor, into the classifier."""
     normal = swag.seeded_normal(generator(seed, purpose, "draw", draw))
     with torch.no_grad():
         swag.sample(posterior, normal=normal, out=classifier.flat)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -206,6 +206,31 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
         out.copy_(target)
         return out
     return target
+
+
+def on_device(post: Posterior, device: torch.device) -> Posterior | None:
+    """The posterior in the memory of a card. None if it would take more than half of what is free
+    there.
+    """
+    needed = 4 * post.mean.numel() * (post.rank + 2)
+    if device.type == "cuda" and 2 * needed > torch.cuda.mem_get_info(device)[0]:
+        return None
+    return replace(
+        post,
+        mean=post.mean.to(device),
+        diag_std=post.diag_std.to(device),
+        deviations=tuple(deviation.to(device) for deviation in post.deviations),
+    )
+
+
+def sample_on_device(post: Posterior, *, normal: Normal, out: Tensor) -> None:
+    """Writes one joint draw to `out`, float32 [P], on the device of the posterior. Nothing waits
+    for the device: z2 comes from the processor, and its values are arguments of the sums.
+    """
+    coefficients = post.coefficients(normal(torch.empty(post.rank))).tolist()
+    torch.addcmul(post.mean, normal(out), post.diag_std, value=post.diag_scale, out=out)
+    for deviation, coefficient in zip(post.deviations, coefficients, strict=True):
+        out.add_(deviation, alpha=coefficient)
 
 
 def _blocks(post: Posterior) -> list[slice]:

@@ -5,6 +5,8 @@ both sides are the processor.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from mechanisms.model import classifier, export
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.seeding import generator
 from mechanisms.model.training import train
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
@@ -95,10 +98,23 @@ def posterior_of(theta: Tensor, folder: Path) -> swag.Posterior:
     return swag.load(folder)
 
 
+@contextmanager
+def normals_of_the_processor(
+    device: torch.device, seed: int, purpose: str, draw: int
+) -> Iterator[swag.Normal]:
+    """The normals that a processor draws, copied to the card, whose own differ."""
+    g = generator(seed, purpose, "draw", draw)
+    yield lambda out: out.copy_(torch.empty(out.shape).normal_(generator=g))
+
+
 def test_draws_and_their_risks_agree(
-    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], tmp_path: Path
+    pair: tuple[Classifier, Classifier],
+    records: tuple[TokenInputs, Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every record's risk and every draw's largest, to float32's rounding."""
+    monkeypatch.setattr(risks, "_seeded_on_card", normals_of_the_processor)
     posterior = posterior_of(pair[0].flat, tmp_path)
     one, other = (
         risks.risk_pass(made, *records, posterior, draws=range(6), seed=0, purpose="risk")
@@ -106,6 +122,21 @@ def test_draws_and_their_risks_agree(
     )
     torch.testing.assert_close(other.risk, one.risk, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(other.draw_maxima, one.draw_maxima, rtol=1e-4, atol=1e-5)
+
+
+def test_draws_of_a_card_are_repeated_in_every_part(
+    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], tmp_path: Path
+) -> None:
+    """A draw depends on its number alone, bit for bit, not on the draws before it, and another
+    number is another draw. The classifier has its own parameters again.
+    """
+    there, posterior = pair[1], posterior_of(pair[0].flat, tmp_path)
+    start = there.flat.clone()
+    measure = partial(risks.risk_pass, there, *records, posterior, seed=0, purpose="risk")
+    whole, part = measure(draws=range(5)), measure(draws=range(3, 5))
+    assert torch.equal(whole.draw_maxima[3:], part.draw_maxima)
+    assert len(whole.draw_maxima.unique()) == 5
+    assert torch.equal(there.flat, start)
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
@@ -181,6 +212,7 @@ def test_a_fit_agrees(
     both.
     """
     monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
+    monkeypatch.setattr(risks, "_seeded_on_card", normals_of_the_processor)
     g = torch.Generator().manual_seed(0)
     features = torch.randn(N, WIDTH, generator=g)
     labels = torch.randint(LABELS, (N,), generator=g)
