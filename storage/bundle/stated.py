@@ -121,6 +121,17 @@ def lacks_groups(told: AccuracyFigures) -> bool:
     return not groups or (len(groups) == 1 and len(groups[0]["names"]) > 1)
 
 
+def errs_in_rare_groups(told: AccuracyFigures) -> bool:
+    """Whether the rarest stated group is coded right less often than the most frequent one, so
+    clearly that their intervals do not overlap.
+    """
+    by_share = sorted(told["groups"], key=lambda group: group["share"])
+    if not by_share:
+        return False
+    rarest, commonest = by_share[0], by_share[-1]
+    return rarest["right"]["high"] < commonest["right"]["low"]
+
+
 def accuracy_lines(told: AccuracyFigures | None) -> list[str]:
     """The reported accuracy as sentences, followed by the groups with the lowest accuracy."""
     if told is None:

@@ -152,7 +152,7 @@ class RegistryStatement(BaseModel):
         "Government"
     )
     region: str = Field(min_length=1)
-    intended_use: str = "Suggests codes for narratives, which persons confirm."
+    intended_use: str = "Suggests codes for narratives."
     domain: str = Field(min_length=1)
     """The possible datasets: how records are collected, and their fields."""
     actors: str = Field(min_length=1)

@@ -107,6 +107,7 @@ class Deployment:
                 "same accounts, which never reset. "
             )
             + ("; ".join(caps) or "Ask the agency for their caps."),
+            reserve=_RESERVE if row.guarantee_kind == "formal" else "",
             slug=re.sub(r"[^a-z0-9]+", "-", row.plan.population.lower()).strip("-") or "release",
             paragraph=_paragraph,
         )
@@ -156,6 +157,12 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
             kind="policy-without-registry",
         )
     return deployment
+
+
+_RESERVE = (
+    "An account may count slightly more than the ε of the release, because it keeps 1% of its δ in "
+    "reserve"
+)
 
 
 _UNSTATED = "The agency has not answered this. Ask the agency."

@@ -233,8 +233,8 @@ EVERY = (
         "two parts",
     ),
     tested(
-        "Only the noisy counts that the event lists were computed from the held-out records. Their "
-        "costs are added.",
+        "Only the noisy counts that the event in the agency's ledger lists were computed from the "
+        "held-out records. Their costs are added.",
         "`mechanisms/privacy/gaussian_cost.py`; `tests/mechanisms/privacy/test_accuracy_table.py`.",
         "other counts",
     ),
@@ -254,7 +254,8 @@ EVERY = (
         "stated",
     ),
     assumed(
-        "The number of records n is public and equal for both neighbours, and the run finished.",
+        "The program uses one published n, whether or not the record is present, and the run "
+        "finished.",
         "The number of steps, their size and the noise follow from n, so they would reveal it.",
     ),
     assumed(
@@ -366,16 +367,18 @@ SECTIONS = (
         lead="These sentences apply to every formal mechanism.",
         sentences=(
             proved(
-                "If training ran the event that is stated (see below), then for any two training "
-                "sets that differ by one unit added or removed (with n fixed), any set of released "
-                "models is at most e^ε times as likely under one as under the other, plus δ.",
+                "If training ran the event (noise, clip, steps and sampling) in the agency's "
+                "ledger, which the agency shows on request, then for any two training sets that "
+                "differ by one unit added or removed (with n fixed), any set of released models is "
+                "at most e^ε times as likely under one as under the other, plus δ.",
                 _BY_ACCOUNTANT,
                 "added",
             ),
             proved(
-                "If training ran the event that is stated (see below), then for any two training "
-                "sets that differ in the values of one unit, any set of released models is at most "
-                "e^ε times as likely under one as under the other, plus δ.",
+                "If training ran the event (noise, clip, steps and sampling) in the agency's "
+                "ledger, which the agency shows on request, then for any two training sets that "
+                "differ in the values of one unit, any set of released models is at most e^ε times "
+                "as likely under one as under the other, plus δ.",
                 _BY_ACCOUNTANT,
                 "replaced",
             ),
@@ -384,7 +387,7 @@ SECTIONS = (
                 "By definition (Dwork and Roth 2014, 2.4).",
             ),
             assumed(
-                "Training ran the event that is stated.",
+                "Training ran the event in the agency's ledger.",
                 "If it added less noise or read the records more often, ε and δ are too small.",
                 "not of noise",
             ),
@@ -397,8 +400,8 @@ SECTIONS = (
         lead="For prior descent and DP-SGD, these sentences apply in addition.",
         sentences=(
             proved(
-                "If training ran the event that is stated (tested, below), ε and δ cover all of "
-                "its steps together and all else that it lists as released with noise.",
+                "If training ran the event in the agency's ledger (tested, below), ε and δ cover "
+                "all of its steps together and all else that it lists as released with noise.",
                 _BY_ACCOUNTANT,
             ),
             tested(

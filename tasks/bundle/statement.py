@@ -125,7 +125,8 @@ DOES_NOT_MEAN = {
     "formal": (
         "It does not cover the items under “Not covered by ε”.",
         "Other people's records may still say something about a person.",
-        "It cannot be compared with an asymptotic-local ε.",
+        "It cannot be compared with an asymptotic-local ε, which is an estimate for the records at "
+        "hand and no guarantee.",
     ),
 }
 """Disclaimers by type of guarantee."""

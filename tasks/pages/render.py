@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mechanisms.privacy.numerics import upper_text
-from storage.bundle.stated import clear_scores, lacks_groups
+from storage.bundle.stated import clear_scores, errs_in_rare_groups, lacks_groups
 from storage.figures import delta_text, epsilon_text, escape, one_line
 from storage.ledger.amounts import brief, short
 
@@ -77,6 +77,7 @@ def _environment() -> Environment:
         "clear_scores": clear_scores,
         "delta": lambda value: delta_text(Decimal(str(value))),
         "epsilon": lambda value: epsilon_text(Decimal(str(value))),
+        "errs_in_rare_groups": errs_in_rare_groups,
         "exact": lambda value: short(Decimal(value)),
         "lacks_groups": lacks_groups,
         "figure": lambda value: "none" if value is None else upper_text(value),

@@ -39,10 +39,10 @@ FLOATING_POINT = (
     "samples are not covered by the claim"
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
-NUMBER = "the number of records n"
+NUMBER = "the numbers n of training records and of held-out records"
 CHOSEN = (
-    "how this model was chosen: figures of other training runs on these records may have decided "
-    "seed, sample, settings or mechanism"
+    "how this model was chosen: its seed, sample, settings or mechanism, if figures of other "
+    "training runs on these records decided them"
 )
 """The text is the same with and without any one record. The number of runs is in the plan instead,
 because one shared record changes it.

@@ -21,6 +21,12 @@ from tasks.running.stage import Context
 Verdict = Literal["published", "numbers", "to be signed"]
 
 
+_DEMONSTRATION = (
+    "not public: it is the program's demonstration list. The release check accepts it because it "
+    "comes with the program, so none of its entries reveals a record"
+)
+
+
 @dataclass(frozen=True)
 class CodeListVerdict:
     """The verdict on a code list."""
@@ -34,13 +40,17 @@ class CodeListVerdict:
     """How to make reading them unnecessary."""
 
     @property
+    def is_demonstration(self) -> bool:
+        """Whether it is the program's own list, which nobody published."""
+        return self.published_name == DEMONSTRATION
+
+    @property
     def description(self) -> str:
         """Describes the verdict, with the advice if there is any."""
-        recognised = f"recognised as published ({self.published_name})"
-        if self.published_name == DEMONSTRATION:
-            recognised = "from the program's own demonstration list, which is not published"
+        if self.is_demonstration:
+            return _DEMONSTRATION
         return {
-            "published": recognised,
+            "published": f"recognised as published ({self.published_name})",
             "numbers": "the list has numbers and no titles",
             "to be signed": f"not a published list: the plan lists its {self.texts} entries, and "
             f"whoever approves the plan signs them. {self.advice}",

@@ -140,10 +140,8 @@ class Measurement(Evidence):
             else self.verdict
         )
         if self.verdict == NOT_CONTRADICTED:
-            outcome = (
-                "not contradicted: the attack found no evidence against the claim, and could have "
-                f"detected an ε of at least {epsilon_text(self.epsilon_reach)}"
-            )
+            blind = describe_blind_range(self.epsilon_reach, self.epsilon_claimed_add_remove)
+            outcome = f"{NOT_CONTRADICTED}; {blind}"
         if self.verdict == INCONCLUSIVE:
             reach = describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)
             outcome = f"inconclusive: {reach}"
@@ -156,10 +154,26 @@ class Measurement(Evidence):
 
 
 def describe_reach(reach: float, claimed: float | None) -> str:
-    """Describes the most that an audit could have shown."""
+    """Describes the most that an inconclusive audit could have shown."""
+    return f"{_most_shown(reach)}, too little for a claim of {epsilon_text(claimed or 0.0)}"
+
+
+def describe_blind_range(reach: float, claimed: float | None) -> str:
+    """Describes which true epsilons above the claim may escape an audit that contradicts nothing.
+
+    A policy may accept an audit whose reach is below the claim.
+    """
+    if claimed is None or reach <= claimed:
+        return f"{_most_shown(reach)}, which does not exceed the claim"
     return (
-        f"perfect guesses could have shown at most ε {epsilon_text(reach)}, too little for a "
-        f"claim of {epsilon_text(claimed or 0.0)}"
+        f"{_most_shown(reach)}, so a true ε between {epsilon_text(claimed)} and "
+        f"{epsilon_text(reach)} may go unnoticed"
+    )
+
+
+def _most_shown(reach: float) -> str:
+    return (
+        f"even if every guess had been right, it could have shown at most ε {epsilon_text(reach)}"
     )
 
 

@@ -216,7 +216,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("accuracy for partners", _accuracy_for_partners(page)),
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
-        ("licence", page.planned.output.licence),
+        ("licence", _licence(page.planned.output.licence)),
         ("encoder", describe_encoder(model.encoder, page.planned.output.encoder)),
         ("language of the encoder", model.encoder_language or "not known: it is your own"),
         ("language of the stems", model.stems_language or "none: it reads no stems"),
@@ -227,6 +227,11 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("plan", page.file),
         ("digest", page.planned.digest),
     ]
+
+
+def _licence(name: str) -> str:
+    # every licence in `tasks.bundle.licence.SPDX` lets its holder pass the work on
+    return f"The model is published under {name}, which lets everyone who gets it pass it on."
 
 
 def _accuracy_for_partners(page: PlanPage) -> str:
@@ -328,6 +333,7 @@ def _cost(case: ReleaseCase, records: RecordSet | None) -> Answer:
     figures["alone"] = up(tightest.alone)
     figures["budget"] = _releases(tightest)
     more = min(charge.balance.more or 0 for charge in charges)
+    figures["by_squares"] = tightest.after.rule == "gaussian"
     figures["further"] = f"ε {down(epsilon_left)} is left, with {describe_successors(more)}"
     figures["after"] = [up(tightest.after.epsilon), up(cap)]
     spent = [charge.account for charge in charges if _spends_delta(charge)]
@@ -484,9 +490,9 @@ def _autocoded(scores: Mapping[str, float], *, table: bool) -> Answer:
 
 def _lists(words: Sequence[CodeListVerdict]) -> Answer:
     to_be_signed = any(word.verdict == "to be signed" for word in words)
-    return Answer(
-        "lists", "investigate" if to_be_signed else "fine" if words else "note", {"words": words}
-    )
+    noted = not words or any(word.is_demonstration for word in words)
+    verdict: PlanVerdict = "note" if noted else "fine"
+    return Answer("lists", "investigate" if to_be_signed else verdict, {"words": words})
 
 
 def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:

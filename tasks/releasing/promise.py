@@ -38,11 +38,14 @@ def _strength(claim: Claim) -> str:
     assert claim.epsilon is not None
     unit, replaced = _unit(claim), claim.neighbouring_relation == "replace-one"
     change = f"Changing the values of one {unit}" if replaced else f"Adding or removing one {unit}"
-    excess = f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
     return (
         f"{change} changes the probability of anything that is released by at most a factor of "
-        f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){excess}."
+        f"{odds(claim.epsilon)} (ε = {epsilon_text(claim.epsilon)}){_excess(claim)}."
     )
+
+
+def _excess(claim: Claim) -> str:
+    return f", plus δ = {delta_text(claim.delta)}" if claim.delta else ""
 
 
 def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
@@ -57,7 +60,7 @@ def _formal(claim: Claim, *, of_test: bool, listed: str) -> tuple[str, ...]:
         sentences.append(
             f"If someone already knows that a {unit} was used, what it says is protected less: the "
             f"factor is {odds(claim.epsilon_replaced)} "
-            f"(ε = {epsilon_text(claim.epsilon_replaced)})."
+            f"(ε = {epsilon_text(claim.epsilon_replaced)}){_excess(claim)}."
         )
     sentences.append(_whom(claim))
     number = len(claim.unprotected_inputs)

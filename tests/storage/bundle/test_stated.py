@@ -11,6 +11,7 @@ from storage.bundle.stated import (
     accuracy_lines,
     clear_scores,
     difference,
+    errs_in_rare_groups,
     stated_accuracy,
 )
 
@@ -71,6 +72,21 @@ def test_own_records_are_held_against_it(right: float, records: int, said: str) 
     part = difference(told(), right, records, set_aside=148)
     assert f"of {records} of your {records + 148} records" in part
     assert "The other 148 set the temperature of the scores" in part
+
+
+@pytest.mark.parametrize(
+    ("rare", "width", "errs"), [(0.4, 0.1, True), (0.7, 0.1, False), (0.4, 0.8, False)]
+)
+def test_rare_groups_err_only_where_the_intervals_show_it(
+    rare: float, width: float, errs: bool
+) -> None:
+    groups = [
+        {"names": ["burns"], "share": 0.1, "right": figure(rare, width)},
+        {"names": ["cuts"], "share": 0.9, "right": figure(0.7, 0.04)},
+    ]
+    assert errs_in_rare_groups(told(groups=groups)) == errs
+    assert not errs_in_rare_groups(told(groups=[]))
+    assert not errs_in_rare_groups(told(groups=groups[:1]))
 
 
 def test_scores_that_few_records_have_are_left_out() -> None:

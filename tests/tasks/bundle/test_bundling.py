@@ -320,7 +320,7 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
     expected = sealed.refill(folder, deployment=Deployment(drawn, charges, stated, repeated=False))
     record = json.loads((folder / bundle.RECORD).read_text())
     assert record["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == float(
-        drawn.epsilon or 0
+        epsilon_text(drawn.epsilon or 0)
     )
     assert record["deployment"]["basic"]["data_curators"] == ["Bureau of Injuries"]
     assert "Which data sets are neighbours?" in (folder / bundle.ANSWERS).read_text()

@@ -139,8 +139,8 @@ def test_only_a_table_of_the_scale_is_called_the_second() -> None:
     told = {"accuracy_stated": True}
     assert "One noisy table" in texts(**told, scale_stated=True)
     assert "One noisy table" not in texts(**told)
-    assert "noisy counts that the event lists" in texts(**told)
-    assert "Training ran the event that is stated." not in texts()
+    assert "noisy counts that the event in the agency's ledger lists" in texts(**told)
+    assert "Training ran the event in the agency's ledger." not in texts()
 
 
 FIGURES: dict[str, Any] = {
@@ -172,7 +172,10 @@ def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
     """
     page = page_of(chance_beyond_odds=4.84e-5)
     assert "trained with differential privacy: ε = 5, δ = 1e-5." in page
-    assert "at most 149 times as high with the record as without it, plus δ" in page
+    assert (
+        "at most 149 times as high with the record as without it, and the other way round, plus δ"
+        in page
+    )
     assert "at most 149 to 1, in all but at most one in 20,661 releases" in page
     assert "its content is protected at ε = 11.5211 and the same δ (a factor of 101,000)" in page
     assert "not the probability that the limit is exceeded" in page
@@ -199,7 +202,7 @@ def test_what_was_used_is_told_by_the_split() -> None:
     assert "train the model, to set the scale of its scores and to measure its" in at_random
     at_random = page_of(accuracy_stated=True)
     assert "demo, 2021, were used to train the model and to measure its accuracy." in at_random
-    assert "were used to train the model. No record is in this folder." in page_of()
+    assert "were used to train the model. No record was written to this folder." in page_of()
 
 
 def test_no_odds_are_stated_where_no_one_knows_how_often_they_hold() -> None:

@@ -101,6 +101,8 @@ def test_a_bound_below_the_claim_passes_and_is_told(
     assert line.startswith(
         "claimed ε 4, measured at least ε 3.9 (95% confidence, 32 training runs): "
     )
+    assert "could have detected" not in line, "what perfect guesses show is no power"
+    assert "so a true ε between 4 and " in line
     assert ledger.verify().ok
 
 

@@ -326,13 +326,13 @@ def test_a_claim_of_another_relation_is_not_compared_with_the_budget(tmp_path: P
     assert found.figures["claim_delta"] is None
 
 
-def test_the_demonstrations_list_is_not_called_published() -> None:
-    """Its titles owe nothing to a record, but nobody published them."""
-    verdict = CodeListVerdict("demo-data", "published")
-    assert (
-        verdict.description == "from the program's own demonstration list, which is not published"
-    )
-    assert verdict.warning is None
+def test_the_demonstrations_list_is_not_called_published(ledger: Ledger) -> None:
+    """Its titles owe nothing to a record, but nobody published them: a note, not fine."""
+    demonstration = CodeListVerdict("demo-data", "published")
+    assert demonstration.warning is None
+    found = answer(page(ledger, planned(), lists=[demonstration]), "lists")
+    assert found.verdict == "note"
+    assert found.text.startswith("Not public: it is the program's demonstration list.")
 
 
 def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
