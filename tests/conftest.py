@@ -41,6 +41,16 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session", autouse=True)
+def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder of the user's configuration: an agency's key that is pinned on this machine
+    would decide which ledgers a desk believes.
+    """
+    folder = tmp_path_factory.mktemp("configuration")
+    os.environ["XDG_CONFIG_HOME"] = str(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of public data sets that are not part of the project; tests that need it skip without

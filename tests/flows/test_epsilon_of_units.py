@@ -10,6 +10,7 @@ import pytest
 import tiny_jobs
 
 from mechanisms.privacy.numerics import upper_text
+from storage.figures import epsilon_text
 from storage.ledger import ComparisonFit
 from tasks.comparing import summary
 from tasks.parameters import RetrainParameters
@@ -84,7 +85,7 @@ def test_a_plan_that_is_not_released(
         running=running(made),
     )
     assert f"autocoder audit {file}" in texts["next-step"], "what comes next is named"
-    assert f"| epsilon | {upper_text(6 * sensitivity(made))} |" in texts["next-step"]
+    assert f"| epsilon | {epsilon_text(6 * sensitivity(made))} |" in texts["next-step"]
     assert f"| sensitivity | {upper_text(sensitivity(made))} |" in texts["next-step"]
 
 

@@ -243,7 +243,7 @@ def test_halves_by_date(tmp_path: Path, way: str) -> None:
     ):
         taken(tmp_path / "bad", bad, **options)
     with pytest.raises(
-        InputError, check=of_kind("no-usable-records", saying=("train half", "before"))
+        InputError, check=of_kind("no-usable-records", saying=("training records", "before"))
     ):
         taken(tmp_path / "late", rows, **(options | {"train_before": "2016-04-01"}))
     with pytest.raises(

@@ -179,7 +179,7 @@ def test_a_table_s_counts_add_up_and_say_what_they_do_not_know(tmp_path: Path) -
     (alone,) = [one for one in found.every if one.code == "19"]
     assert (alone.machine, alone.sampled, alone.estimate, alone.note) == (1, 0, None, "few")
     assert any(
-        "fewer than 5 rows in the sample, and no estimate" in line for line in found.warnings()
+        "fewer than 5 rows in the sample, and get no estimate" in line for line in found.warnings()
     )
     write_table(found, tmp_path / "out.csv")
     rows = rows_of(tmp_path / "out.csv")
