@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from flows.commands.ledger_options import LedgerOptions
 from storage.errors import InputError
+from storage.paths import Workspace
 
 
 class HandedOver(BaseModel, frozen=True):
@@ -20,6 +21,8 @@ class HandedOver(BaseModel, frozen=True):
     row: int
     partner: str
     release_row: int
+    public_key: str
+    """File of the public key that the partner needs, which is handed over separately."""
 
 
 class Revoked(BaseModel, frozen=True):
@@ -84,7 +87,17 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         row=record.sequence,
         partner=record.entry.partner,
         release_row=row.sequence,
+        public_key=str(_public_key_file(workspace)),
     )
+
+
+def _public_key_file(workspace: Workspace) -> Path:
+    from storage.bundle.seal import VARIABLE, signing_key
+
+    local = workspace.home / "signing-key.pub.pem"
+    if local.is_file() and VARIABLE not in os.environ:
+        return local
+    return signing_key(None, workspace.private).with_name(local.name)
 
 
 def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:

@@ -2,6 +2,7 @@
 their revocation.
 """
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,8 @@ def handover(
         f"{handed.archive}  for {handed.partner}: ledger row {handed.row}, release row "
         f"{handed.release_row}"
     )
+    say(f"next: send the wheel too: uv build --wheel --out-dir {shlex.quote(str(out))}")
+    say(f"next: send your public key separately: {handed.public_key}")
 
 
 def revoke(

@@ -359,18 +359,27 @@ def _arithmetic(event: Event) -> str:
     the key is random.
     """
     if is_exact(event):
+        descends = any(True for _ in _descents(event.of_training))
+        contribution = "a record's gradient" if descends else "what a record adds to a sum"
         return (
             "sums are of integers and noise is a Gaussian rounded without error, from a secret "
             "AES-256 stream, which "
-            "is assumed to look random: the claim covers the released bits, if a record's "
-            "gradient depends on that record only"
+            f"is assumed to look random: the claim covers the released bits, if {contribution} "
+            "depends on that record only"
         )
     return "noise is sampled in floating point: attacks on low-order bits are not covered"
 
 
 def _how_read(event: Event) -> tuple[str, str]:
     """Assumptions about record selection and the number n of records."""
-    if any(step.sampling_prob < 1 for step in _descents(event)):
+    descents = tuple(_descents(event))
+    if not descents:
+        return (
+            "every record is in what is computed: nothing is sampled, and only the result with its "
+            "noise is published",
+            "the number of records n, if it sets the scale of what is computed, is public",
+        )
+    if any(step.sampling_prob < 1 for step in descents):
         return (
             "every record is sampled independently anew at every step (Poisson), and the samples "
             "are not published; "

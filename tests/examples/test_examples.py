@@ -54,6 +54,9 @@ def _mechanism(out: str) -> None:
     assert (claim["guarantee_kind"], claim["delta"]) == ("formal", 1e-5)
     assert 1.98 <= claim["epsilon"] <= 2
     assert float(out.split()[1]) > 0.6, "one of three classes by chance"
+    assumed = " ".join(claim["assumptions"])
+    assert "every step" not in assumed
+    assert "gradient" not in assumed, "one release has no steps"
 
 
 def _classifier(out: str) -> None:

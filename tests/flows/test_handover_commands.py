@@ -16,6 +16,7 @@ from sealed_bundle import Sealed
 from flows import deployed
 from flows.code_batch import code_batch
 from storage.errors import StorageError
+from storage.ledger.keys import key_id, load_public_key
 from tasks.coding.coder import open_bundle, require_not_revoked
 
 
@@ -129,6 +130,9 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
         "handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home
     )
     bundle = ("--bundle", json.loads(out)["archive"])
+    public = load_public_key(Path(json.loads(out)["public_key"]))
+    assert isinstance(sealed.trust.pinned, Path)
+    assert key_id(public) == key_id(load_public_key(sealed.trust.pinned))
     status, _, answered_by = run("code", text, *bundle, *home)
     assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)

@@ -3,6 +3,7 @@ that is passed in.
 """
 
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from autocoder import PrivateClassifier
 from mechanisms import earlier_fits, estimator
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
-from mechanisms.estimator import BoundsTooWide, LabelsReadFromRecords
+from mechanisms.estimator import BoundsTooWide, FeaturesFarFromUnitScale, LabelsReadFromRecords
 from mechanisms.mechanism import Mechanism, Run, Task, kinds
 from mechanisms.model import lexicon
 from mechanisms.model.config import OptimiserPhase
@@ -366,8 +367,18 @@ def test_a_vocabulary_is_listed() -> None:
 def test_bounds_that_data_hardly_fill_are_warned_of() -> None:
     X, y = separable(60, classes=3, width=6)
     wide = classifier("prior-descent", classes=[0, 1, 2], bounds=(-1000, 1000))
-    with pytest.warns(BoundsTooWide):
+    with pytest.warns(BoundsTooWide, match="less than 1%"):
         wide.fit(X, y)
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(1e-3, True), (1, False), (1e3, True)])
+def test_features_far_from_unit_scale_are_warned_of(scale: float, warned: bool) -> None:
+    """Without bounds only, because bounds bring every feature to [-1, 1]."""
+    X, y = separable(60, classes=3, width=6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        classifier("prior-descent", classes=[0, 1, 2], bounds=None).fit(scale * X, y)
+    assert any(w.category is FeaturesFarFromUnitScale for w in caught) == warned
 
 
 def test_a_printed_claim_is_lines_that_a_person_reads() -> None:
