@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from storage.ledger import Decision, Policy
     from storage.ledger.decisions import Answer
-    from tasks.parameters import LedgerParameters
     from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
+    from tasks.releasing.plan_page import Answer as PageAnswer
     from tasks.running.stage import Context
 
 
@@ -116,12 +116,15 @@ def approve(
     next to it (except with `--print` and `--post`). A signature despite an audit also covers the
     measurement, so a later audit blocks the release again. A plan without an audit cannot pass this
     way, and no one can sign for their own request. The budget policy lists the keys that count, and
-    how many are needed. You see all objections to a plan before you are asked to confirm. A plan
-    that `autocoder release` would refuse is not approved.
+    how many are needed. You see all objections to a plan before you are asked to confirm.
+    `approve` refuses what it can see that `release` would refuse; without a ledger it signs
+    nothing.
 
     Examples
 
       autocoder approve PLAN.json --key officer/signing-key.pem
+
+      autocoder approve desk/plan.json --home desk --key officer/signing-key.pem --print
 
       autocoder approve PLAN.json --key officer/signing-key.pem --post
 
@@ -153,7 +156,8 @@ def approve(
         _override(plan, key, reason, to)
     elif plan is not None:
         if refuse:
-            ask = partial(_confirm, "Refuse this plan for good?", yes=yes)
+            question = f"Refuse this plan for good? Reason: {reason}"
+            ask = partial(_confirm, question, yes=yes)
             _decide(plan, key, "refuse", reason, to, lambda *_: ask())
         else:
             check = partial(_ask, agency_key=agency_key, first=first_release, yes=yes)
@@ -223,15 +227,16 @@ def _decide(
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.keys import load_private_key
+    from tasks.releasing.case import ReleaseCase
     from tasks.releasing.plan import PlannedRelease
 
     planned, private = PlannedRelease.load(plan), load_private_key(key)
     if answer == "approve":
         planned.require_consistent()  # before any of it is shown
-    case = _case(planned, plan, context, settings)
-    if case is not None:
-        _require_asked(case.policy, private.public_key())
-    if not to.only_print and not to.post and case is not None:
+    # A plan is signed only where its budget and its audits can be read.
+    case = ReleaseCase.open(context, planned, settings, file=plan)
+    _require_asked(case.policy, private.public_key())
+    if not to.only_print and not to.post:
         _require_own_workspace(planned, context)
     _show(planned, plan, context, case)
     ask(case, context)
@@ -249,7 +254,10 @@ def _decide(
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
         outcome = _accept(case, decision, context)
-    say(f"signed: digest {planned.digest[:12]}…", err=True)
+    done = "refused" if answer == "refuse" else "signed"
+    say(f"{done}: digest {planned.digest[:12]}…", err=True)
+    if answer == "refuse" and (to.only_print or to.post):
+        say("note: `release` will record this refusal, and then fail", err=True)
     say(outcome)
 
 
@@ -277,19 +285,8 @@ def _require_own_workspace(planned: PlannedRelease, context: Context) -> None:
         )
 
 
-def _case(
-    planned: PlannedRelease, plan: Path, context: Context, settings: LedgerParameters
-) -> ReleaseCase | None:
-    """Returns the ledger's facts about the plan, or None if no ledger is available."""
-    from tasks.releasing import ledger_access
-    from tasks.releasing.case import ReleaseCase
-
-    ledger = ledger_access.existing_ledger(context, settings)
-    return None if ledger is None else ReleaseCase.read(context, planned, ledger, file=plan)
-
-
 def _ask(
-    case: ReleaseCase | None,
+    case: ReleaseCase,
     context: Context,
     *,
     agency_key: Path | None,
@@ -301,9 +298,8 @@ def _ask(
 
     pinned = approval.pinned_key(agency_key)
     with private_errors("approve"):
-        if case is not None:
-            surroundings.require_releasable(context, case)
-        if case is not None and pinned is not None:
+        surroundings.require_releasable(context, case)
+        if pinned is not None:
             approval.require_agency_ledger(case.ledger, pinned, first=first)
     if pinned is None:
         say(
@@ -332,7 +328,7 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCase | None) -> None:
+def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCase) -> None:
     from tasks.bundle.texts import describe_encoder
     from tasks.releasing import plan_page
     from tasks.releasing.promise import promise_of
@@ -357,33 +353,38 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
     tell(f"licence {output.licence}, {output.precision}, encoder {encoder}")
     for text in output.texts:
         tell(f"released in the bundle, on no published list: {text}")
-    if case is None:
-        tell(f"budget and audit cannot be shown: {context.home} has no ledger")
-        return
     page = plan_page.load_plan_page(context, case)
     for answer in page.answers:
-        if answer.key in _QUOTED or answer.verdict == "warning":
+        if _is_told(answer):
             tell(f"{answer.verdict}: {answer.question} {answer.text}")
     home = None if workspace_of(plan).resolve() == Path(context.home).resolve() else context.home
     tell(f"{page.summary}; details: {command_line('plan', plan, home=home)}")
+    assumptions = command_line("plan", plan, "--html", "plan.html", home=home)
+    tell(
+        f"assumptions: {assumptions} lists them. Your signature covers each of them, so read "
+        "them all"
+    )
+
+
+def _is_told(answer: PageAnswer) -> bool:
+    """Whether a signer sees this answer before the prompt: each that asks for a judgement does."""
+    if answer.key == "decision":
+        return answer.verdict == "warning"  # that signatures are missing is why they sign
+    if answer.key == "promise":
+        return answer.verdict == "investigate"  # its sentences and items stand above
+    return answer.key in _QUOTED or answer.verdict != "fine"
 
 
 _QUOTED = ("leakage", "cost", "outdated", "related")
-"""Answers that a signer must see."""
+"""Answers that a signer must see even if they are fine."""
 
 
-def _accept(case: ReleaseCase | None, decision: Decision, context: Context) -> str:
+def _accept(case: ReleaseCase, decision: Decision, context: Context) -> str:
     """Saves a decision next to its plan. Refuses a decision with a key that the
     policy does not list.
     """
     from tasks.releasing import approval
 
-    if case is None:
-        raise InputError(
-            f"{context.home} has no ledger with a policy that lists your key. Set "
-            "--home to the plan's workspace, or sign with --print or --post",
-            kind="not-an-approvers-ledger",
-        )
     name = approval.accept_decision(context, case, decision)
     case = case.reread(context)
     row = case.ledger.refusal(case.plan)

@@ -46,11 +46,10 @@ def plan(
     home: options.HomeOfPlan = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
+    """Show a planned release as questions with verdicts: promise, accuracy, cost, leakage.
 
-    Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and
-    loss of a formal release, other releases of the same records, and signatures. This command only
-    reads.
+    The promise comes first, then accuracy, the budget before and after, what attacks measured,
+    other releases of the same records, and signatures. This command only reads.
 
     With --renew, the model and its claim stay the same, and the plan's account of how they were
     chosen is updated from the ledger. Approvals of the earlier plan do not count.

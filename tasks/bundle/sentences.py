@@ -23,10 +23,10 @@ COUPLED = (
 )
 """The unprotected input of every sampling except `per-record`."""
 AUDITED = (
-    "the figures of the audit, computed from the training records, the held-out records and the "
-    "released model or repeated training runs"
+    "the figures of the audits, if any are published: they are computed from the training records, "
+    "the held-out records and the released model or repeated training runs"
 )
-"""The unprotected input of a statement that contains an audit."""
+"""An unprotected input of every plan, because a plan is signed as it was before any audit of it."""
 
 _OF_NOISE = (
     "dp-sgd",

@@ -17,7 +17,7 @@ from mechanisms.privacy.events import (
     is_exact,
 )
 from storage.ledger import ReleaseRow, amounts
-from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
+from tasks.bundle.sentences import EVERY, SECTIONS, sentences_of
 from tasks.bundle.stated_fields import REPEATED
 from tasks.bundle.untold import states_scale, untold_of
 from tasks.pages.render import render
@@ -59,10 +59,7 @@ def statement(
     if beyond is not None:
         content["chance_beyond_odds"] = beyond
     if audit is not None:
-        content |= {
-            "audit": audit.model_dump(mode="json"),
-            "unprotected_inputs": [*content["unprotected_inputs"], AUDITED],
-        }
+        content["audit"] = audit.model_dump(mode="json")
     if documents:
         content["documents"] = list(documents)
     content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])

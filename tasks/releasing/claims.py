@@ -10,7 +10,7 @@ from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event, decode
 from storage.artifacts import digest
 from storage.ingest import ALL, IngestConfig
-from tasks.bundle.sentences import COUPLED
+from tasks.bundle.sentences import AUDITED, COUPLED
 from tasks.parameters import RetrainParameters
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def unprotected_inputs(
         COHORTS: dataset["cohorts_source"] == "records" and list(dataset["cohorts"]) != [ALL],
         "" if model is None else _prior_settings(model): model is not None
         and model.prior == "titles",
+        AUDITED: True,
     }
     return tuple(line for line, holds in listed.items() if holds)
 

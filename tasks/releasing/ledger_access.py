@@ -112,7 +112,7 @@ def require_ledger(context: Context, settings: LedgerParameters) -> Ledger:
             )
     raise Missing(
         f"{context.home} has no ledger with budget and audits. Set --home to the "
-        "plan's workspace, or set AUTOCODER_LEDGER_URL",
+        "plan's workspace or to a desk with a copy of its ledger, or set AUTOCODER_LEDGER_URL",
         kind="workspace-without-ledger",
     )
 

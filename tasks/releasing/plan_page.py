@@ -43,7 +43,7 @@ from tasks.releasing.ledger_access import describe_large_delta
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.promise import promise_of
 from tasks.releasing.scores import accuracy_by_epsilon, candidate_scores, reference_f1
-from tasks.releasing.surroundings import Surroundings, told_by_bundle
+from tasks.releasing.surroundings import Desk, Surroundings, desk_of, told_by_bundle
 from tasks.running.stage import Context
 
 NOTICE = (
@@ -181,7 +181,7 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
         _accuracy(scores, case),
         _autocoded(scores, table=isinstance(planned.plan.event, ParallelEvent)),
         _cost(case, records),
-        _leakage(case),
+        _leakage(case, here.desk),
         *([] if here.lists is None else [_lists(here.lists)]),
         *(
             []
@@ -189,7 +189,7 @@ def page_of(case: ReleaseCase, here: Surroundings | None = None) -> PlanPage:
             else [Answer("outdated", "warning", {"why": here.outdated.text})]
         ),
         _related_releases(planned, ledger, records),
-        _decision(case),
+        _decision(case, here.desk),
     ]
     assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
     released = case.released
@@ -281,7 +281,7 @@ def _values(page: PlanPage) -> dict[str, object]:
     }
 
 
-def _leakage(case: ReleaseCase) -> Answer:
+def _leakage(case: ReleaseCase, desk: Desk | None) -> Answer:
     measurement, formal = case.measurement, case.plan.claim.guarantee_kind == "formal"
     if measurement is None:
         required = case.policy.require_audit
@@ -290,6 +290,7 @@ def _leakage(case: ReleaseCase) -> Answer:
             "formal": formal,
             "file": shlex.quote(str(case.file)),
             "required": required,
+            "at_desk": desk is not None,
         }
         return Answer("leakage", "note" if formal and not required else "warning", figures)
     verdicts: dict[str, PlanVerdict] = {CONTRADICTED: "warning", INCONCLUSIVE: "investigate"}
@@ -522,7 +523,7 @@ def _related_releases(planned: PlannedRelease, ledger: Ledger, records: RecordSe
     return Answer("related", verdict, figures, table=(head, rows) if rows else None)
 
 
-def _decision(case: ReleaseCase) -> Answer:
+def _decision(case: ReleaseCase, desk: Desk | None) -> Answer:
     status = case.approvals
     rule = status.policy.approvals
     refusal = _refusal(case)
@@ -537,6 +538,7 @@ def _decision(case: ReleaseCase) -> Answer:
         "refusal": refusal,
         "released": case.released is not None,
         "file": shlex.quote(str(case.file)),
+        **_commands(case, desk),
     }
     open_ = status.missing or status.problems
     return Answer(
@@ -544,6 +546,22 @@ def _decision(case: ReleaseCase) -> Answer:
         "warning" if refusal is not None else "investigate" if open_ else "fine",
         figures,
     )
+
+
+def _commands(case: ReleaseCase, desk: Desk | None) -> dict[str, str]:
+    """Returns the commands that decide on a plan where its page is read."""
+    file = shlex.quote(str(case.file))
+    sign = f"autocoder approve {file}"
+    if desk is not None and desk.home is not None:
+        sign += f" --home {shlex.quote(desk.home)}"
+    approve, refuse = f"{sign} --key KEY.pem", f'{sign} --refuse --key KEY.pem --reason "…"'
+    if desk is None:
+        return {"approve": approve, "refuse": refuse, "release": f"autocoder release {file}"}
+    return {
+        "approve": f"{approve} --print > approval.txt",
+        "refuse": f"{refuse} --print > refusal.txt",
+        "release": "",
+    }
 
 
 def _refusal(case: ReleaseCase) -> dict[str, object] | None:
@@ -581,5 +599,5 @@ def release_of_fit(case: ReleaseCase) -> ReleaseRow | None:
 
 def load_plan_page(context: Context, case: ReleaseCase) -> PlanPage:
     """Loads the page of a plan from its workspace and ledger. Changes nothing."""
-    told = told_by_bundle(context, case)
-    return page_of(case, replace(Surroundings.of(context, case), told=told))
+    here, told = Surroundings.of(context, case), told_by_bundle(context, case)
+    return page_of(case, replace(here, told=told, desk=desk_of(context, case)))

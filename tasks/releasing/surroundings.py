@@ -16,8 +16,17 @@ from storage.paths import Workspace
 from tasks.releasing import code_lists, gate
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.code_lists import CodeListVerdict
+from tasks.releasing.ledger_access import ledger_url
 from tasks.releasing.ledger_records import save_record_set
 from tasks.running.stage import Context
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A place with a copy of the plan and a view of the ledger, which can sign but not release."""
+
+    home: str | None
+    """Folder of the ledger's copy. None if the ledger is a database server."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Surroundings:
     """Units of its records. None if each record is a unit, or if the records are not available."""
     told: AccuracyFigures | None = None
     """`accuracy.json` of its bundle. None before its release, or if no accuracy is reported."""
+    desk: Desk | None = None
+    """The desk that the page is read at, or None in the plan's workspace."""
 
     @staticmethod
     def of(context: Context, case: ReleaseCase) -> Surroundings:
@@ -80,6 +91,14 @@ def told_by_bundle(context: Context, case: ReleaseCase) -> AccuracyFigures | Non
     if case.released is None:
         return None
     return read_stated(context.workspace.bundles / case.released.release_id)
+
+
+def desk_of(context: Context, case: ReleaseCase) -> Desk | None:
+    """Returns the desk where a plan is read, or None if it is read in its workspace."""
+    if case.planned.file(context).is_file():
+        return None
+    is_copy = ledger_url(context) == context.workspace.ledger_url
+    return Desk(context.home if is_copy else None)
 
 
 def require_releasable(context: Context, case: ReleaseCase) -> None:

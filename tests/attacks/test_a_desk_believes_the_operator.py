@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import invoke
 from refusals import of_kind
 from releases import make_candidate, make_event, make_plan, release_key
 
@@ -27,7 +28,8 @@ from tasks.releasing.selection import Selection
 
 DECLARES = """
 an officer's desk believes its own copy of the agency's key
-| a plan with a smaller ε, another key, method or selection; a ledger whose releases another key
+| a plan with a smaller ε, another key, method or selection; a plan that was not audited, signed
+where there is no ledger; a ledger whose releases another key
 signed; another key given later; pipes and devices as key, plan, policy or roots
 | a ledger without any release, which no key signed yet
 """
@@ -137,6 +139,21 @@ def test_a_ledger_in_which_no_release_counts(
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     with pytest.raises(StorageError):
         approval.require_agency_ledger(ledger, pinned)
+
+
+@pytest.mark.parametrize("way", [[], ["--print"], ["--post"], ["--refuse", "--reason", "late"]])
+def test_a_plan_is_signed_where_there_is_no_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: list[str]
+) -> None:
+    """A plan that was not audited, from an empty folder: neither budget nor audit can be read."""
+    key, _ = keys.new_keys(tmp_path / "officer")
+    file = tmp_path / "plan.json"
+    file.write_text(planned().model_dump_json())
+    words = ["approve", str(file), "--home", str(tmp_path / "empty"), "--key", str(key), "--yes"]
+    with pytest.raises(StorageError, check=of_kind("workspace-without-ledger")):
+        invoke(*words, *way)
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "empty").exists()
 
 
 @pytest.mark.timeout(60)

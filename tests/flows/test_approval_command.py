@@ -3,6 +3,7 @@ plan and its artifacts are those of the finished job; each test has a workspace 
 own.
 """
 
+import html
 import json
 import re
 import shlex
@@ -174,15 +175,7 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     quoted = [err.index(text) for text in ("was not audited", "under policy strict")]
     assert max(quoted) < err.index("signed: digest")
     assert digest[:12] in err
-    copy = tmp_path / Path(plan).name
-    copy.write_bytes(Path(plan).read_bytes())
-    code, out, err = invoke(
-        "approve", copy, "--key", key, "--yes", "--print", "--home", tmp_path / "elsewhere"
-    )
-    assert code == 0
-    assert "budget and audit cannot be shown: " in err
-    assert "has no ledger" in err
-    assert not (tmp_path / "elsewhere").exists()
+    assert "--html plan.html" in " ".join(err.split())
 
 
 def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
@@ -198,7 +191,16 @@ def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
     there = (desk / "plan.json", "--home", desk)
     shown = command("plan", *there)
     assert "under policy strict" in shown
-    assert "Only names were compared" in " ".join(shown.split())
+    told = " ".join(shown.split())
+    assert "Only names were compared" in told
+    assert f"autocoder audit {desk}" not in told, "a desk has no records to audit"
+    command("plan", *there, "--html", tmp_path / "plan.html")
+    page = html.unescape((tmp_path / "plan.html").read_text())
+    decide = page[page.index("<h2>Decide") :]
+    sign = f"autocoder approve {desk / 'plan.json'} --home {desk}"
+    assert f"{sign} --key KEY.pem --print > approval.txt" in decide
+    assert f'{sign} --refuse --key KEY.pem --reason "…" --print > refusal.txt' in decide
+    assert "autocoder release" not in decide
     with pytest.raises(InputError, check=of_kind("another-workspace")):
         command("approve", *there, "--key", tmp_path / "officer" / "signing-key.pem", "--yes")
     words: list[str] = []
@@ -207,6 +209,9 @@ def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
         code, token, err = invoke("approve", *there, "--key", key, "--print", "--yes")
         assert code == 0
         assert f"details: autocoder plan {desk / 'plan.json'} --home {desk}" in err
+        told = " ".join(err.split())
+        assert "Is the code list public? Not checked" in told
+        assert f"autocoder plan {desk / 'plan.json'} --html plan.html --home {desk}" in told
         (tmp_path / f"{name}.txt").write_text(token)
         words += ["--approval", str(tmp_path / f"{name}.txt")]
     assert sorted(path.name for path in desk.iterdir()) == ["ledger.db", "plan.json"]
@@ -293,6 +298,24 @@ def test_a_refusal_is_confirmed_too(site: tuple[Job, str], monkeypatch: pytest.M
     monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))
     code, *_ = invoke(*words)
     assert (code, asked[0]) == (0, asked[1])
+    assert "too early" in asked[0]
+    assert refusals(job) == ["officer refused: too early"]
+
+
+def test_a_printed_refusal_says_what_the_release_will_do(site: tuple[Job, str]) -> None:
+    """It is called a refusal and not a signature, and the release records it and fails."""
+    job, plan = site
+    key = job.home.parent / "officer" / "signing-key.pem"
+    code, token, err = invoke(
+        *("approve", plan, "--refuse", "--reason", "too early", "--key", key, "--yes", "--print")
+    )
+    assert code == 0
+    assert "refused: digest" in err
+    assert "signed: digest" not in err
+    assert "`release` will record this refusal, and then fail" in err
+    (job.home.parent / "refusal.txt").write_text(token)
+    done = job.command("release", plan, "--approval", str(job.home.parent / "refusal.txt"))
+    assert done.returncode != 0
     assert refusals(job) == ["officer refused: too early"]
 
 

@@ -410,9 +410,9 @@ def test_crashes_between_question_and_answer_lose_neither(
     copy.write_bytes(Path(plan).read_bytes())
     monkeypatch.setenv("PREFECT_API_URL", ephemeral_server)
     key = str(tmp_path / "director" / "signing-key.pem")
-    assert str(run) in command("approve", str(copy), "--key", key, "--yes", "--post"), (
-        "from a copy of the plan"
-    )
+    assert str(run) in command(
+        *("approve", str(copy), "--home", str(job.home), "--key", key, "--yes", "--post")
+    ), "from a copy of the plan"
     assert go_on() == "Completed"
     (row,) = Ledger.open(Workspace(job.home).ledger_url).releases()
     assert row.state == "committed"

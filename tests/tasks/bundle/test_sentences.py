@@ -285,13 +285,15 @@ def test_a_bundle_holds_them(sealed: Sealed) -> None:
 
 
 def test_figures_of_an_audit_are_not_protected(sealed: Sealed) -> None:
-    """They are computed from the records and leave with the statement: listed, there and on its
-    page.
+    """They are computed from the records and leave with the statement. The plan lists them from
+    the start, so every paper lists what was signed, with an audit and without.
     """
-    audit = StatedAudit(line="measured", auc=0.6)
-    audited = anticipated(sealed.row.plan, audit=audit)
-    assert AUDITED not in statement(sealed.row, sampling="stratified")["unprotected_inputs"]
-    told = statement(audited, sampling="stratified")
-    assert told["unprotected_inputs"][-1] == AUDITED
-    assert escape(AUDITED) in statement_page(told)
+    plan = sealed.row.plan
+    signed = [*plan.claim.unprotected_inputs, AUDITED]
+    claim = plan.claim.model_copy(update={"unprotected_inputs": tuple(signed)})
+    plan = plan.model_copy(update={"claim": claim})
+    for audit in (None, StatedAudit(line="measured", auc=0.6)):
+        told = statement(anticipated(plan, audit=audit), sampling="stratified")
+        assert told["unprotected_inputs"] == signed
+        assert escape(AUDITED) in statement_page(told)
     check_schema(bundle.STATEMENT, told, "privacy_statement")

@@ -14,7 +14,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import numerics
 from storage import figures
 from storage.demo_data import write_demo_data
-from tasks.bundle.sentences import COUPLED
+from tasks.bundle.sentences import AUDITED, COUPLED
 from tasks.fitting.ingest import ingest_figures, ingest_records
 from tasks.parameters import DataParameters
 from tasks.releasing.claims import (
@@ -61,7 +61,7 @@ def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: s
     context.workspace.create()
     dataset = run_step(context, ingest_records(DataParameters.model_validate(data)))
     facts = ingest_figures(context.store, dataset)
-    assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
+    assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS, AUDITED}
 
 
 def test_weights_are_listed_where_there_are_any() -> None:
@@ -88,7 +88,7 @@ def test_what_is_public_is_named() -> None:
         "the sentence that titles are read in (`Someone had {}.`) and their scale (16), if someone "
         "chose them"
     ) in settings
-    bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-1]
+    bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-2]
     assert bare.startswith("the scale of the titles (16)")
     assert public_inputs(ModelConfig()) == ()
     worded = {"trainable": "head", "pooling": "mean"}
