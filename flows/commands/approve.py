@@ -124,7 +124,8 @@ def approve(
 
       autocoder approve PLAN.json --key officer/signing-key.pem
 
-      autocoder approve desk/plan.json --home desk --key officer/signing-key.pem --print
+      autocoder approve desk/plan.json --home desk \
+          --key officer/signing-key.pem --print
 
       autocoder approve PLAN.json --key officer/signing-key.pem --post
 
