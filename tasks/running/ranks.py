@@ -88,6 +88,8 @@ def shared(work: Work, follow: str, settings: Mapping[str, object]) -> Iterator[
                 raise StageError(f"{work.label}: a process of the training did not start. {reason}")
         with _joined(order):
             yield
+        for rank in followers:
+            _log(order, rank).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -102,10 +104,11 @@ def _joined(order: Following) -> Iterator[None]:
 
 
 def _log(order: Following, rank: int) -> Path:
-    """What a follower prints about its errors. It stays in the private workspace until the stage
-    ends, because a library's message may quote a value.
+    """What a follower prints about its errors, kept in the private workspace until a fit succeeds,
+    because a library's message may quote a value. It is next to the fit's folder, which contains
+    files of the fit alone.
     """
-    return order.scratch / f"process-{rank}.log"
+    return order.scratch.with_name(f"{order.scratch.name}-process-{rank}.log")
 
 
 @contextmanager
@@ -113,7 +116,9 @@ def _follower(order: Following) -> Iterator[Callable[[], str]]:
     """Starts a follower. Yields a function that waits for its first line, which is empty if the
     process ended or took too long.
     """
-    with _log(order, order.rank).open("wb") as log:
+    path = _log(order, order.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.running.ranks"],
             stdin=subprocess.PIPE,

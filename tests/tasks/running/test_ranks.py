@@ -146,7 +146,8 @@ def test_a_follower_that_does_not_start_in_time_is_ended(
         ranks.shared(work, "rank_bodies:nothing", {}),
     ):
         pytest.fail("the fit began")
-    assert (work.scratch / "process-1.log").exists()
+    assert work.scratch.with_name(f"{work.scratch.name}-process-1.log").exists()
+    assert not list(work.scratch.glob("*.log")), "the folder of a fit has files of the fit alone"
 
 
 def test_a_rank_waits_a_limited_time_for_the_others(
