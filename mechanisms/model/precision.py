@@ -8,8 +8,7 @@ another machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -35,25 +34,6 @@ def resolved(choice: Choice, device: torch.device | str | None = None) -> Precis
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     capabilities = torch.cpu.get_capabilities()
     return "bfloat16" if any(capabilities.get(name, False) for name in _INSTRUCTIONS) else "float32"
-
-
-@contextmanager
-def tensor_float_32(device: torch.device) -> Iterator[None]:
-    """Lets a CUDA card multiply float32 matrices with 10 bits after the point inside the block, in
-    every thread of the process. Elsewhere nothing changes.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    import torch
-
-    products = torch.backends.cuda.matmul
-    before = products.allow_tf32
-    products.allow_tf32 = True
-    try:
-        yield
-    finally:
-        products.allow_tf32 = before
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

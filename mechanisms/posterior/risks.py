@@ -29,7 +29,6 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import Inputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
-from mechanisms.model.precision import tensor_float_32
 from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes
 from mechanisms.model.training import Progress
@@ -82,10 +81,6 @@ def risk_pass(
     and on the kind of the device: a card draws with its own generator, so its draws differ from
     those of a processor.
 
-    A CUDA card multiplies matrices in TF32. Then it evaluates the draws whose maximum is near the
-    largest one again in float32, so that Delta is a float32 value. How near they must be is no
-    proved bound of TF32's error, and the risks of records remain those of TF32.
-
     Args:
         labels: int64 [n].
         weights: alpha float32 [n]. With weights, Delta is the maximum of `draw_maxima`.
@@ -109,7 +104,7 @@ def risk_pass(
 
     loaded = _loading(classifier, posterior, seed=seed, purpose=purpose)
     try:
-        with forward_passes(inputs, device) as over, tensor_float_32(device):
+        with forward_passes(inputs, device) as over:
             for position, draw in enumerate(draws):
                 loaded.load(draw)
                 worst = torch.zeros((), device=device)
@@ -127,25 +122,9 @@ def risk_pass(
                     )
                 if progress is not None:
                     progress(position + 1, len(draws))
-        for position in _near_the_largest(maxima, device):
-            loaded.load(draws[position])
-            maxima[position] = at_draw(
-                classifier, inputs, labels, weights=alpha, batch_size=batch_size
-            )
     finally:
         classifier.flat.copy_(original)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
-
-
-_NEAR = 2.0**-7
-"""Relative distance to the largest value, about eight times the error of a product in TF32."""
-
-
-def _near_the_largest(maxima: Tensor, device: torch.device) -> list[int]:
-    """Positions of the draws that a card evaluates again."""
-    if device.type != "cuda" or not len(maxima):
-        return []
-    return (maxima >= (1 - _NEAR) * maxima.max()).nonzero()[:, 0].tolist()
 
 
 def _loading(

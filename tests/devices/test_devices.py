@@ -6,7 +6,7 @@ both sides are the processor.
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,6 @@ def normals_of_the_processor(
     yield lambda out: out.copy_(torch.empty(out.shape).normal_(generator=g))
 
 
-def whole_float32(device: torch.device) -> AbstractContextManager[None]:
-    """Instead of TF32, whose products are too rough to be compared with a processor's."""
-    return nullcontext()
-
-
 def test_draws_and_their_risks_agree(
     pair: tuple[Classifier, Classifier],
     records: tuple[TokenInputs, Tensor],
@@ -120,7 +115,6 @@ def test_draws_and_their_risks_agree(
 ) -> None:
     """Every record's risk and every draw's largest, to float32's rounding."""
     monkeypatch.setattr(risks, "_seeded_on_card", normals_of_the_processor)
-    monkeypatch.setattr(risks, "tensor_float_32", whole_float32)
     posterior = posterior_of(pair[0].flat, tmp_path)
     one, other = (
         risks.risk_pass(made, *records, posterior, draws=range(6), seed=0, purpose="risk")
@@ -131,15 +125,11 @@ def test_draws_and_their_risks_agree(
 
 
 def test_draws_of_a_card_are_repeated_in_every_part(
-    pair: tuple[Classifier, Classifier],
-    records: tuple[TokenInputs, Tensor],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], tmp_path: Path
 ) -> None:
     """A draw depends on its number alone, bit for bit, not on the draws before it, and another
     number is another draw. The classifier has its own parameters again.
     """
-    monkeypatch.setattr(risks, "tensor_float_32", whole_float32)
     there, posterior = pair[1], posterior_of(pair[0].flat, tmp_path)
     start = there.flat.clone()
     measure = partial(risks.risk_pass, there, *records, posterior, seed=0, purpose="risk")
@@ -223,7 +213,6 @@ def test_a_fit_agrees(
     """
     monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
     monkeypatch.setattr(risks, "_seeded_on_card", normals_of_the_processor)
-    monkeypatch.setattr(risks, "tensor_float_32", whole_float32)
     g = torch.Generator().manual_seed(0)
     features = torch.randn(N, WIDTH, generator=g)
     labels = torch.randint(LABELS, (N,), generator=g)

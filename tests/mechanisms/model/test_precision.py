@@ -10,7 +10,7 @@ from torch import nn
 from mechanisms.model import classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.precision import resolved, tensor_float_32
+from mechanisms.model.precision import resolved
 from mechanisms.model.training import train
 
 
@@ -107,12 +107,3 @@ def test_a_head_on_features_trains_in_float32(tiny_bert: Path) -> None:
             train(built, features, torch.tensor([0, 1, 2] * 4), phase=phase, seed=0, purpose="test")
         )
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize(("device", "inside"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
-def test_tf32_ends_with_its_block(device: str, inside: bool) -> None:
-    """Also where the block fails. Other products of a process stay in float32."""
-    with pytest.raises(KeyError), tensor_float_32(torch.device(device)):
-        assert torch.backends.cuda.matmul.allow_tf32 is inside
-        raise KeyError
-    assert torch.backends.cuda.matmul.allow_tf32 is False

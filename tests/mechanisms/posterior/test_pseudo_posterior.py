@@ -165,29 +165,6 @@ class TestRiskPass:
         torch.testing.assert_close(got.draw_maxima, (table * alpha).amax(1).float())
         assert got.sensitivity == pytest.approx(float((table * alpha).max()), rel=1e-5)
 
-    def test_a_rough_pass_ends_at_the_sensitivity_of_float32(
-        self, linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What a card does in TF32, in bfloat16: the draws near the largest are evaluated again, so
-        that Delta is that of float32 to the last bit. Without the second look it is not.
-        """
-        made, inputs, labels = linear(23)
-        alpha, post = torch.rand(23), posterior(P)
-
-        def sensitivity() -> float:
-            return risk_pass(
-                made, inputs, labels, post, draws=range(15), seed=9, purpose="a", weights=alpha
-            ).sensitivity
-
-        exact, near = sensitivity(), risks._near_the_largest
-        rough = torch.autocast("cpu", torch.bfloat16)
-        monkeypatch.setattr(risks, "tensor_float_32", lambda device: rough)
-        assert sensitivity() != exact
-        card = torch.device("cuda")
-        monkeypatch.setattr(risks, "_near_the_largest", lambda maxima, device: near(maxima, card))
-        monkeypatch.setattr(risks, "_NEAR", 0.05)
-        assert sensitivity() == exact
-
     def test_shards_merge_to_one_pass(self, linear: MakeLinear) -> None:
         """A draw depends on (seed, purpose, s) alone: three shards, computed out of order, equal
         one pass.
