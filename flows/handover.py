@@ -87,17 +87,19 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
         row=record.sequence,
         partner=record.entry.partner,
         release_row=row.sequence,
-        public_key=str(_public_key_file(workspace)),
+        public_key=str(_public_key_file(workspace) or ""),
     )
 
 
-def _public_key_file(workspace: Workspace) -> Path:
+def _public_key_file(workspace: Workspace) -> Path | None:
+    """The file of the public key that belongs to the signing key, if it is at hand."""
     from storage.bundle.seal import VARIABLE, signing_key
 
     local = workspace.home / "signing-key.pub.pem"
     if local.is_file() and VARIABLE not in os.environ:
         return local
-    return signing_key(None, workspace.private).with_name(local.name)
+    beside = signing_key(None, workspace.private).with_name(local.name)
+    return beside if beside.is_file() else None
 
 
 def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:

@@ -70,9 +70,10 @@ to the data.
 """
 
 
-_NORMS = (0.05, 30.0)
-"""Median norm of a record's features, in clips, between which they are used well. At 0.03 a private
-fit gave every record the largest class, and at 10 it lost 5 points of accuracy.
+_NORMS = (0.3, 30.0)
+"""Median norm of a record's features, in clips, between which they are used. At epsilon 1, digits
+(breast cancer) had accuracies of 0.16 (0.65) at 0.1, 0.58 (0.90) at 0.3, 0.75 (0.95) at 0.5, 0.88
+(0.97) at 3, 0.85 (0.97) at 10, 0.72 (0.95) at 30 and 0.72 (0.94) at 300.
 """
 
 
@@ -431,8 +432,8 @@ def _warn_of_scale(X: np.ndarray, clip: float | None) -> None:
     low, high = (norm * clip for norm in _NORMS)
     if not low <= float(np.median(np.linalg.norm(X, axis=1))) <= high:
         warnings.warn(
-            f"most records have features with a norm outside {low:g} to {high:g}, where the clip "
-            "or the noise hides what tells the classes apart: pass public bounds=.",
+            f"the features of half of the records have a norm outside {low:g} to {high:g}. There, "
+            "clipping or noise hides the differences between classes. Pass public bounds=.",
             FeaturesFarFromUnitScale,
             stacklevel=4,
         )

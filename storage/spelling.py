@@ -34,8 +34,8 @@ def _without_zeros(code: str) -> str:
 
 
 _MONTHS = (
-    "jan|feb|fev|fév|mar|mär|mrz|abr|apr|avr|mai|may|maj|jun|jui|jul|aug|aou|ago|sep|set|okt|oct|out|"
-    "nov|dez|dec|déc|dic|aoû|gen|mag|giu|lug|ott|ene"
+    "jan|feb|fev|fév|mar|mär|mrz|abr|apr|avr|mai|may|maj|jun|jui|jul|aug|aou|ago|sep|set|okt|oct|"
+    "out|nov|dez|dec|déc|dic|aoû|gen|mag|giu|lug|ott|ene"
 )
 _MONTH = rf"(?:{_MONTHS})[^\W\d_]{{0,7}}\.?"
 _SHEET_NUMBER = re.compile(r"\d([.,]\d+)?[eE]\+?\d+")

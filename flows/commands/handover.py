@@ -40,7 +40,7 @@ def handover(
         f"{handed.release_row}"
     )
     say(f"next: send the wheel too: uv build --wheel --out-dir {shlex.quote(str(out))}")
-    say(f"next: send your public key separately: {handed.public_key}")
+    say(f"next: send your public key separately: {handed.public_key or 'signing-key.pub.pem'}")
 
 
 def revoke(

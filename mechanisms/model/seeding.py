@@ -33,9 +33,9 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
     its card, which takes hundreds of megabytes there.
 
     Args:
-        device: the device of the block. None means the current card if CUDA is in use.
+        device: the device on which the block draws. None means the processor alone.
     """
-    cards = _cards(device)
+    cards = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=cards):
         number = derive_seed(seed, *purpose)
         torch.default_generator.manual_seed(number)
@@ -43,9 +43,3 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
             with torch.cuda.device(card):
                 torch.cuda.manual_seed(number)
         yield
-
-
-def _cards(device: torch.device | None) -> list[torch.device]:
-    if device is None and torch.cuda.is_initialized():
-        device = torch.device("cuda", torch.cuda.current_device())
-    return [device] if device is not None and device.type == "cuda" else []

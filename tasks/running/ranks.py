@@ -8,6 +8,7 @@ and stored outputs belong to the stage's process.
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,12 +85,11 @@ def shared(work: Work, follow: str, settings: Mapping[str, object]) -> Iterator[
         for r, first_answer in followers.items():
             answer = first_answer()
             if answer != _READY:
-                reason = answer or f"{_log(order, r)} has what it printed."
+                reason = answer or f"See {_log(order, r)} for its errors."
                 raise StageError(f"{work.label}: a process of the training did not start. {reason}")
         with _joined(order):
             yield
-        for rank in followers:
-            _log(order, rank).unlink(missing_ok=True)
+        shutil.rmtree(_logs(order))
 
 
 @contextmanager
@@ -105,10 +105,14 @@ def _joined(order: Following) -> Iterator[None]:
 
 def _log(order: Following, rank: int) -> Path:
     """What a follower prints about its errors, kept in the private workspace until a fit succeeds,
-    because a library's message may quote a value. It is next to the fit's folder, which contains
-    files of the fit alone.
+    because a library's message may quote a value. It has a folder next to the fit's own, which
+    contains files of the fit alone; `autocoder clean` removes both.
     """
-    return order.scratch.with_name(f"{order.scratch.name}-process-{rank}.log")
+    return _logs(order) / f"process-{rank}.log"
+
+
+def _logs(order: Following) -> Path:
+    return order.scratch.with_name(f"{order.scratch.name}-processes")
 
 
 @contextmanager

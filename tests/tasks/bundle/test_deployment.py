@@ -3,16 +3,20 @@ states.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from refusals import of_kind
 
+from storage.artifacts import digest
+from storage.bundle.proof import proof_of
 from storage.errors import InputError
 from storage.figures import escape
 from storage.ledger import Ledger, Policy
 from tasks.bundle.deployment import Deployment, stated_deployment
+from tasks.bundle.sentences import AUDITED
 from tests.storage.ledger.test_ledger_composition import planned
 from tests.support.releases import release_key
 
@@ -39,11 +43,13 @@ REQUIRED = {
 }
 
 
-def made(tmp_path, statement=STATEMENT):
+def made(tmp_path, statement=STATEMENT, **claim):
     cap = {"default": {"formal": {"epsilon": 10, "delta": "0.001"}}}
     policy = Policy.parse({"name": "p", **cap, **({"registry": statement} if statement else {})})
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy, key=release_key())
-    release = ledger.reserve(planned("a")).release_id or ""
+    plan = planned("a")
+    plan = plan.model_copy(update={"claim": plan.claim.model_copy(update=claim)})
+    release = ledger.reserve(plan).release_id or ""
     ledger.mark_drawn(release, draw_digest="d")
     ledger.commit(release, bundle_digest="b")
     return ledger, release
@@ -65,6 +71,19 @@ def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
         in page
     )
     assert ledger.verify().ok
+
+
+def test_record_answers_and_proof_list_what_was_signed(tmp_path):
+    """Also the item on audits, which a plan lists before any audit of it is made."""
+    signed = ("the number of records", AUDITED)
+    ledger, release = made(tmp_path, unprotected_inputs=signed)
+    deployment = stated_deployment(ledger, release)
+    variant: Any = deployment.registry_record()["deployment"]["dp_variant"]
+    assert variant["unprotected_quantities"] == "; ".join(signed)
+    assert "; ".join(signed) in deployment.answers()
+    row = replace(ledger.release(release), bundle_digest=digest({}))
+    proof: Any = proof_of(row, {}, key=None)
+    assert proof["row"]["unprotected_inputs"] == list(signed)
 
 
 UTILITY = ("67 % right of 3,678 records", "Least often right: burns, 40 %")

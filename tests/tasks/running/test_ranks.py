@@ -142,11 +142,12 @@ def test_a_follower_that_does_not_start_in_time_is_ended(
     monkeypatch.setattr(ranks, "_LONGEST_START", 0.01)
     work = work_in(tmp_path, model_of(tiny_roberta, "full"), narratives, 2)
     with (
-        pytest.raises(StageError, match=r"did not start\. \S+process-1\.log"),
+        pytest.raises(StageError, match=r"\S+process-1\.log"),
         ranks.shared(work, "rank_bodies:nothing", {}),
     ):
         pytest.fail("the fit began")
-    assert work.scratch.with_name(f"{work.scratch.name}-process-1.log").exists()
+    logs = work.scratch.with_name(f"{work.scratch.name}-processes")
+    assert (logs / "process-1.log").exists()
     assert not list(work.scratch.glob("*.log")), "the folder of a fit has files of the fit alone"
 
 
