@@ -78,7 +78,8 @@ def test_record_answers_and_proof_list_what_was_signed(tmp_path):
     signed = ("the number of records", AUDITED)
     ledger, release = made(tmp_path, unprotected_inputs=signed)
     deployment = stated_deployment(ledger, release)
-    variant: Any = deployment.registry_record()["deployment"]["dp_variant"]
+    record: Any = deployment.registry_record()
+    variant = record["deployment"]["dp_variant"]
     assert variant["unprotected_quantities"] == "; ".join(signed)
     assert "; ".join(signed) in deployment.answers()
     row = replace(ledger.release(release), bundle_digest=digest({}))
