@@ -4,23 +4,29 @@
     python scripts/figures.py --list
     python scripts/figures.py --out figures --osha osha.csv --codelist oiics201_nature.csv
     python scripts/figures.py --out figures --only mixture,schedules
+    python scripts/figures.py --out figures --publish
 
 docs/studies/figures.yaml lists the parts: the files that they publish, the pages that show them,
 and the commands with their run time in minutes. Each part has its own folder in --out, with its
 output in printed.txt. A part without its data is skipped and listed. Figures of two commits
 are never mixed: the tree must have no uncommitted changes, and a folder belongs to one commit. An
 interrupted run continues with the same command.
+
+With --publish, the files of the parts that are finished in --out are copied to docs/, and the table
+gets their commit and their minutes. Then the tests name the pages that show other figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 
@@ -54,6 +60,8 @@ class Part:
     commands: Sequence[str] = ()
     minutes: float | None = None
     """Minutes of all commands together on two processor cores; None if there are no commands."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """Published files that have another name in the part's folder, with that name or pattern."""
     reason: str = ""
     """Why there are no commands at this commit."""
 
@@ -76,6 +84,9 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the parts and stop")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the results")
     parser.add_argument("--only", default="", help="names of parts, separated by commas")
+    parser.add_argument(
+        "--publish", action="store_true", help="copy the finished parts of --out to docs/ and stop"
+    )
     for name, what in DATA.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=what)
     arguments = parser.parse_args()
@@ -84,6 +95,9 @@ def main() -> None:
         _print_table(all_parts)
         return
     chosen = _choose(all_parts, arguments.only)
+    if arguments.publish:
+        _publish(chosen, arguments.out.resolve())
+        return
     files = {name: str(path.resolve()) for name in DATA if (path := getattr(arguments, name))}
     ready = [part for part in chosen if part.commands and part.needs <= files.keys()]
     for part in chosen:
@@ -155,6 +169,32 @@ def _run(part: Part, folder: Path, files: dict[str, str], *, label: str) -> None
     took = (time.monotonic() - began) / 60
     done.write_text(f"{took:.1f} minutes\n", encoding="utf-8")
     print(f"{label}: took {took:.1f} min", flush=True)
+
+
+def _publish(chosen: Sequence[Part], out: Path) -> None:
+    """Copies the files of the finished parts to docs/, and notes their commit in the table."""
+    commit = (out / "commit.txt").read_text(encoding="utf-8").strip()[:8]
+    finished = [part for part in chosen if (out / part.name / "done.txt").is_file()]
+    for part in finished:
+        folder = out / part.name
+        for name in part.files:
+            (made,) = folder.glob(part.made.get(name, Path(name).name))
+            shutil.copyfile(made, ROOT / "docs" / name)
+        minutes = float((folder / "done.txt").read_text(encoding="utf-8").split()[0])
+        text = TABLE.read_text(encoding="utf-8")
+        TABLE.write_text(_noted(text, part, commit, minutes), encoding="utf-8")
+        print(f"{part.name}: {len(part.files)} files of {commit}")
+    if not finished:
+        sys.exit(f"--publish: no part is finished in {out}")
+
+
+def _noted(table: str, part: Part, commit: str, minutes: float) -> str:
+    """Returns the text of the table with another commit and other minutes in this part's entry."""
+    before, name, rest = table.partition(f"- name: {part.name}\n")
+    entry, next_entry, after = rest.partition("\n- name: ")
+    entry = re.sub(r'commit: "[0-9a-f]+"', f'commit: "{commit}"', entry)
+    entry = re.sub(r"minutes: [\d.]+", f"minutes: {max(1, round(minutes))}", entry)
+    return before + name + entry + next_entry + after
 
 
 if __name__ == "__main__":

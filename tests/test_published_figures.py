@@ -142,3 +142,37 @@ def test_rows_and_pictures_were_made_at_the_commit_of_their_part(part: Any, name
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(SystemExit, match="mixture"):
         figures._choose(PARTS, "mixtur")
+
+
+def test_publishing_copies_a_finished_part_and_notes_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, docs = tmp_path / "docs" / "figures.yaml", tmp_path / "docs"
+    docs.mkdir()
+    entries = [
+        {"name": "one", "files": ["one.json"], "made": {"one.json": "printed.txt"}},
+        {"name": "two", "files": ["two.csv"]},
+    ]
+    common = {"pages": [], "commit": "0123abcd", "commands": ["true"], "minutes": 200}
+    lines = [
+        f"- {name}: {json.dumps(value)}" if name == "name" else f"  {name}: {json.dumps(value)}"
+        for entry in entries
+        for name, value in {**entry, **common}.items()
+    ]
+    table.write_text("\n".join(lines).replace('"one"', "one").replace('"two"', "two") + "\n")
+    made = tmp_path / "made"
+    for name in ("one", "two"):
+        (made / name).mkdir(parents=True)
+    (made / "commit.txt").write_text("89abcdef" * 5 + "\n")
+    (made / "one" / "printed.txt").write_text("{}\n")
+    (made / "one" / "done.txt").write_text("12.3 minutes\n")
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "TABLE", table)
+
+    figures._publish(figures.parts(), made)
+
+    one, two = figures.parts()
+    assert (one.commit, one.minutes) == ("89abcdef", 12)
+    assert (two.commit, two.minutes) == ("0123abcd", 200)
+    assert (docs / "one.json").read_text() == "{}\n"
+    assert not (docs / "two.csv").exists()
