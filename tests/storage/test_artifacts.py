@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from refusals import of_kind
 
-from storage.artifacts import MANIFEST, Store
+from storage import artifacts
+from storage.artifacts import MANIFEST, Store, file_digest
 from storage.durable import write_atomically
 from storage.errors import StorageError
 
@@ -77,6 +78,49 @@ def test_damaged_output_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         return
     with pytest.raises(StorageError, check=of_kind("damaged-artifact", saying="file")):
         make(Store(tmp_path))
+
+
+@pytest.mark.parametrize("recent", [False, True], ids=["old file", "recent file"])
+def test_opening_reads_an_unchanged_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, recent: bool
+) -> None:
+    """Each of n parts opens its inputs, so reading them every time would take n times as long. A
+    file that changed within the resolution of the clock may change again unseen, so that one is
+    read every time.
+    """
+    store = Store(tmp_path)
+    folder = Path(make(store).removeprefix("file://"))
+    ref = store.find("demo", folder.name)
+    assert ref is not None
+    read: list[Path] = []
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return file_digest(path)
+
+    monkeypatch.setattr(artifacts, "file_digest", counted)
+    monkeypatch.setattr(artifacts, "_RECENT_NS", 10**15 if recent else 0)
+    for _ in range(3):
+        Store(tmp_path).open(ref)
+    assert read == [folder / "file"] * (3 if recent else 1)
+
+
+def test_a_change_that_keeps_size_and_times_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    folder = Path(make(store).removeprefix("file://"))
+    ref = store.find("demo", folder.name)
+    assert ref is not None
+    monkeypatch.setattr(artifacts, "_RECENT_NS", 0)
+    file = folder / "file"
+    store.open(ref)
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:
+        file.write_text("contenT")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StorageError, check=of_kind("damaged-artifact", saying="file")):
+        store.open(ref)
 
 
 def test_a_small_file_is_whole_though_two_write_it_at_once(
