@@ -288,6 +288,7 @@ def descend(
             sgd,
             epochs=epochs,
             remedy=f"lower learning_rate (now {rate:g})",
+            checkpoint_seconds=run.checkpoint_seconds,
             witness=run.witness,
             progress=run.progress,
         )

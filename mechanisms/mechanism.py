@@ -41,6 +41,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 import mechanisms
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.model.pace import CHECKPOINT_SECONDS
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import AnyEvent, Event, GuaranteeKind, descent_of
 from mechanisms.privacy.scaled import noise_scaled
@@ -173,6 +174,8 @@ class Run:
     """Folder for checkpoints, which survives an interruption and stores noise keys until the fit
     ends. None keeps no checkpoints.
     """
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    """Least time between two checkpoints; 0 writes one per epoch."""
     progress: Progress | None = None
     key: bytes | None = field(default=None, repr=False)
     """Determines all secret noise of the fit, for tests and examples only. None uses the operating

@@ -77,6 +77,7 @@ class NonPrivate(Mechanism, frozen=True):
             seed=run.seed,
             purpose="non-private",
             folder=run.folder,
+            checkpoint_seconds=run.checkpoint_seconds,
             progress=run.progress,
         )
         figures = {"epochs": len(losses), "loss": losses[-1], "losses": losses}

@@ -175,6 +175,7 @@ class PriorDescent(NoisyGradientMechanism, frozen=True, title="Prior descent"):
                 descent_event,
                 epochs=descent_event.steps,
                 remedy="lower weight_noise",
+                checkpoint_seconds=run.checkpoint_seconds,
                 witness=run.witness,
                 progress=run.progress,
             )

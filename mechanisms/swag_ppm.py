@@ -238,8 +238,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Fits the rounds that `run.earlier` does not contain, each in its own folder with a
-        checkpoint per epoch.
+        """Fits the rounds that `run.earlier` does not contain, each in its own folder with
+        checkpoints.
 
         With a target epsilon, the fit searches for c. Every c is a fit of the rounds after the base
         round, and a finished round is not fitted again.
@@ -371,6 +371,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             records.labels,
             seed=run.seed,
             weights=weights,
+            checkpoint_seconds=run.checkpoint_seconds,
         )
         for part in ("fine-tune", "collect"):
             (folder / part).mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import ranks
 from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.inputs import Inputs
+from mechanisms.model.pace import CHECKPOINT_SECONDS, Pace
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -144,7 +145,11 @@ Update = Momentum | Optimised
 
 
 class NoisyDescent:
-    """Runs the steps of an event and saves the state once per epoch.
+    """Runs the steps of an event. The state is saved at the end of an epoch, if enough time has
+    passed since it was saved.
+
+    A resumed descent takes the steps after the last save again, on the same records and with the
+    same key, so that each step has one noise only.
 
     Args:
         state: state of the fit. In its numbers, `losses` are the mean -l_i over the records of each
@@ -152,6 +157,7 @@ class NoisyDescent:
             not part of the claim.
         epochs: number of epochs in all steps together, at most the number of steps.
         remedy: which setting to lower if the descent diverges.
+        checkpoint_seconds: least time between two saves; 0 saves once per epoch.
     """
 
     def __init__(
@@ -161,12 +167,13 @@ class NoisyDescent:
         *,
         epochs: int,
         remedy: str,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
         witness: Witness | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._state, self._event, self._epochs, self._remedy = state, event, epochs, remedy
         self._witness, self._progress = witness, progress
-        self._stream = state.stream
+        self._stream, self._pace = state.stream, Pace(checkpoint_seconds)
         state.numbers = {"step": 0, "losses": [], "clipped": []} | state.numbers
 
     @property
@@ -217,7 +224,7 @@ class NoisyDescent:
 
     def _end_step(self, update: Update, tally: Tensor) -> None:
         """Counts the step. At the end of an epoch, records its mean loss, checks for divergence and
-        saves.
+        saves if it is time.
         """
         numbers, steps = self._state.numbers, self._event.steps
         step = numbers["step"] = self.step + 1
@@ -231,8 +238,10 @@ class NoisyDescent:
                 raise MechanismError(
                     f"the descent diverged by step {step}: {self._remedy}", kind="descent-diverged"
                 )
-            self._state.tensors = update.tensors()
-            self._state.save()
+            if self._pace.is_due():
+                self._state.tensors = update.tensors()
+                self._state.save()
+                self._pace.restart()
         # steps over all records with a whole encoder are few and slow
         if self._progress is not None and (
             step % max(1, min(16, steps // 16)) == 0 or step == steps

@@ -104,7 +104,7 @@ def add_up(*values: Tensor) -> None:
         except RuntimeError:
             raise MechanismError(
                 "a process of this training ended. Run again, with any --processes, to resume "
-                "from the last epoch",
+                "from the last checkpoint",
                 kind="process-ended",
             ) from None
 

@@ -1,5 +1,5 @@
-"""The shared training loop: optimiser phases, per-record weights, one checkpoint per epoch, and
-resumption.
+"""The shared training loop: optimiser phases, per-record weights, checkpoints at the end of some
+epochs, and resumption.
 
 A phase minimises, batch by batch,
 
@@ -13,7 +13,8 @@ The ranks of a fit share each batch. Rank 0 keeps the checkpoint and the observe
 
 A resumed run equals an uninterrupted one bit for bit: the order of records and the dropout masks
 are functions of (seed, phase, epoch), and the checkpoint contains the parameters and the
-optimiser's state.
+optimiser's state. A checkpoint is written at the end of an epoch if enough time has passed since
+the last one, and at the end of the phase. Epochs after the last checkpoint are computed again.
 """
 
 import math
@@ -29,6 +30,7 @@ from mechanisms.model import checkpoint, ranks
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.pace import CHECKPOINT_SECONDS, Pace
 from mechanisms.model.precision import computing
 from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import fitting
@@ -48,7 +50,7 @@ class EpochState:
     """
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Tensors to save with the checkpoint of the epoch that just ended."""
+        """Tensors to save if a checkpoint of the epoch that just ended is written."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
@@ -56,11 +58,6 @@ class EpochState:
 
     def after_epoch(self, epoch: int, theta: Tensor) -> None:
         """Called with the parameters float32 [P] at the end of epoch `epoch` (1 is the first)."""
-
-    def after_checkpoint(self, epoch: int) -> None:
-        """Called when the checkpoint of this epoch is on disk, so that older files can be
-        deleted.
-        """
 
 
 def train(
@@ -73,6 +70,7 @@ def train(
     purpose: str,
     weights: Tensor | None = None,
     folder: Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     state: EpochState | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
@@ -85,6 +83,7 @@ def train(
         purpose: identifies the phase in seeds, so that two phases do not share their shuffles.
         folder: folder of the checkpoint; None keeps none. An existing checkpoint of the same run is
             resumed.
+        checkpoint_seconds: least time between two checkpoints; 0 writes one per epoch.
 
     Raises:
         MechanismError: the loss is no longer finite, or the checkpoint belongs to another run.
@@ -103,6 +102,7 @@ def train(
     if file is not None and file.exists():
         losses = _resume(file, classifier, optimiser, run, state)
 
+    pace = Pace(checkpoint_seconds)
     n, device = len(inputs), classifier.device
     weights = None if weights is None else weights.to(device)
     labels = labels.to(device)
@@ -155,9 +155,10 @@ def train(
                     kind="diverged",
                 )
             state.after_epoch(epoch, classifier.flat)
-            if file is not None and not ranks.rank():
+            due = epoch == phase.epochs or pace.is_due()
+            if file is not None and not ranks.rank() and due:
                 _save(file, classifier, optimiser, run, state, losses)
-                state.after_checkpoint(epoch)
+                pace.restart()
             if progress is not None:
                 progress(epoch * per_epoch, total)
     finally:
@@ -246,5 +247,4 @@ def _resume(
         name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")
     }
     state.restore(observed, len(meta["losses"]))
-    state.after_checkpoint(len(meta["losses"]))
     return list(meta["losses"])

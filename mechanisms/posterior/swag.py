@@ -63,10 +63,10 @@ class State(EpochState):
         self.count = int(tensors["count"])
 
     def after_epoch(self, epoch: int, theta: Tensor) -> None:
+        """Adds a snapshot and deletes the deviations that the posterior no longer needs. A run that
+        resumes at an earlier epoch needs them as little, because it ends with the last ones, too.
+        """
         update(self, theta)
-
-    def after_checkpoint(self, epoch: int) -> None:
-        """Deletes deviations that no resumed run can need."""
         for path in self.folder.glob("deviation_*.safetensors"):
             if int(path.stem.removeprefix("deviation_")) <= self.count - self.rank:
                 path.unlink()

@@ -243,12 +243,19 @@ def _one_by_one(
 
     ell, right, events = [], [], []
     for trial, members, seed in zip(selection.trials, included, seeds, strict=True):
-        # long trials resume from the last epoch; the folder is private, and is removed when the
+        # long trials resume from a checkpoint; the folder is private, and is removed when the
         # trial has been scored
         folder = (
             None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
         )
-        run = Run(classes, seed, untrained, folder=folder, resampled=True)
+        run = Run(
+            classes,
+            seed,
+            untrained,
+            folder=folder,
+            checkpoint_seconds=work.context.checkpoint_seconds,
+            resampled=True,
+        )
         fitted = plan.fit(Records(pool.inputs.select(members), pool.labels[members]), run)
         scores = fitted.model.log_probabilities(pool.inputs)
         if folder is not None:

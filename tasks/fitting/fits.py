@@ -187,6 +187,7 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         seed=seed,
         classifier=classifier,
         folder=work.scratch,
+        checkpoint_seconds=work.context.checkpoint_seconds,
         progress=work.progress,
         earlier=work.inputs.get("earlier"),
         map=partial(_map, work, model, seed),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
+from mechanisms.model.pace import CHECKPOINT_SECONDS
 from storage.artifacts import ArtifactRef, CopiedStore, Stage, Store
 from storage.code_version import code_version
 from storage.durable import own_folder
@@ -44,6 +45,8 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
     """Engine that computes the parts of large stages; see `tasks.running.engine`."""
     processes: int = 1
     """Number of processes that share the fit of an encoder (`tasks.running.ranks`)."""
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    """Least time between two checkpoints of a fit; 0 writes one per epoch."""
     run: Run = PLAIN
     copies: CopiedStore | None = Field(default=None, exclude=True, repr=False)
     """Store that a release reads instead of the workspace's store."""

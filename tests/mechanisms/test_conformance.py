@@ -102,8 +102,10 @@ def records(n: int = N, *, seed: int = 0) -> Records:
 
 
 def run(**how: Any) -> Run:
-    """A run whose noise follows from one key; `key=None`: from a secret one."""
-    how.setdefault("key", bytes(range(32)))
+    """A run whose noise follows from one key; `key=None`: from a secret one. Every epoch has a
+    checkpoint.
+    """
+    how = {"key": bytes(range(32)), "checkpoint_seconds": 0} | how
     return Run(classes=CLASSES, seed=5, classifier=classifier, **how)
 
 

@@ -54,7 +54,7 @@ def go(
     **options: Any,
 ) -> list[float]:
     (trained, inputs, labels), (config, event) = made, plan
-    options.setdefault("key", KEY)
+    options = {"key": KEY, "checkpoint_seconds": 0} | options
     run = Run(classes, 0, lambda: trained, **options)
     return dp_sgd.descend(
         config, event, Records(inputs, labels), run, physical_batch_size=size

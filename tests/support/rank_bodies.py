@@ -40,13 +40,22 @@ def fit(work: Work, settings: Mapping[str, Any]) -> list[float]:
             purpose="test",
             weights=weights,
             folder=work.scratch,
+            checkpoint_seconds=0,
             progress=_dying(settings),
         )
     else:
         config, event = DpSgd.model_validate(settings["config"]), decode(settings["event"])
         # the followers' key is another: they have to take rank 0's
         key = KEY if ranks.rank() == 0 else bytes(32)
-        run = Run(4, 0, lambda: built, folder=work.scratch, key=key, progress=_dying(settings))
+        run = Run(
+            4,
+            0,
+            lambda: built,
+            folder=work.scratch,
+            checkpoint_seconds=0,
+            key=key,
+            progress=_dying(settings),
+        )
         fitted = dp_sgd.descend(config, event, Records(records, labels), run)
         assert fitted.event == event
         losses = fitted.figures["losses"]

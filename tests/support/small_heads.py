@@ -92,6 +92,5 @@ def collected(folder: Path, thetas: Tensor, *, rank: int, std_scale: float = 1.0
     state = swag.init(thetas.shape[1], rank=rank, folder=folder)
     for epoch, theta in enumerate(thetas, start=1):
         state.after_epoch(epoch, theta)
-        state.after_checkpoint(epoch)
     swag.save(state)
     return swag.load(folder, std_scale=std_scale)

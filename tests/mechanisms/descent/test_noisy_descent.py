@@ -42,13 +42,24 @@ def adam() -> Update:
 
 
 def descend(
-    update: Update, folder: Path | None = None, *, kill_at: int = -1, epochs: int = 6
+    update: Update,
+    folder: Path | None = None,
+    *,
+    kill_at: int = -1,
+    epochs: int = 6,
+    checkpoint_seconds: float = 0,
 ) -> list[int]:
     """Two segments of a descent whose sums are 1 and theta + 2; returns the steps at which sums
     were asked for.
     """
     state, asked = KeyedState(folder, lambda: KEY), list[int]()
-    descent = NoisyDescent(state, EVENT, epochs=epochs, remedy="lower the rate")
+    descent = NoisyDescent(
+        state,
+        EVENT,
+        epochs=epochs,
+        remedy="lower the rate",
+        checkpoint_seconds=checkpoint_seconds,
+    )
 
     def clipped_sum(
         theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor
@@ -112,7 +123,7 @@ def test_a_killed_descent_takes_no_saved_step_again(
     assert torch.equal(resumed.theta, unbroken.theta)
 
 
-def test_it_is_saved_once_an_epoch(tmp_path: Path) -> None:
+def test_it_is_saved_once_an_epoch_at_most(tmp_path: Path) -> None:
     """Of three epochs of two steps, killed in the fourth step: the third is taken again."""
     with pytest.raises(Killed):
         descend(momentum(), tmp_path, kill_at=3, epochs=3)
@@ -120,6 +131,33 @@ def test_it_is_saved_once_an_epoch(tmp_path: Path) -> None:
     assert (numbers["step"], numbers["losses"], numbers["clipped"]) == (2, [2.0], [0.25])
     assert "noise_key" in tensors
     assert descend(momentum(), tmp_path, epochs=3) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("make", [momentum, adam])
+def test_it_is_saved_by_time_and_a_step_has_one_noise(
+    make: Callable[[], Update], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the fifth step before any save: every step is taken again with the key of the
+    first attempt, so that what a step released is released twice, bit for bit, and nothing else.
+    """
+    noisy: dict[int, list[Tensor]] = {}
+    add = SecretStream.add_rounded_normal_
+
+    def kept(self: SecretStream, out: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
+        noisy.setdefault(step, []).append(add(self, out, std=std, purpose=purpose, step=step))
+        noisy[step][-1] = noisy[step][-1].clone()
+        return out
+
+    unbroken, resumed = make(), make()
+    descend(unbroken)
+    monkeypatch.setattr(SecretStream, "add_rounded_normal_", kept)
+    with pytest.raises(Killed):
+        descend(make(), tmp_path, kill_at=4, checkpoint_seconds=3600)
+    assert checkpoint.load(tmp_path / FILE)[1] == {}
+    assert descend(resumed, tmp_path, checkpoint_seconds=3600) == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(resumed.theta, unbroken.theta)
+    assert {step: len(sums) for step, sums in noisy.items()} == {0: 2, 1: 2, 2: 2, 3: 2, 4: 1, 5: 1}
+    assert all(torch.equal(sums[0], sums[-1]) for sums in noisy.values())
 
 
 def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None:

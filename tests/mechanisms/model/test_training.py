@@ -2,7 +2,7 @@
 bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from small_heads import Fresh, MakeLinear, head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint, pace
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.pace import Pace
 from mechanisms.model.training import EpochState, train
 from mechanisms.posterior import swag
 
@@ -198,16 +200,18 @@ class KilledState(EpochState):
         if epoch == self.epoch and self.moment == "before the checkpoint":
             raise Killed
 
-    def after_checkpoint(self, epoch: int) -> None:
-        if epoch == self.epoch and self.moment == "after the checkpoint":
+    def reported(self, done: int, total: int) -> None:
+        """The progress of training, which reports an epoch after its checkpoint."""
+        if done == self.epoch * STEPS and self.moment == "after the checkpoint":
             raise Killed
-        self.inner.after_checkpoint(epoch)
 
 
 ADAMW = OptimiserPhase(
     learning_rate=0.01, epochs=2, batch_size=8, schedule="linear", length_bucketing=True
 )
 COLLECT = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=8, momentum=0.5)
+STEPS = 3
+"""Steps of an epoch: 20 records in batches of 8."""
 
 
 Tuned = tuple[Tensor, list[float]]
@@ -221,6 +225,7 @@ def whole_fit(
     *,
     kill: tuple[str, int, str] | None = None,
     tuned: Tuned | None = None,
+    checkpoint_seconds: float = 0,
 ) -> tuple[Tensor, swag.Posterior, list[list[float]], Tuned]:
     """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do;
     optionally killed in one. A killed phase starts over in a new classifier on the same folder.
@@ -253,8 +258,10 @@ def whole_fit(
                 else EpochState()
             )
             seen: EpochState = state
+            progress = None
             if kill is not None and kill[0] == name:
-                seen = KilledState(state, epoch=kill[1], moment=kill[2])
+                seen = killed = KilledState(state, epoch=kill[1], moment=kill[2])
+                progress = killed.reported
             weights = torch.linspace(0, 1, 20)
             told = train(
                 made,
@@ -265,7 +272,9 @@ def whole_fit(
                 purpose=name,
                 weights=weights,
                 folder=folder / name,
+                checkpoint_seconds=checkpoint_seconds,
                 state=seen,
+                progress=progress,
             )
             return made.flat.clone(), state, told
 
@@ -309,6 +318,81 @@ def test_resumed_equals_unbroken(fresh: Fresh, tmp_path: Path, trainable: str) -
                 for a, b in zip(post_again.deviations, post.deviations, strict=True)
             )
             assert losses_again == losses
+
+
+@pytest.mark.parametrize("epochs", [2, 100])
+def test_resumed_from_an_older_epoch_equals_unbroken(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    """A checkpoint in every other epoch, or none before the end: killed in any epoch of the
+    collection, the epochs after the last checkpoint are computed again, with the same parameters,
+    deviations and losses.
+    """
+    theta, post, losses, tuned = whole_fit(fresh, "head", tmp_path / "unbroken")
+    asked, resumed_at = 0, list[int]()
+
+    def now_and_then(self: Pace) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % epochs == 0
+
+    def restored(self: swag.State, tensors: Mapping[str, Tensor], epoch: int) -> None:
+        resumed_at.append(epoch)
+        restore(self, tensors, epoch)
+
+    restore = swag.State.restore
+    monkeypatch.setattr(swag.State, "restore", restored)
+    monkeypatch.setattr(Pace, "is_due", now_and_then)
+    for epoch in (1, 2, 3):
+        folder, asked = tmp_path / str(epoch), 0
+        resumed_at.clear()
+        file = folder / "sgd" / "checkpoint.safetensors"
+        kill = ("sgd", epoch, "after the checkpoint")
+        again, post_again, losses_again, _ = whole_fit(
+            fresh, "head", folder, kill=kill, tuned=tuned
+        )
+        assert resumed_at == ([2] if epochs == 2 and epoch >= 2 else [])
+        assert len(checkpoint.load(file)[1]["losses"]) == COLLECT.epochs
+        assert torch.equal(again, theta)
+        assert torch.equal(post_again.mean, post.mean)
+        assert all(map(torch.equal, post_again.deviations, post.deviations))
+        assert losses_again == losses
+
+
+def test_checkpoints_are_written_by_time(
+    linear: MakeLinear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of 100 seconds and a checkpoint every 250: after epochs 3, 6 and the last."""
+    clock = 0.0
+    monkeypatch.setattr(pace.time, "monotonic", lambda: clock)
+
+    class Slow(EpochState):
+        def after_epoch(self, epoch: int, theta: Tensor) -> None:
+            nonlocal clock
+            clock += 100
+
+    written: list[int] = []
+    save = checkpoint.save
+    monkeypatch.setattr(
+        checkpoint,
+        "save",
+        lambda path, tensors, meta: (
+            written.append(len(meta["losses"])) or save(path, tensors, meta)
+        ),
+    )
+    made, inputs, labels = linear()
+    train(
+        made,
+        inputs,
+        labels,
+        phase=SGD.model_copy(update={"epochs": 7}),
+        seed=0,
+        purpose="x",
+        folder=tmp_path,
+        checkpoint_seconds=250,
+        state=Slow(),
+    )
+    assert written == [3, 6, 7]
 
 
 def test_dropout_is_on_while_training_and_off_after(fresh: Fresh) -> None:

@@ -93,7 +93,7 @@ def test_welford_keeps_the_variance_where_the_textbook_formula_loses_it(tmp_path
 
 
 def test_only_the_last_deviations_stay_on_the_disk(tmp_path: Path) -> None:
-    """Disk holds K deviations once a checkpoint is safe, not one a snapshot."""
+    """Disk holds K deviations, not one a snapshot."""
     collected(tmp_path, snapshots(9, 4), rank=3)
     kept = sorted(p.name for p in tmp_path.glob("deviation_*"))
     assert kept == [swag.deviation_file(tmp_path, t).name for t in (7, 8, 9)]
