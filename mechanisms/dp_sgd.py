@@ -267,6 +267,7 @@ def descend(
     from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum
     from mechanisms.model import threads
     from mechanisms.model.clipping import RecordClipping
+    from mechanisms.model.feed import Feed
     from mechanisms.model.inputs import FeatureInputs
 
     classifier, inputs = run.classifier(), records.inputs
@@ -306,12 +307,12 @@ def descend(
             def sum_over(some: Inputs, labels: Tensor, prob: float | None) -> SampledSum:
                 return SampledSum(
                     clipper,
-                    some,
+                    Feed.of(some, classifier.device),
                     labels.to(classifier.device),
                     state.stream,
                     sgd.sampling_prob if prob is None else prob,
                     lambda segment, own: _coefficients(config, segment, own),
-                    None if weights is None else weights[labels.cpu()],
+                    None if weights is None else weights[labels.cpu()].to(classifier.device),
                     size,
                 )
 

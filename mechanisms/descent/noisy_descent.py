@@ -26,6 +26,7 @@ from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
 from mechanisms.model import ranks
 from mechanisms.model.clipping import Coefficients, RecordClipping
+from mechanisms.model.feed import Feed
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.pace import CHECKPOINT_SECONDS, Pace
 from mechanisms.model.training import Progress
@@ -259,13 +260,14 @@ class SampledSum:
     each computes its share.
 
     Args:
-        weights: per record, float32 [n], at most 1.
+        labels: int64 [n], on the device of the classifier.
+        weights: per record, float32 [n], at most 1, on the same device.
         coefficients: factors c for a segment and the weights of some records.
         physical_batch_size: records in memory at once.
     """
 
     clipper: RecordClipping
-    inputs: Inputs
+    feed: Feed
     labels: Tensor
     stream: SecretStream
     sampling_prob: float
@@ -276,15 +278,15 @@ class SampledSum:
     def __call__(
         self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor
     ) -> int:
-        device, bits = theta.device, exact_sums.bits_of(segment)
+        bits = exact_sums.bits_of(segment)
         index = self.stream.poisson_sample(
-            len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step
+            len(self.feed.inputs), prob=self.sampling_prob, purpose="sample", step=step
         )
-        for micro in self._micro_batches(index):
-            weights = None if self.weights is None else self.weights[micro].to(device)
+        for micro, batch in self.feed.batches([*self._micro_batches(index)]):
+            weights = None if self.weights is None else self.weights[micro]
             norms, losses = self.clipper.add_clipped_sum(
-                self.inputs.batch(micro, device),
-                self.labels[micro].to(device),
+                batch,
+                self.labels[micro],
                 coefficients=self.coefficients(segment, weights),
                 bits=bits,
                 out=out,
@@ -299,8 +301,9 @@ class SampledSum:
         """Yields this rank's records in micro-batches of similar length, longest first. An empty
         sample yields nothing.
         """
-        if self.inputs.lengths is not None:
-            index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
+        lengths = self.feed.inputs.lengths
+        if lengths is not None:
+            index = index[lengths[index].argsort(descending=True, stable=True)]
         if len(index := ranks.share(index)):
             # the same number of micro-batches as in one process, so that no rank pads more
             yield from index.split(-(-self.physical_batch_size // ranks.number()))

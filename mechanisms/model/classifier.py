@@ -36,9 +36,10 @@ from mechanisms.model.inputs import (
 )
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.linear import fast_linear
-from mechanisms.model.precision import computing, resolved
+from mechanisms.model.precision import computing, resolved, rounded_once
 from mechanisms.model.seeding import seeded
 from mechanisms.model.threads import block_tokens, forward_batch_size, forward_passes
+from mechanisms.model.transfer import brought_back
 
 
 class MeanPooled(nn.Module):
@@ -206,11 +207,14 @@ class Classifier:
         def pooled(block: Block) -> tuple[Tensor, Tensor]:
             batch = block.batch(tokens, self.device)
             with torch.no_grad(), computing(self.precision, self.device):
-                return block.index, pool(batch)[: len(block.index)].float().cpu()
+                return block.index, pool(batch)[: len(block.index)].float()
 
         cut = blocks(tokens, budget=block_tokens(self.device))
-        with forward_passes(tokens, self.device) as over:
-            for index, part in over(pooled, cut):
+        with (
+            rounded_once(self.whole, self.precision),
+            forward_passes(tokens, self.device) as over,
+        ):
+            for index, part in brought_back(over(pooled, cut)):
                 features[index] = part
                 if on_batch is not None:
                     on_batch(len(index))
@@ -221,12 +225,13 @@ class Classifier:
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad(), fast_linear(self.device):
-                return index, self.logits(inputs.batch(index, self.device)).float().cpu()
+                return index, self.logits(inputs.batch(index, self.device)).float()
 
         out: Tensor | None = None
         with forward_passes(inputs, self.device) as over:
             size = batch_size or forward_batch_size(inputs, self.device)
-            for index, logits in over(scores, length_sorted_batches(inputs, batch_size=size)):
+            batches = length_sorted_batches(inputs, batch_size=size)
+            for index, logits in brought_back(over(scores, batches)):
                 if out is None:
                     out = torch.empty(len(inputs), logits.shape[1])
                 out[index] = logits
@@ -377,20 +382,20 @@ def states(
         return None
     encoder = encoders.load_encoder(config.encoder)
     below = encoders.layers_below(encoder, config.lora_layers).to(device).eval()
-    all_states = torch.empty(len(tokens.ids), encoders.width(encoder))
+    all_states, lengths = torch.empty(len(tokens.ids), encoders.width(encoder)), tokens.lengths
+    precision = resolved(config.precision)
 
     def run(block: Block) -> tuple[Tensor, Tensor]:
         batch = block.batch(tokens, device)
-        with torch.no_grad(), computing(resolved(config.precision), device):
-            hidden = below(**batch).last_hidden_state[: len(block.index)]
-        mask = batch["attention_mask"][: len(block.index)].bool()
-        start = tokens.offsets[block.index].to(device)
-        place = (start[:, None] + torch.arange(mask.shape[1], device=device))[mask]
-        return place.cpu(), hidden[mask].float().cpu()
+        with torch.no_grad(), computing(precision, device):
+            return block.index, below(**batch).last_hidden_state[: len(block.index)].float()
 
-    with forward_passes(tokens, device) as over:
-        for place, part in over(run, blocks(tokens, budget=block_tokens(device))):
-            all_states[place] = part
+    with rounded_once(below, precision), forward_passes(tokens, device) as over:
+        for index, hidden in brought_back(over(run, blocks(tokens, budget=block_tokens(device)))):
+            column = torch.arange(hidden.shape[1])
+            there = column < lengths[index, None]
+            place = (tokens.offsets[index, None] + column)[there]
+            all_states[place] = hidden[there]
             if on_batch is not None:
                 on_batch(len(place))
     return all_states

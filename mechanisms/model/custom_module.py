@@ -20,6 +20,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
 from mechanisms.model.seeding import seeded
+from mechanisms.model.transfer import to_device
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps (output of the module [1, ...], target [1, ...]) of one record to its loss, one number. A
@@ -50,7 +51,7 @@ class RecordInputs:
         return None
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        return {"features": self.values[index].to(device, non_blocking=True)}
+        return {"features": to_device(self.values[index], device)}
 
 
 class CustomModule(Classifier):

@@ -28,6 +28,7 @@ from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.precision import computing
 from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
 from mechanisms.model.threads import block_tokens, forward_passes
+from mechanisms.model.transfer import brought_back, to_device
 
 ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. It is not the bundle itself: next to the names of codes,
@@ -234,15 +235,15 @@ class Released:
             if words is not None:
                 read["words"] = torch.zeros(block.rows, words.shape[1])
                 read["words"][: len(block.index)] = words[block.index]
-                read["words"] = read["words"].to(self.device)
+                read["words"] = to_device(read["words"], self.device)
             with torch.no_grad(), computing("float32", self.device):
                 answer = self.model(**read)
             logits = answer if isinstance(answer, Tensor) else answer.logits
-            return block.index, logits[: len(block.index)].float().cpu()
+            return block.index, logits[: len(block.index)].float()
 
         cut = blocks(tokens, budget=block_tokens(self.device))
         with forward_passes(tokens, self.device) as over:
-            for index, answer in over(forward, cut):
+            for index, answer in brought_back(over(forward, cut)):
                 out[index] = answer
         return out
 

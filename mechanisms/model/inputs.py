@@ -21,6 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mechanisms.model.transfer import to_device
+
 Batch = Mapping[str, Tensor]
 """Keyword arguments of a classifier's `logits`."""
 
@@ -78,7 +80,11 @@ class FeatureInputs:
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         self._note(len(index))
-        return {"features": self.features[index].to(device, non_blocking=True)}
+        return {"features": to_device(self.features[index], device)}
+
+    def gather(self, index: Tensor, longest: int) -> Batch:
+        """The records at `index`, on the device of both. Features have no length."""
+        return {"features": self.features[index]}
 
     def blocks(self, size: int) -> Iterator[Tensor]:
         """Yields the features in order, in blocks of `size` records."""
@@ -134,20 +140,28 @@ class TokenInputs:
         """`input_ids` or float32 `states` [b, longest, width], `attention_mask` [b, longest], and
         `words` [b, columns] if present.
         """
-        start, length = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
-        column = torch.arange(int(length.max()))
-        mask = column < length[:, None]
-        place = (start[:, None] + column)[mask]
+        longest = int((self.offsets[index + 1] - self.offsets[index]).max())
+        batch = self.gather(index, longest)
+        return {name: to_device(values, device) for name, values in batch.items()}
+
+    def gather(self, index: Tensor, longest: int) -> Batch:
+        """The records at `index` as in `batch`, on the device of both, padded to `longest` tokens.
+
+        The processor reads no value of the device here, so that it can run ahead.
+        """
+        start, end = self.offsets[index][:, None], self.offsets[index + 1][:, None]
+        place = start + torch.arange(longest, device=index.device)
+        there = place < end
+        place = torch.where(there, place, 0)
         if self.states is None:
-            read, ids = "input_ids", torch.full(mask.shape, self.pad_id, dtype=torch.int64)
-            ids[mask] = self.ids[place].to(torch.int64)
+            ids = self.ids[place].to(torch.int64)
+            batch = {"input_ids": torch.where(there, ids, self.pad_id)}
         else:
-            read, ids = "states", torch.zeros(*mask.shape, self.states.shape[1])
-            ids[mask] = self.states[place]
-        batch = {read: ids, "attention_mask": mask.to(torch.int64)}
+            batch = {"states": torch.where(there[:, :, None], self.states[place], 0.0)}
+        batch["attention_mask"] = there.to(torch.int64)
         if self.words is not None:
             batch["words"] = self.words[index]
-        return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+        return batch
 
     def select(self, index: Tensor) -> TokenInputs:
         """The records at `index`, in that order."""
@@ -290,7 +304,7 @@ class Block:
         ids = torch.full((self.rows, self.length), tokens.pad_id, dtype=torch.int64)
         ids[: len(there), : there.shape[1]] = batch["input_ids"]
         read = {"input_ids": ids, "attention_mask": mask}
-        return {name: values.to(device, non_blocking=True) for name, values in read.items()}
+        return {name: to_device(values, device) for name, values in read.items()}
 
 
 def blocks(tokens: TokenInputs, *, budget: int) -> Iterator[Block]:

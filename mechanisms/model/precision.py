@@ -8,11 +8,13 @@ another machine.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
@@ -47,3 +49,39 @@ def computing(precision: Precision, device: torch.device) -> AbstractContextMana
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     return fast_linear(device)
+
+
+@contextmanager
+def rounded_once(module: nn.Module, precision: Precision) -> Iterator[None]:
+    """Keeps the frozen weights of linear layers in this precision inside the block.
+
+    `computing` rounds them before each product anyway and does not remember them, since it keeps
+    only weights with a gradient. So the results are the same, bit for bit, and many passes round
+    millions of weights once.
+    """
+    import torch
+    from torch import nn
+
+    if precision == "float32":
+        yield
+        return
+    linear = [layer for layer in module.modules() if type(layer) is nn.Linear]
+    elsewhere = {
+        id(weight)
+        for layer in module.modules()
+        if type(layer) is not nn.Linear
+        for weight in layer.parameters(recurse=False)
+    }
+    frozen = [
+        (weight, weight.data)
+        for layer in linear
+        for weight in layer.parameters(recurse=False)
+        if not weight.requires_grad and id(weight) not in elsewhere
+    ]
+    for weight, values in frozen:
+        weight.data = values.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        for weight, values in frozen:
+            weight.data = values

@@ -88,7 +88,7 @@ def share(records: Tensor) -> Tensor:
     records are sorted by length.
     """
     first, ranks = _ranks.get()
-    return records[first::ranks]
+    return records if ranks == 1 else records[first::ranks]
 
 
 def add_up(*values: Tensor) -> None:

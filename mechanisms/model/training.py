@@ -29,9 +29,10 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint, ranks
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
+from mechanisms.model.feed import Feed
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.pace import CHECKPOINT_SECONDS, Pace
-from mechanisms.model.precision import computing
+from mechanisms.model.precision import computing, rounded_once
 from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import fitting
 
@@ -105,28 +106,26 @@ def train(
     pace = Pace(checkpoint_seconds)
     n, device = len(inputs), classifier.device
     weights = None if weights is None else weights.to(device)
-    labels = labels.to(device)
+    labels, feed = labels.to(device), Feed.of(inputs, device)
     precision = "float32" if isinstance(inputs, FeatureInputs) else classifier.precision
     per_epoch, total = math.ceil(n / phase.batch_size), phase.steps(n)
     classifier.part.train()
     try:
         for epoch in range(len(losses) + 1, phase.epochs + 1):
-            batches = epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)
+            batches = [*epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)]
+            own = feed.batches([_own_share(index) for index in batches])
             loss_sum = torch.zeros((), device=device)
             own_masks = (ranks.rank(),) if ranks.rank() else ()
             masks = seeded(seed, purpose, "dropout", epoch, *own_masks, device=device)
-            with masks, fitting(inputs):
-                for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
-                    mine = ranks.share(index)
-                    share = len(mine) > 0
-                    mine = (
-                        mine if share else index[:1]
-                    )  # so that the same parameters have gradients in every rank
-                    where = mine.to(device)
+            with masks, fitting(inputs), rounded_once(classifier.part, precision):
+                for step, (index, (where, batch)) in enumerate(
+                    zip(batches, own, strict=True), start=(epoch - 1) * per_epoch
+                ):
+                    share = len(ranks.share(index)) > 0
                     with computing(
                         precision, device
                     ):  # entered for each step, because it caches the weights
-                        ell = classifier.log_likelihood(inputs.batch(mine, device), labels[where])
+                        ell = classifier.log_likelihood(batch, labels[where])
                     ell = ell if weights is None else ell * weights[where]
                     loss = -ell.sum() * share / len(index)
                     optimiser.zero_grad(set_to_none=True)
@@ -164,6 +163,14 @@ def train(
     finally:
         classifier.part.eval()
     return losses
+
+
+def _own_share(index: Tensor) -> Tensor:
+    """This rank's records of a batch. A rank that has none computes one for nothing, so that the
+    same parameters have gradients in every rank.
+    """
+    share = ranks.share(index)
+    return share if len(share) else index[:1]
 
 
 def epoch_batches(

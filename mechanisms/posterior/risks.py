@@ -20,14 +20,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import Inputs, length_sorted_batches
+from mechanisms.model.inputs import Batch, Inputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes
@@ -88,19 +87,15 @@ def risk_pass(
     Raises:
         MechanismError: a log-likelihood is not finite.
     """
-    n, device = len(inputs), classifier.device
-    alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
-    labels = labels.to(device)
-    risk, maxima = torch.zeros(n, device=device), torch.zeros(len(draws))
+    device, maxima = classifier.device, torch.zeros(len(draws))
     original = classifier.flat.clone()
     size = batch_size or forward_batch_size(inputs, device)
-    indices = length_sorted_batches(inputs, batch_size=size)
-    batches = [(index.to(device), inputs.batch(index, device)) for index in indices]
+    indices = [*length_sorted_batches(inputs, batch_size=size)]
+    batches = [_RiskBatch.of(index, inputs, labels, weights, device) for index in indices]
 
-    def losses(index_and_batch: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
-        index, batch = index_and_batch
+    def losses(batch: _RiskBatch) -> tuple[_RiskBatch, Tensor]:
         with torch.inference_mode(), fast_linear(device):
-            return index, classifier.log_likelihood(batch, labels[index]).neg_()
+            return batch, classifier.log_likelihood(batch.read, batch.labels).neg_()
 
     loaded = _loading(classifier, posterior, seed=seed, purpose=purpose)
     try:
@@ -108,9 +103,10 @@ def risk_pass(
             for position, draw in enumerate(draws):
                 loaded.load(draw)
                 worst = torch.zeros((), device=device)
-                for index, loss in over(losses, batches):
-                    risk[index] = torch.maximum(risk[index], loss)
-                    worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                for batch, loss in over(losses, batches):
+                    torch.maximum(batch.risk, loss, out=batch.risk)
+                    weighted = loss if batch.alpha is None else loss * batch.alpha
+                    worst = torch.maximum(worst, weighted.amax())
                 if position + 1 < len(draws):
                     loaded.prepare(draws[position + 1])
                 maxima[position] = worst.cpu()
@@ -124,7 +120,37 @@ def risk_pass(
                     progress(position + 1, len(draws))
     finally:
         classifier.flat.copy_(original)
-    return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
+    risk = torch.zeros(len(inputs))
+    for index, batch in zip(indices, batches, strict=True):
+        risk[index] = batch.risk.cpu()
+    return RiskPass(risk=risk, draw_maxima=maxima)
+
+
+@dataclass(frozen=True)
+class _RiskBatch:
+    """What the passes over one batch of records read at each draw, on the device, and their largest
+    losses so far.
+    """
+
+    read: Batch
+    labels: Tensor
+    alpha: Tensor | None
+    risk: Tensor
+
+    @staticmethod
+    def of(
+        index: Tensor,
+        inputs: Inputs,
+        labels: Tensor,
+        weights: Tensor | None,
+        device: torch.device,
+    ) -> _RiskBatch:
+        return _RiskBatch(
+            inputs.batch(index, device),
+            labels[index.to(labels.device)].to(device),
+            None if weights is None else weights[index.to(weights.device)].to(device),
+            torch.zeros(len(index), device=device),
+        )
 
 
 def _loading(

@@ -7,6 +7,7 @@ both sides are the processor.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import classifier, export
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.model.feed import Feed
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import train
@@ -151,6 +153,61 @@ def test_fits_agree(
     losses = [train(made, *records, phase=phase, seed=0, purpose="fit") for made in pair]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert not torch.allclose(pair[0].flat, start)
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_batches_that_are_padded_on_the_card_agree(
+    records: tuple[TokenInputs, Tensor], width: int
+) -> None:
+    """Ids or hidden states, mask and words, bit for bit, of any records in any order."""
+    g = torch.Generator().manual_seed(0)
+    inputs = replace(records[0], words=torch.randn(N, 2, generator=g))
+    if width:
+        inputs = replace(inputs, states=torch.randn(len(inputs.ids), width, generator=g))
+    indices = torch.randperm(N, generator=g).split(7)
+    feed = Feed.of(inputs, torch.device(DEVICE))
+    assert (feed.near is None) == (DEVICE == "cpu")
+    for index, (place, batch) in zip(indices, feed.batches(indices), strict=True):
+        assert torch.equal(place.cpu(), index)
+        expected = inputs.batch(index, torch.device("cpu"))
+        assert batch.keys() == expected.keys()
+        for name, values in batch.items():
+            assert values.device.type == DEVICE
+            assert torch.equal(values.cpu(), expected[name])
+    assert list(feed.batches([])) == []
+
+
+if DEVICE == "card":
+
+    @pytest.mark.parametrize("batch_size", [24, 4])
+    def test_an_epoch_copies_one_list_of_indices_to_the_card(
+        pair: tuple[Classifier, Classifier],
+        records: tuple[TokenInputs, Tensor],
+        monkeypatch: pytest.MonkeyPatch,
+        batch_size: int,
+    ) -> None:
+        """However many steps it has. A second epoch tells its copies from those of the records."""
+        run, copied = pretended._run, list[torch.Size]()
+
+        def counted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if func.overloadpacket.__name__ == "copy_" and isinstance(args[0], pretended.OnCard):
+                copied.extend(
+                    value.shape
+                    for value in args[1:2]
+                    if not isinstance(value, pretended.OnCard) and value.dim() > 0
+                )
+            return run(func, args, kwargs)
+
+        monkeypatch.setattr(pretended, "_run", counted)
+        found = []
+        for epochs in (1, 2):
+            copied.clear()
+            phase = OptimiserPhase(
+                optimiser="sgd", learning_rate=1e-3, epochs=epochs, batch_size=batch_size
+            )
+            train(pair[1], *records, phase=phase, seed=0, purpose="fit")
+            found.append([*copied])
+        assert found[1] == [*found[0], torch.Size([N])]
 
 
 def test_noise_is_the_same_on_both() -> None:

@@ -105,7 +105,8 @@ def run(**how: Any) -> Run:
     """A run whose noise follows from one key; `key=None`: from a secret one. Every epoch has a
     checkpoint.
     """
-    how = {"key": bytes(range(32)), "checkpoint_seconds": 0} | how
+    how.setdefault("key", bytes(range(32)))
+    how.setdefault("checkpoint_seconds", 0)
     return Run(classes=CLASSES, seed=5, classifier=classifier, **how)
 
 

@@ -54,7 +54,8 @@ def go(
     **options: Any,
 ) -> list[float]:
     (trained, inputs, labels), (config, event) = made, plan
-    options = {"key": KEY, "checkpoint_seconds": 0} | options
+    options.setdefault("key", KEY)
+    options.setdefault("checkpoint_seconds", 0)
     run = Run(classes, 0, lambda: trained, **options)
     return dp_sgd.descend(
         config, event, Records(inputs, labels), run, physical_batch_size=size

@@ -1,5 +1,6 @@
 """Packed records: what goes in comes out, every record once, little padding."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,22 @@ def test_a_batch_is_its_records_padded() -> None:
         assert set(ids[row][~mask[row].bool()].tolist()) <= {7}
     assert packed.lengths.tolist() == [len(x) for x in lists]
     assert len(packed) == 20
+
+
+def test_a_batch_of_states_and_words() -> None:
+    """Hidden states are padded with zeros; a record without tokens, even the last one, is padding
+    alone.
+    """
+    g = torch.Generator().manual_seed(0)
+    states, words = torch.randn(5, 3, generator=g), torch.randn(3, 2, generator=g)
+    packed = replace(
+        TokenInputs.from_lists([[1, 2], [3, 4, 5], []], pad_id=7), states=states, words=words
+    )
+    batch = packed.batch(torch.tensor([2, 0]), CPU)
+    assert batch.keys() == {"states", "attention_mask", "words"}
+    assert torch.equal(batch["states"], torch.stack([torch.zeros(2, 3), states[:2]]))
+    assert batch["attention_mask"].tolist() == [[0, 0], [1, 1]]
+    assert torch.equal(batch["words"], words[[2, 0]])
 
 
 @pytest.mark.parametrize("kind", ["tokens", "features"])

@@ -1,5 +1,7 @@
 """Which numbers an encoder computes with, and what hangs on it."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mechanisms.model import classifier
+from mechanisms.model import classifier, training
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.precision import resolved
+from mechanisms.model.precision import resolved, rounded_once
 from mechanisms.model.training import train
 
 
@@ -88,6 +90,70 @@ def test_each_step_sees_the_weights_of_the_step_before(tiny_roberta: Path, narra
     assert losses["float32"][-1] < 0.9 * losses["float32"][0], (
         "nothing was learnt, so nothing was shown"
     )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_frozen_weights_are_rounded_once_with_the_same_results(
+    tiny_bert: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features, hidden states and the training of adapters are those of rounding before each
+    product, bit for bit.
+    """
+    settings: dict[str, Any] = {
+        **{"encoder": str(tiny_bert), "pooling": "mean", "max_length": 32},
+        **{"precision": "bfloat16", "lora_rank": 2},
+    }
+    head = ModelConfig(trainable="head", **settings)
+    lora = ModelConfig(trainable="lora", lora_layers=1, **settings)
+    tokens, rounded = classifier.tokenize(head, narratives(12)), list[int]()
+    made: dict[str, list[torch.Tensor]] = {}
+    for name in ("once", "each time"):
+        if name == "each time":
+            for module in (classifier, training):
+                monkeypatch.setattr(module, "rounded_once", lambda *_: nullcontext())
+        states = classifier.states(lora, tokens, device=torch.device("cpu"))
+        assert states is not None
+        built = classifier.build(lora, num_labels=3, seed=0)
+        phase = OptimiserPhase(learning_rate=1e-2, epochs=2, batch_size=4)
+        labels = torch.tensor([0, 1, 2] * 4)
+        start = built.flat.clone()
+        built.part.register_forward_pre_hook(
+            lambda part, _: rounded.append(
+                sum(weight.dtype == torch.bfloat16 for weight in part.parameters())
+            )
+        )
+        train(
+            built,
+            replace(tokens, states=states),
+            labels,
+            phase=phase,
+            seed=0,
+            purpose="test",
+        )
+        assert not torch.equal(built.flat, start)
+        features = classifier.build(head, num_labels=3, seed=0).encode(tokens).features
+        made[name] = [states, built.flat, features]
+    assert all(map(torch.equal, made["once"], made["each time"]))
+    assert min(rounded[:6]) > 0
+    assert rounded[6:] == [0] * 6
+
+
+def test_weights_are_float32_again_after_an_error() -> None:
+    """A trained weight, and one that is also an embedding, are never rounded."""
+    module = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Embedding(2, 2), nn.Linear(2, 2)])
+    module[2].weight = module[3].weight
+    module[1:].requires_grad_(False)
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    with pytest.raises(ZeroDivisionError), rounded_once(module, "bfloat16"):
+        kinds = {name: weight.dtype for name, weight in module.named_parameters()}
+        assert {name for name, kind in kinds.items() if kind == torch.bfloat16} == {
+            "1.weight",
+            "1.bias",
+            "3.bias",
+        }
+        _ = 1 // 0
+    for name, weight in module.named_parameters():
+        assert torch.equal(weight, before[name])
 
 
 def test_a_head_on_features_trains_in_float32(tiny_bert: Path) -> None:
