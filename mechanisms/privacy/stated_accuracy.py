@@ -61,7 +61,9 @@ WIDEST = 0.2
 ABOVE_NOISE = 6
 """Minimum size of a group, in standard deviations of its noise."""
 WIDEST_OF_GROUP = 0.3
-"""Largest width of a group's accuracy interval. Groups with wider intervals are combined."""
+"""Largest width of a group's accuracy interval. Smaller groups are combined."""
+_WIDEST_OF_BIN = 0.5
+"""Largest width of the accuracy interval of a score range. Smaller ranges have no interval."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS /= _WEIGHTS.sum()
 _STEPS = 26
@@ -193,6 +195,27 @@ def _std(accuracy: ArrayLike, covariance: Reals) -> Reals:
     return np.sqrt(np.maximum(variance, 0))
 
 
+def large_enough(
+    right: ArrayLike, wrong: ArrayLike, covariance: Reals, *, widest: float
+) -> NDArray[np.bool_]:
+    """Whether so many records have a sufficiently narrow interval, whatever their accuracy is.
+
+    The interval is that of the accuracy 1/2, at which it is widest. The answers that are right do
+    not decide, because an interval is also narrow where the noise looks like an accuracy of 1, and
+    most intervals that are selected for it miss the true accuracy.
+
+    Args:
+        right: noisy counts of right answers.
+        wrong: noisy counts of wrong answers.
+        covariance: of both, float64 [2, 2].
+        widest: largest width of the interval.
+    """
+    records = np.asarray(right, np.float64) + np.asarray(wrong, np.float64)
+    low, high = interval(records / 2, records / 2, covariance)
+    std = math.sqrt(max(float(covariance.sum()), 0.0))
+    return (records >= ABOVE_NOISE * std) & (high - low <= widest)
+
+
 def passing(right: Reals, wrong: Reals, covariances: Reals, target: float) -> NDArray[np.int64]:
     """The last edge in a fixed sequence that passes, int64 [...]; -1 if none does.
 
@@ -321,19 +344,14 @@ def could_state(records: int, *, groups: int, events: Sequence[GaussianReleaseEv
 
 
 def _groups(counted: Counted, records: float) -> list[GroupAccuracy]:
-    """The groups with a sufficiently precise accuracy, largest first, followed by the rest as one
-    group.
-    """
-    # Selected by size alone. Selecting by interval would favour noise that looks like an accuracy
-    # of 1.
+    """The groups with enough records, largest first, followed by the rest as one group."""
     large = [
-        _group(counted, (number,), records)
+        number
         for number in range(counted.groups)
-        if _above_noise(counted, (number,))
+        if _is_large(counted, *_right_and_wrong(counted, number), widest=WIDEST_OF_GROUP)
     ]
-    clear = [group for group in large if group.right.high - group.right.low <= WIDEST_OF_GROUP]
-    reported = {number for group in clear for number in group.groups}
-    rest = tuple(number for number in range(counted.groups) if number not in reported)
+    clear = [_group(counted, (number,), records) for number in large]
+    rest = tuple(number for number in range(counted.groups) if number not in large)
     clear.sort(key=lambda group: -group.share)
     several = bool(rest) and _above_noise(counted, rest)
     return [*clear, *([_group(counted, rest, records)] if several else [])]
@@ -346,6 +364,16 @@ def _members(counted: Counted, members: tuple[int, ...]) -> Reals:
         first = 2 * len(SCORES) + outcome * counted.groups
         query[[first + number for number in members]] = 1
     return queries
+
+
+def _right_and_wrong(counted: Counted, number: int) -> tuple[Reals, Reals]:
+    right, among, wrong = _members(counted, (number,))
+    return right, among + wrong
+
+
+def _is_large(counted: Counted, right: Reals, wrong: Reals, *, widest: float) -> bool:
+    counts, covariance = counted.sums(np.stack([right, wrong]))
+    return bool(large_enough(*counts, covariance, widest=widest))
 
 
 def _above_noise(counted: Counted, members: tuple[int, ...]) -> bool:
@@ -390,7 +418,7 @@ def _share(count: float, records: float) -> float:
 
 
 def _bins(counted: Counted, records: float) -> list[StatedBin]:
-    """Answers by score, in tenths."""
+    """Answers by score, in tenths. The interval of too few answers is from 0 to 1."""
     bins = len(SCORES)
     entries: list[StatedBin] = []
     starts = [n for n, edge in enumerate(SCORES) if math.isclose(edge * 10 % 1, 0, abs_tol=1e-9)]
@@ -399,11 +427,14 @@ def _bins(counted: Counted, records: float) -> list[StatedBin]:
         right = counted.query(begin, edge + 1)
         wrong = counted.query(bins + begin, bins + edge + 1)
         count = float((right + wrong) @ counted.counts)
+        share = counted.share(right, wrong)
+        if not _is_large(counted, right, wrong, widest=_WIDEST_OF_BIN):
+            share = Interval(share.estimate, 0.0, 1.0)
         entries.append(
             {
                 "score": SCORES[edge],
                 "share": _share(count, records),
-                "right": counted.share(right, wrong).as_json(),
+                "right": share.as_json(),
             }
         )
         begin = edge + 1

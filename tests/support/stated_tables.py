@@ -149,7 +149,7 @@ class Holds:
         found = _passing(tables, [tables.likely(edge) for edge in limits], coverages)
         covered = np.cumsum(population.likely)[::-1]
         told, outside = _groups(tables)
-        within = _inside(tables, tables.up_to(BINS - 1), population.accuracy)[0]
+        within = _inside(tables, tables.up_to(BINS - 1), population.accuracy)
         return Holds(
             float(within.mean()),
             told,
@@ -161,11 +161,11 @@ class Holds:
         )
 
 
-def _inside(tables: Simulated, queries: np.ndarray, truth: float) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the interval of each table holds the truth, and its width."""
+def _inside(tables: Simulated, queries: np.ndarray, truth: float) -> np.ndarray:
+    """Whether the interval of each table holds the truth."""
     (right, wrong), covariance = tables.sums(queries)
     low, high = stated_accuracy.interval(right, wrong, covariance)
-    return (low <= truth) & (truth <= high), high - low
+    return (low <= truth) & (truth <= high)
 
 
 def _groups(tables: Simulated) -> tuple[int, int]:
@@ -175,10 +175,11 @@ def _groups(tables: Simulated) -> tuple[int, int]:
     told, outside = 0, 0
     for number in range(GROUPS):
         queries = tables.of_group(number)
-        within, width = _inside(tables, queries, tables.population.of_groups[number])
-        (records,), ((variance,),) = tables.sums(queries.sum(0)[None])
-        enough = records >= stated_accuracy.ABOVE_NOISE * np.sqrt(variance)
-        clear = enough & (width <= stated_accuracy.WIDEST_OF_GROUP)
+        within = _inside(tables, queries, tables.population.of_groups[number])
+        (right, wrong), covariance = tables.sums(queries)
+        clear = stated_accuracy.large_enough(
+            right, wrong, covariance, widest=stated_accuracy.WIDEST_OF_GROUP
+        )
         told, outside = told + int(clear.sum()), outside + int((clear & ~within).sum())
     return told, outside
 
