@@ -24,7 +24,11 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
     is_exact,
 )
-from mechanisms.privacy.numerics import epsilon_text, failure_probability
+from mechanisms.privacy.numerics import (
+    LEAST_DELTA_OF_SAMPLES,
+    epsilon_text,
+    failure_probability,
+)
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
@@ -117,7 +121,10 @@ def epsilon_of_one_replaced(
     assert delta is not None
     largest = epsilon_at(delta)
     while largest < 300:  # beyond this, no float can represent such a small delta
-        epsilon = epsilon_at(delta / (1 + math.exp(largest)))
+        smaller = delta / (1 + math.exp(largest))
+        if of_noise and smaller < LEAST_DELTA_OF_SAMPLES:
+            return None
+        epsilon = epsilon_at(smaller)
         if epsilon <= largest:
             return 2 * epsilon
         largest = 1.1 * epsilon

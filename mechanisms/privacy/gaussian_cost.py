@@ -4,7 +4,8 @@ for a target epsilon.
 Noise on the records of every step without sampling is equivalent to one Gaussian. Its epsilon has a
 closed form, which is the claim. All other claims use the privacy loss distribution (PLD,
 dp-accounting) composed from the event that ran, with a pessimistic discretisation that gives an
-upper bound. Renyi figures are also computed, for comparison with papers.
+upper bound, and with an allowance for the floating-point error of the composition. Renyi figures
+are also computed, for comparison with papers.
 
 Neighbours differ by one unit added or removed. The l2 clip bounds one record's contribution, and a
 noise multiplier is relative to it. Replacing a record changes the sum by up to twice the clip,
@@ -34,7 +35,11 @@ from mechanisms.privacy.events import (
     GaussianReleaseEvent,
     ParallelEvent,
 )
-from mechanisms.privacy.numerics import safe_root
+from mechanisms.privacy.numerics import (
+    CONVOLUTION_ERROR,
+    LEAST_DELTA_OF_SAMPLES,
+    safe_root,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -170,7 +175,8 @@ def epsilon_of_event(
     """The smallest epsilon that these accountants prove, for one unit added or removed.
 
     Raises:
-        MechanismError: the event has no Gaussian noise, or delta is not in (0, 1).
+        MechanismError: the event has no Gaussian noise, delta is not in (0, 1), or it is too small
+            for an event with sampled steps.
     """
     _check_delta(delta)
     return _epsilon(event, delta, records_per_unit, interval, "ADD_OR_REMOVE_ONE")
@@ -196,7 +202,15 @@ def _epsilon(
         return epsilon_of_rate(
             rate * records_per_unit * (2 if relation == "REPLACE_ONE" else 1), delta
         )
-    return float(_pld(event, records_per_unit, interval, relation).get_epsilon(delta))
+    if delta < LEAST_DELTA_OF_SAMPLES:
+        raise MechanismError(
+            f"delta is {delta:g}, but for sampled steps it must be at least "
+            f"{LEAST_DELTA_OF_SAMPLES:g}, because the accountant's arithmetic is not exact enough "
+            "below. Use a larger delta, or a mechanism that reads all records at every step",
+            kind="delta-of-samples",
+        )
+    accountant = _pld(event, records_per_unit, interval, relation)
+    return float(accountant.get_epsilon(delta - CONVOLUTION_ERROR))
 
 
 def _figure(figures: FormalCost, relation: Relation) -> float:

@@ -22,12 +22,18 @@ from storage.errors import Fault
 _MAX_HEADER = 16 << 20
 _BYTES = {"F32": 4, "BF16": 2}
 """Types that may be released. The libraries do not save position ids and other buffers."""
+_MOST_AXES, _LONGEST_AXIS = 8, 1 << 40
+"""Limits of a shape, before its numbers are multiplied: a header has room for thousands of numbers
+of thousands of digits, whose product takes hours.
+"""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def strict_json(name: str, content: bytes) -> Any:
-    """Parses JSON in UTF-8. Refuses repeated keys, which most readers accept, and NaN."""
+    """Parses JSON in UTF-8. Refuses repeated keys, which most readers accept, and numbers that are
+    not finite, among them 1e999.
+    """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         mapping = dict(pairs)
@@ -38,8 +44,20 @@ def strict_json(name: str, content: bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        # guard: test_numbers_that_are_none
+        if not math.isfinite(number):
+            raise ValueError("a number is beyond every float")
+        return number
+
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
+        return json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=once,
+            parse_constant=refuse,
+            parse_float=finite,
+        )
     except json.JSONDecodeError as error:
         fault = Fault(f"is not JSON: {error.msg}, line {error.lineno}", kind="not-json")
     except UnicodeDecodeError:
@@ -185,7 +203,10 @@ def read_shapes(name: str, path: Path) -> Shapes:
         metadata = header.pop("__metadata__", {})
         for tensor, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             first, last = entry["data_offsets"]
-            shape = tuple(int(n) for n in entry["shape"])
+            shape = tuple(entry["shape"])
+            # guard: test_a_shape_that_never_ends
+            if not _is_shape(shape):
+                raise ValueError("no shape")
             if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _BYTES:
                 raise UnsoundBundle(
                     name,
@@ -206,6 +227,12 @@ def read_shapes(name: str, path: Path) -> Shapes:
             name, "its metadata contain more than the format", kind="extra-metadata"
         )
     return tensors
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
+    return len(shape) <= _MOST_AXES and all(
+        type(axis) is int and 0 <= axis < _LONGEST_AXIS for axis in shape
+    )
 
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from mpmath import MPContext
 
+from mechanisms.privacy.numerics import CONVOLUTION_ERROR, LEAST_DELTA_OF_SAMPLES
 from storage.ledger import amounts
 
 if TYPE_CHECKING:
@@ -289,6 +290,8 @@ def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
     exact: Rule = "gaussian" if loss.mu_squared is not None else "sampled"
     if delta is None or loss.amount(exact) is None:
         return "basic"
+    if exact == "sampled" and _exact_share(delta) < LEAST_DELTA_OF_SAMPLES:
+        return "basic"
     by_claims, exactly = (
         more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in ("basic", exact)
     )
@@ -378,13 +381,13 @@ def _distribution(sampled: Sampled) -> PrivacyLossDistribution:
 
 
 def _sampled_delta(sampled: Sampled, epsilon: float) -> float:
-    return (
-        float(_distribution(sampled).get_delta_for_epsilon(epsilon)) if sampled.steps > 0 else 0.0
-    )
+    if sampled.steps <= 0:
+        return 0.0
+    return float(_distribution(sampled).get_delta_for_epsilon(epsilon)) + CONVOLUTION_ERROR
 
 
 def _sampled_epsilon(sampled: Sampled, delta: float) -> Decimal:
     if sampled.steps <= 0:
         return amounts.ZERO_EPSILON
-    epsilon = _distribution(sampled).get_epsilon_for_delta(delta)
+    epsilon = _distribution(sampled).get_epsilon_for_delta(delta - CONVOLUTION_ERROR)
     return amounts.epsilon(max(epsilon, float(amounts.LEAST_EPSILON)))

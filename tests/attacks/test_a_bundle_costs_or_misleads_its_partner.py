@@ -3,6 +3,7 @@ or makes its scores meaningless, and which `verify` calls sound.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sealed_bundle import Sealed
 
 from mechanisms.errors import MechanismError
 from storage.bundle.check import check
-from storage.bundle.folder import GOLDEN, RELIABILITY, THRESHOLDS, UnsoundBundle
+from storage.bundle.folder import GOLDEN, MATERIALS, RELIABILITY, THRESHOLDS, UnsoundBundle
 from tasks.bundle import tokenizer
 from tasks.bundle.thresholds import read_thresholds
 
@@ -21,7 +22,8 @@ a sound bundle is cheap to check and has usable scores
 | temperatures of 1e-300, 1e300 and 1e999, on the bundle and in a file of one's own; 28,800 test
 vectors; nine tokenizers that never end, fill the memory or cannot be loaded, of a bundle with and
 without a graph; drawings with a script, a handler, a link, a style, an entity or another file in
-them
+them; shapes of a tensor with thousands of long numbers, with 1e999, fractions, texts, truths and
+numbers below zero; 1e999 in every kind of document
 | a model that is slow or wrong
 """
 
@@ -44,6 +46,58 @@ def test_thresholds_that_make_every_score_nan(
     (folder / THRESHOLDS).write_text(content)
     check(sealed.unsigned_proof(folder), None, unsigned=True)
     assert read_thresholds(folder / THRESHOLDS)["temperature"] == 7
+
+
+_WEIGHTS = "2_Dense/model.safetensors"
+
+
+def _with_shape(content: bytes, shape: str) -> bytes:
+    """The safetensors file with another shape of its first tensor."""
+    length = int.from_bytes(content[:8], "little")
+    header = re.sub(
+        r'"shape":\[[^]]*\]',
+        lambda _: f'"shape":{shape}',
+        content[8 : 8 + length].decode(),
+        count=1,
+    ).encode()
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        f"[{','.join(['9' * 3999] * 2000)}]",
+        "[1e999,8]",
+        "[8.5,8]",
+        '["8","8"]',
+        "[true,8]",
+        "[-8,-8]",
+        "[0,1099511627776]",
+    ],
+    ids=["long", "infinite", "fraction", "text", "truth", "negative", "huge"],
+)
+def test_a_shape_that_never_ends(sealed: Sealed, tmp_path: Path, shape: str) -> None:
+    """`verify` refuses it before it multiplies the numbers, and says which file it is."""
+    folder = sealed.copy(tmp_path, seal=False)
+    (folder / _WEIGHTS).write_bytes(_with_shape((folder / _WEIGHTS).read_bytes(), shape))
+    with pytest.raises(UnsoundBundle) as refused:
+        check(sealed.unsigned_proof(folder), None, unsigned=True)
+    assert refused.value.file == _WEIGHTS
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1E+400", "NaN", "Infinity"])
+def test_numbers_that_are_none(sealed: Sealed, tmp_path: Path, number: str) -> None:
+    """In a document whose fields have no schema, whatever reads it later."""
+    folder = sealed.copy(tmp_path, seal=False)
+    (folder / MATERIALS).write_text(f'{{"metadata": {number}}}')
+    with pytest.raises(
+        UnsoundBundle, check=lambda error: error.kind == "not-strict-json"
+    ) as refused:
+        check(sealed.unsigned_proof(folder), None, unsigned=True)
+    assert refused.value.file == MATERIALS
+    (folder / MATERIALS).write_text('{"metadata": 1e9}')
+    check(sealed.unsigned_proof(folder), None, unsigned=True)
 
 
 _LINE = '<path d="M0 0L9 9"/>'
