@@ -14,6 +14,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
 from mechanisms.privacy.events import (
+    LEAST_DELTA_OF_SAMPLES,
     Claim,
     ComposedEvent,
     DpSgdEvent,
@@ -24,11 +25,7 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
     is_exact,
 )
-from mechanisms.privacy.numerics import (
-    LEAST_DELTA_OF_SAMPLES,
-    epsilon_text,
-    failure_probability,
-)
+from mechanisms.privacy.numerics import epsilon_text, failure_probability
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]

@@ -29,17 +29,15 @@ from numpy.typing import NDArray
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import (
+    CONVOLUTION_ERROR,
+    LEAST_DELTA_OF_SAMPLES,
     ComposedEvent,
     DpSgdEvent,
     Event,
     GaussianReleaseEvent,
     ParallelEvent,
 )
-from mechanisms.privacy.numerics import (
-    CONVOLUTION_ERROR,
-    LEAST_DELTA_OF_SAMPLES,
-    safe_root,
-)
+from mechanisms.privacy.numerics import safe_root
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event

@@ -8,17 +8,6 @@ import math
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-CONVOLUTION_ERROR = 1e-13
-"""Allowance for a delta of sampled steps, which dp-accounting composes by Fourier transforms in
-float64. Compared with the same distribution composed under an exponential tilt, whose tail has
-full relative precision, deltas were up to 3.2e-14 too small
-(`tests/mechanisms/privacy/test_small_deltas.py`).
-"""
-LEAST_DELTA_OF_SAMPLES = 1e-10
-"""The allowance is at most a thousandth of a delta from here on. Smaller deltas of sampled steps
-are refused.
-"""
-
 
 def safe_root(
     excess: Callable[[float], float], inside: float, outside: float, *, xtol: float

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from mpmath import MPContext
 
-from mechanisms.privacy.numerics import CONVOLUTION_ERROR, LEAST_DELTA_OF_SAMPLES
+from mechanisms.privacy.events import CONVOLUTION_ERROR, LEAST_DELTA_OF_SAMPLES
 from storage.ledger import amounts
 
 if TYPE_CHECKING:

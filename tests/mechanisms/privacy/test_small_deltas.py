@@ -10,8 +10,7 @@ from scipy import fft
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
-from mechanisms.privacy.numerics import LEAST_DELTA_OF_SAMPLES
+from mechanisms.privacy.events import LEAST_DELTA_OF_SAMPLES, DpSgdEvent, NoiseSegment
 
 PROB, NOISE, STEPS, INTERVAL = 0.02, 0.8, 2000, 1e-4
 
