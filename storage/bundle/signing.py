@@ -36,30 +36,23 @@ def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
     payload = json.dumps(
         _statement(folder.name, _digests(folder)), indent=1, sort_keys=True
     ).encode()
-    signature = {"sig": keys.sign_bytes(_envelope(payload), key), "keyid": ""}
-    content = {
-        "mediaType": _BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []},
-        "dsseEnvelope": {
-            "payload": base64.b64encode(payload).decode(),
-            "payloadType": _PAYLOAD,
-            "signatures": [signature],
-        },
-    }
-    out.write_text(json.dumps(content), encoding="utf-8")
+    signature = base64.b64decode(keys.sign_bytes(_envelope(payload), key))
+    out.write_bytes(_file(payload, signature, key.public_key()))
     sync(out)
 
 
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str]:
     """Verifies a bundle's signature by a key, and the digest of every file; returns the digests.
 
-    This is stricter than the library: the file must have a bare key's hint, one signature, and only
-    the fields that `sign` writes.
+    This is stricter than the library: the file must be the one that `sign` writes for this payload
+    and this signature, byte for byte. It is the only file that no digest covers, so anyone on its
+    way could add words to it otherwise.
     """
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed", kind="unsigned")
     try:
-        sigstore_bundle = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
+        content = (folder / SIGNATURE).read_bytes()
+        sigstore_bundle = strict_json(SIGNATURE, content)
         material, envelope = (
             sigstore_bundle["verificationMaterial"],
             sigstore_bundle["dsseEnvelope"],
@@ -81,6 +74,13 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
             raise UnsoundBundle(
                 SIGNATURE, "invalid signature, or its key is not trusted", kind="invalid-signature"
             )
+        # guard: test_words_next_to_a_signature
+        if content != _file(payload, base64.b64decode(signature["sig"]), key):
+            raise UnsoundBundle(
+                SIGNATURE,
+                "contains more than a signature, or was written by another program",
+                kind="more-than-a-signature",
+            )
         statement = strict_json(SIGNATURE, payload)
         name, resources = statement["subject"][0]["name"], statement["predicate"]["resources"]
         signed = {str(entry["name"]): str(entry["digest"]) for entry in resources}
@@ -95,6 +95,20 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str
     actual = _digests(folder)
     require_same_files(signed, actual, since="it was signed")
     return actual
+
+
+def _file(payload: bytes, signature: bytes, key: EllipticCurvePublicKey) -> bytes:
+    """The bytes of `model.sig`."""
+    content = {
+        "mediaType": _BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": _hint(key)}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": _PAYLOAD,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+    return json.dumps(content).encode()
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -27,7 +27,8 @@ from sealed_bundle import Sealed, plan
 
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim
-from storage.bundle.folder import CARD, CODELIST, UnsoundBundle
+from storage.bundle.check import check
+from storage.bundle.folder import CARD, CODELIST, SIGNATURE, UnsoundBundle
 from storage.codelist import Code
 from storage.egress import gate
 from storage.egress.gate import Expected
@@ -46,7 +47,8 @@ DECLARES = """
 no text leaves that nobody signed
 | 74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes,
 encodings and compressed; each as title, code, classification, population, cohort, unit, token of an
-encoder, and in every document; every text field of plan, claim and a policy's `registry`
+encoder, and in every document; every text field of plan, claim and a policy's `registry`; words,
+blanks, other spellings of the same values and escapes next to the signature of a sealed bundle
 | what an officer signs without reading it; numbers: codes without titles, and digits and ASCII
 marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
 digest; what is spread over the low bits of weights
@@ -351,3 +353,56 @@ def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
     assert b64(SECRET) in listed
     assert "The_employee_was" in listed
     assert encoder_digest(str(folder)) != before
+
+
+def _enveloped(**changed: Any) -> Callable[[Any], str]:
+    def write(whole: Any) -> str:
+        return json.dumps(whole | {"dsseEnvelope": whole["dsseEnvelope"] | changed})
+
+    return write
+
+
+def _signed_with(**changed: Any) -> Callable[[Any], str]:
+    def write(whole: Any) -> str:
+        (signature,) = whole["dsseEnvelope"]["signatures"]
+        return _enveloped(signatures=[signature | changed])(whole)
+
+    return write
+
+
+def _of_material(**changed: Any) -> Callable[[Any], str]:
+    def write(whole: Any) -> str:
+        material = whole["verificationMaterial"] | changed
+        return json.dumps(whole | {"verificationMaterial": material})
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda whole: json.dumps(whole | {"note": SECRET}),
+        lambda whole: json.dumps(dict(reversed(whole.items()))),
+        lambda whole: json.dumps(whole) + "".join(" \t"[ord(c) & 1] for c in SECRET),
+        lambda whole: json.dumps(whole, indent=3),
+        lambda whole: json.dumps(whole).replace("sigstore", "\\u0073igstore", 1),
+        _enveloped(note=SECRET),
+        _signed_with(keyid=SECRET),
+        _signed_with(note=SECRET),
+        _of_material(tlogEntries=[SECRET]),
+    ],
+    ids=["field", "order", "blanks", "indent", "escape", "envelope", "keyid", "signature", "log"],
+)
+def test_words_next_to_a_signature(
+    sealed: Sealed, tmp_path: Path, write: Callable[[Any], str]
+) -> None:
+    """The file of the signature is the only one that no digest covers. A bundle is still sound if
+    it is written as it was, and not with anything else, so nobody on its way adds to it.
+    """
+    folder = sealed.copy(tmp_path)
+    whole = json.loads((folder / SIGNATURE).read_text())
+    (folder / SIGNATURE).write_text(json.dumps(whole))
+    check(folder, sealed.trust)
+    (folder / SIGNATURE).write_text(write(whole))
+    with pytest.raises(UnsoundBundle, check=of_kind("more-than-a-signature", file=SIGNATURE)):
+        check(folder, sealed.trust)
