@@ -372,8 +372,8 @@ def _right_and_wrong(counted: Counted, number: int) -> tuple[Reals, Reals]:
 
 
 def _is_large(counted: Counted, right: Reals, wrong: Reals, *, widest: float) -> bool:
-    counts, covariance = counted.sums(np.stack([right, wrong]))
-    return bool(large_enough(*counts, covariance, widest=widest))
+    (of_right, of_wrong), covariance = counted.sums(np.stack([right, wrong]))
+    return bool(large_enough(of_right, of_wrong, covariance, widest=widest))
 
 
 def _above_noise(counted: Counted, members: tuple[int, ...]) -> bool:
