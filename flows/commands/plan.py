@@ -262,3 +262,12 @@ def _print(page: PlanPage) -> None:
         )
         for text in output.texts:
             say_prose(text, start="  ")
+    consequences = [f"{one['text']} If not: {one['basis']}" for one in page.assumed]
+    for title, lines in (
+        ("It assumes:", plan.claim.assumptions),
+        ("Assumed, and what holds if it is not so:", consequences),
+    ):
+        console.print()
+        console.print(title, style="bold")
+        for line in lines:
+            say_prose(line, start="  - ")

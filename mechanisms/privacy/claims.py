@@ -49,7 +49,8 @@ def claims(
     """Registers the decorated function as the accountant of one event type.
 
     Args:
-        formal: whether its claims have a delta.
+        formal: whether its claims are made at a delta that is chosen. A pure claim is not: it has
+            delta 0 at any choice, and its `delta_text` says why.
     """
 
     def register(accountant: Callable[..., Claim]) -> Callable[..., Claim]:
@@ -62,7 +63,7 @@ def claims(
 
 
 def formal(event: Event) -> bool:
-    """Whether claims of this event have a delta."""
+    """Whether claims of this event are made at a delta that is chosen."""
     return type(event) in _FORMAL
 
 
@@ -115,6 +116,8 @@ def epsilon_of_one_replaced(
         claim = claim_at(delta)
         if claim.neighbouring_relation == "replace-one" or claim.guarantee_kind != "formal":
             return claim.epsilon
+        if claim.delta == 0 and claim.epsilon is not None:
+            return 2 * claim.epsilon  # removing a record and adding one, each without a delta
     assert delta is not None
     largest = epsilon_at(delta)
     while largest < 300:  # beyond this, no float can represent such a small delta
@@ -151,8 +154,8 @@ def claim_of(
             costs nothing. Listed as an assumption.
 
     Raises:
-        MechanismError: no accountant supports this event, or delta is missing, superfluous or not
-            in [0, 1).
+        MechanismError: no accountant supports this event, delta is missing, superfluous or not in
+            [0, 1), or a claim with delta 0 does not say why.
     """
     accountant = _ACCOUNTANTS.get(type(event))
     if accountant is None:
@@ -179,6 +182,12 @@ def claim_of(
             "unprotected_inputs": unprotected_inputs,
         },
     )
+    if claim.delta == 0 and not claim.delta_text:
+        raise MechanismError(
+            f"event `{event.mechanism}` has a claim with delta 0, which must say in `delta_text` "
+            "why nothing exceeds epsilon. Let its accountant set both",
+            kind="delta-unexplained",
+        )
     public_assumptions = tuple(f"public, read without cost: {line}" for line in public_inputs)
     replaced = epsilon_of_one_replaced(event, delta=delta, records_per_unit=max_records_per_unit)
     return claim.model_copy(
@@ -418,7 +427,7 @@ def _of_halves(event: Event) -> tuple[str, ...]:
         "apart from the unprotected inputs, the held-out records enter the release only through "
         f"{tables}: whether a record is a training or a held-out record follows from {decides} "
         f"alone, "
-        "so that it pays the larger of both parts (parallel composition)",
+        "so that it pays either for the model or for what is counted (parallel composition)",
     )
 
 

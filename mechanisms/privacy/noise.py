@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from mechanisms.privacy.entropy import fill_normal, uniforms
+from mechanisms.privacy.exact_laplace import add_rounded_laplace_
 from mechanisms.privacy.exact_normal import add_rounded_normal_
 
 KEY_BYTES = 32
@@ -66,13 +67,27 @@ class SecretStream:
         The rounding is exact: `mechanisms.privacy.exact_normal` has the proof and its limitations.
         """
 
-        def more_bits(number: int) -> int:
-            return int.from_bytes(
-                hmac.digest(self._key, f"{purpose}\x1f{step}\x1f{number}".encode(), hashlib.sha512)
-            )
-
         return add_rounded_normal_(
-            out, std=std, bits=self._source(purpose, step), more_bits=more_bits
+            out,
+            std=std,
+            bits=self._source(purpose, step),
+            more_bits=self._further(purpose, step),
+        )
+
+    def add_rounded_laplace_(
+        self, out: Tensor, *, scale: Fraction, purpose: str, step: int
+    ) -> Tensor:
+        """Adds independent rounded Laplace noise to integers, contiguous float64, in place and
+        returns them.
+
+        The rounding is exact: `mechanisms.privacy.exact_laplace` has the proof. The noise protects
+        a sum with pure epsilon = (l1 sensitivity) / scale.
+        """
+        return add_rounded_laplace_(
+            out,
+            scale=scale,
+            bits=self._source(purpose, step),
+            more_bits=self._further(purpose, step),
         )
 
     def uniform(self, count: int, *, purpose: str, step: int) -> Tensor:
@@ -85,6 +100,16 @@ class SecretStream:
         """
         uniform = uniforms(self._source(purpose, step)(8 * records), device=torch.device("cpu"))
         return torch.nonzero(uniform < prob)[:, 0]
+
+    def _further(self, purpose: str, step: int) -> Callable[[int], int]:
+        """Further bits of the uniforms at this address."""
+
+        def more_bits(number: int) -> int:
+            return int.from_bytes(
+                hmac.digest(self._key, f"{purpose}\x1f{step}\x1f{number}".encode(), hashlib.sha512)
+            )
+
+        return more_bits
 
     def _source(self, purpose: str, step: int) -> Callable[[int], bytearray]:
         subkey = hmac.digest(self._key, f"{purpose}\x1f{step}".encode(), hashlib.sha256)

@@ -158,9 +158,9 @@ EVERY = (
         "audited",
     ),
     assumed(
-        "The leakage of this release was not measured. If the program has a mistake, the figures "
-        "may be wrong.",
-        "Then a measurement exists that is not stated here. `autocoder audit` makes one.",
+        "Training had the effect that its claim describes, although no attack measured this "
+        "release.",
+        "If the program has a mistake, ε and δ may be too small. `autocoder audit` looks for one.",
         "not audited",
     ),
     proved(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against "
-    "anyone who holds the released sample"
+    "anyone who holds the released folder"
 )
 RANDOMNESS = (
     "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
@@ -53,13 +53,13 @@ CHAIN_SETTINGS = (
 )
 LABELS = "the label set: the codes observed in the records"
 COHORTS = (
-    "the names of the cohorts: the periods that the records are dated in; one record of "
-    "another would add a name"
+    "the names of the cohorts: the periods that the records are dated in; one record that is "
+    "dated in another period would add a name"
 )
 
 _INJURIES = "titles of OIICS 2.01, nature of injury, which come with this program"
 
-COMPARED = "the choice of this mechanism, after a comparison on held-out records of the same kind"
+COMPARED = "the choice of this mechanism, after mechanisms were compared on these records"
 SEARCHED = "c: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 NOT_METHOD: Any = {

@@ -1,7 +1,7 @@
 """Decides whether a release also reports its model's accuracy, and draws the table for it.
 
 The table is a noisy count of the held-out records at the released model. Each record is in one set
-only, so the table costs nothing if each record pays the larger of both parts
+only, so the table costs nothing if each record pays either for the model or for the table
 (`mechanisms.privacy.accuracy_table`). If this cannot be shown, there is no table.
 """
 

@@ -23,10 +23,10 @@ from storage.ledger import (
     Charge,
     Ledger,
     ReleaseRow,
-    amounts,
 )
 from storage.ledger.decisions import approver_of
 from storage.ledger.fold import Sought
+from storage.ledger.models import Exact
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names
 from storage.ledger.report import revocation_text
@@ -377,7 +377,10 @@ def _claim_beside_budget(claim: Claim, charge: Charge) -> Literal["smaller", "sa
     relation = charge.after.neighbouring_relation
     if relation is not None and relation != claim.neighbouring_relation:
         return None  # claims for different neighbouring relations also differ for that reason
-    delta, epsilon = amounts.delta(claim.delta), amounts.epsilon(claim.epsilon)
+    exact = Exact.of(claim)
+    delta, epsilon = exact.delta, exact.epsilon
+    assert delta is not None
+    assert epsilon is not None
     if delta < cap and charge.alone < epsilon:
         return "smaller"
     # only with Gaussian noise is the share of δ that is set aside the sole reason

@@ -6,6 +6,7 @@ import ast
 import copy
 import io
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -26,6 +27,7 @@ from mechanisms import mechanism
 from mechanisms.mechanism import Model, Records, Releasable, Run, Task
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import noise
+from mechanisms.privacy.events import Event
 from tasks.branches.branch import CompareParameters
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +37,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread; and an example's mechanism is not registered for the tests that follow."""
+    """One thread; and an example's mechanism and event are not registered for the tests that
+    follow.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     monkeypatch.setattr(mechanism, "_KINDS", dict(mechanism.kinds()))
+    monkeypatch.setattr(Event, "by_tag", dict(Event.by_tag))
 
 
 def _model(out: str) -> None:
@@ -72,9 +77,17 @@ def _classifier(out: str) -> None:
     assert all(float(accuracy) >= float(best) - 0.02 for _, accuracy, *_ in private)
 
 
+def _laplace(out: str) -> None:
+    accuracy, claimed, *further = out.splitlines()
+    assert float(accuracy.split()[1]) > 0.7, "one of three classes by chance"
+    assert claimed.startswith("formal guarantee: epsilon = 2, delta = 0, for one record added")
+    assert "one record replaced: epsilon = 4" in further[0]
+
+
 CHECKS: Mapping[str, Callable[[str], None]] = {
     "own_model": _model,
     "own_mechanism": _mechanism,
+    "laplace_counts": _laplace,
     "private_classifier": _classifier,
 }
 
@@ -89,7 +102,7 @@ def test_an_example_runs_and_says_what_is_true(
     with redirect_stdout(out):
         runpy.run_path(str(example), run_name="__main__")
     CHECKS[example.stem](out.getvalue())
-    assert _statements(example) < 60
+    assert _statements(example) < 70
 
 
 def _statements(example: Path) -> int:
@@ -147,6 +160,64 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(
     )
 
 
+def test_one_record_moves_the_counts_with_laplace_noise_by_the_sensitivity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of records with one word, many, or none, none moves the table by more than the event says,
+    and one moves it by that; the noise has the scale at which a unit costs the target.
+    """
+    example = runpy.run_path(str(ROOT / "examples" / "laplace_counts.py"), run_name="laplace")
+    labels = torch.arange(60) % 3
+    features = torch.rand(60, 50) ** 8
+    features[0], features[1] = torch.eye(50)[0] * 1e30, 0
+    task = Task(records=60, classes=3, target_epsilon=4.0, delta=1e-4, records_per_unit=3)
+    plan = example["LaplaceCounts"]().plan(task)
+    tables: list[torch.Tensor] = []
+    scales: set[Fraction] = set()
+
+    def spied(
+        _: noise.SecretStream, table: torch.Tensor, *, scale: Fraction, purpose: str, step: int
+    ) -> torch.Tensor:
+        tables.append(table * 2.0**-30)
+        scales.add(scale / 2**30)
+        return table
+
+    monkeypatch.setattr(noise.SecretStream, "add_rounded_laplace_", spied)
+    for kept in (torch.arange(60), *(torch.arange(60).roll(-first)[1:] for first in range(60))):
+        fewer = Records(FeatureInputs(features[kept]), labels[kept])
+        plan.fit(fewer, Run(classes=3, seed=0, classifier=_no_classifier, resampled=True))
+    whole, *without = tables
+    moved = [float((whole - table).abs().sum()) for table in without]
+    assert max(moved) <= plan.event.l1_sensitivity
+    assert max(moved) == pytest.approx(plan.event.l1_sensitivity, rel=1e-6)
+    assert moved[1] == pytest.approx(1, rel=1e-6), "a record without words is counted alone"
+    (scale,) = scales
+    assert float(3 * plan.event.l1_sensitivity / scale) == pytest.approx(4)
+
+
+def test_a_package_s_mechanism_passes_the_tests_of_every_mechanism(tmp_path: Path) -> None:
+    """Announced by an entry point, as the page says, the example with Laplace noise is asked what
+    the program's own mechanisms are asked.
+    """
+    source = (ROOT / "examples" / "laplace_counts.py").read_text(encoding="utf-8")
+    (tmp_path / "my_package.py").write_text(source, encoding="utf-8")
+    about = tmp_path / "my_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[autocoder.mechanisms]\nmine = my_package\n")
+    asked = [CONFORMING, "-q", "-n0", "-p", "no:cacheprovider", "-k", "laplace-counts"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *asked],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (passed,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) >= 11
+
+
 CONFORMANCE = """
 import importlib.util, sys
 import pytest
@@ -197,10 +268,13 @@ def test_the_page_s_branch_completes_a_profile_that_is_copied(tmp_path: Path) ->
 
 
 def test_the_page_quotes_the_example() -> None:
-    """Every block of Python on the page is consecutive statements of the file, with its comments,
+    """Every block of Python on the page is consecutive statements of a file, with its comments,
     however their lines are broken; the last of them may break off.
     """
-    code = (ROOT / "examples" / "own_mechanism.py").read_text(encoding="utf-8")
+    code = "\n".join(
+        (ROOT / "examples" / name).read_text(encoding="utf-8")
+        for name in ("own_mechanism.py", "laplace_counts.py")
+    )
     page = (ROOT / "docs" / "how-to" / "add-a-mechanism.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) >= 5

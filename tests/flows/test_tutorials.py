@@ -108,9 +108,7 @@ def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
     )
     for name in ("new.csv", "coded_by_hand.csv"):
         Path(name).write_text(rows)
-    Path("signing-key.pub.pem").write_bytes(
-        Path("work/private/keys/signing-key.pub.pem").read_bytes()
-    )
+    Path("signing-key.pub.pem").write_bytes(Path("work/signing-key.pub.pem").read_bytes())
     reached = {"accuracy 0.8": "accuracy 0.1"}  # the tiny encoder is right about one time in five
     ran = walk(
         TUTORIALS / "use-a-bundle.md", {"RELEASE": f"outbox/{words['RELEASE']}", **reached}, ""

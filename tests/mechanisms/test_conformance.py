@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from mechanisms.descent import exact_sums
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
+    ENTRY_POINTS,
     CalibratedMechanism,
     Fitted,
     Mechanism,
@@ -62,9 +64,13 @@ SMALL: dict[str, Any] = {
 """What the runs of this suite leave to a mechanism, by the names that branches are filled in with.
 """
 TASK = Task(records=N, classes=CLASSES, target_epsilon=4.0, delta=1e-4, features=WIDTH)
+ANNOUNCED = {entry.module for entry in entry_points(group=ENTRY_POINTS)}
 KINDS = sorted(
-    kind for kind, mechanism in kinds().items() if mechanism.__module__.startswith("mechanisms.")
+    kind
+    for kind, mechanism in kinds().items()
+    if mechanism.__module__.startswith("mechanisms.") or mechanism.__module__ in ANNOUNCED
 )
+"""The program's own, and those that installed packages announce."""
 
 
 def made(kind: str) -> Mechanism:

@@ -1,6 +1,7 @@
 """Golden costs from two accountants and published values; what a claim says; what is refused."""
 
 import math
+from typing import Literal
 
 import mpmath
 import numpy as np
@@ -12,9 +13,10 @@ from scipy.stats import norm
 from small_heads import claim
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy import claims, gaussian_cost
 from mechanisms.privacy.claims import epsilon_of_one_replaced
 from mechanisms.privacy.events import (
+    Claim,
     ComposedEvent,
     DpSgdEvent,
     Event,
@@ -355,3 +357,34 @@ def test_an_unknown_event_is_refused() -> None:
         claim(Unknown())
     with pytest.raises(MechanismError, check=of_kind("records-per-unit"), match=r"\b0\b"):
         claim(SWAG, m=0)
+
+
+def test_a_pure_claim_needs_no_delta_and_says_why_it_is_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its accountant is registered without a delta to choose. One record replaced costs two
+    epsilon, and a zero that is not explained is refused before a ledger sees it.
+    """
+    monkeypatch.setattr(Event, "by_tag", dict(Event.by_tag))
+
+    class Pure(Event, frozen=True):
+        mechanism: Literal["pure"] = "pure"
+        why: str
+
+    @claims.claims(Pure)
+    def _pure(event: Pure, *, delta: float | None, unit: claims.ProtectedUnit) -> Claim:
+        return Claim(
+            guarantee_kind="formal",
+            epsilon=0.5 * unit["max_records_per_unit"],
+            delta=0.0,
+            delta_text=event.why,
+            neighbouring_relation="add-remove",
+            accountant="of this test",
+            **unit,
+        )
+
+    for delta in (None, 1e-5):
+        made = claim(Pure(why="0: bounded everywhere"), delta=delta, m=3)
+        assert (made.epsilon, made.epsilon_replaced, made.delta) == (1.5, 3.0, 0.0)
+    with pytest.raises(MechanismError, check=of_kind("delta-unexplained")):
+        claim(Pure(why=""))

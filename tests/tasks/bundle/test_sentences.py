@@ -69,11 +69,11 @@ def test_what_a_sentence_names_is_there() -> None:
     [
         ({}, "outside the claim", "does not move any other"),
         ({"sampling": "per-record"}, "does not move any other", "outside the claim"),
-        ({}, "The leakage of this release was not measured", "An attack on this mechanism found"),
+        ({}, "although no attack measured this release", "An attack on this mechanism found"),
         (
             {"audit": {}},
             "An attack on this mechanism found",
-            "The leakage of this release was not measured",
+            "although no attack measured this release",
         ),
         ({}, "Each person has one record", "a unit with all of its records"),
         (

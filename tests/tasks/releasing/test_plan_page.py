@@ -234,7 +234,7 @@ def test_only_a_policy_with_approvals_asks_the_reader_to_sign(tmp_path: Path) ->
 def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> None:
     """The gate's own line, in every form of the page; a bound below the claim is none."""
     plan = planned()
-    unmeasured = "The leakage of this release was not measured"
+    unmeasured = "although no attack measured this release"
     assert unmeasured in plan_page.markdown(page(ledger, plan))
     audit(ledger, plan, 1.0)
     assert answer(page(ledger, plan), "leakage").verdict == "fine"
@@ -317,6 +317,15 @@ def test_the_delta_of_the_claim_is_told_beside_the_budgets(
     )
 
 
+def test_the_page_of_a_pure_claim_speaks_of_no_delta(tmp_path: Path) -> None:
+    """Its delta is 0 by proof, which an amount that was merely left out is not."""
+    claim = FORMAL.model_copy(update={"delta": 0.0, "delta_text": "0: bounded everywhere"})
+    books = opened(tmp_path / "other.db", CAPS)
+    found = page(books, planned(claim))
+    assert "δ" not in answer(found, "promise").text
+    assert answer(found, "cost").text.startswith("It fits under policy test.")
+
+
 def test_a_claim_of_another_relation_is_not_compared_with_the_budget(tmp_path: Path) -> None:
     """Its ε differs for two reasons, of which δ is one."""
     rules = {"epsilon": 8, "delta": "0.001", "neighbouring_relation": "replace-one"}
@@ -366,7 +375,7 @@ def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Le
     evaluated(ledger, seed, own | alone)
     found = answer(page(ledger, planned()), "alone")
     assert found.verdict == "note"
-    assert "80% right: 43% of the held-out records" in found.text
+    assert "80% right: the 43% of the held-out records with the highest scores" in found.text
     assert "95% right: no threshold achieves it" in found.text
     assert "highest accuracy measured was 87.0%, among the 12% of records" in found.text
     assert "to fail at 90% and 95%" in found.text
