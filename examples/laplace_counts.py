@@ -35,7 +35,10 @@ def _claim(event: LaplaceReleaseEvent, *, delta: float | None, unit: ProtectedUn
         delta_text="0: the densities differ by at most a factor of e^epsilon everywhere",
         neighbouring_relation="add-remove",
         accountant="Laplace mechanism (Dwork, McSherry, Nissim and Smith 2006)",
-        assumptions=("sums are of integers, and the noise is rounded without error",),
+        assumptions=(
+            "sums are of integers, and the noise is rounded without error",
+            "the noise comes from a secret AES-256 stream, which is assumed to look random",
+        ),
         **unit,
     )
 
