@@ -65,7 +65,6 @@ def _with_shape(content: bytes, shape: str) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     "shape",
     [
