@@ -40,8 +40,9 @@ from flows.server.form import (
     section,
     with_title,
 )
-from flows.server.prefect_run import PrefectRun, as_flow, named_by_plan
+from flows.server.prefect_run import PrefectRun, as_flow, named_by, named_by_plan
 from flows.server.settings import home_of
+from storage.worded_text import Worded
 from tasks.auditing.result import AuditResult
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import CompareParameters
@@ -53,10 +54,12 @@ from tasks.running.stage import Context
 AuditSection: Any = section(AuditParameters)
 CompareSection: Any = section(CompareParameters)
 _USUAL_AUDIT = AuditSection()
-ReleaseId = Annotated[str, Field(pattern="^[0-9a-f]{16}$"), with_title("Release")]
+ReleaseId = Annotated[
+    str, Worded("^[0-9a-f]{16}$", "the 16 hexadecimal digits of a release"), with_title("Release")
+]
 PartnerName = Annotated[str, Field(min_length=1, max_length=200), with_title("Partner")]
 Reason = Annotated[str, Field(min_length=1), with_title("Reason")]
-Outbox = Annotated[str, Field(pattern="^[/~]"), with_title("Folder")]
+Outbox = Annotated[str, Worded("^[/~]", "an absolute path on the worker"), with_title("Folder")]
 OUTBOX = "/outbox"
 """Folder in the releasing worker's container for files to partners."""
 
@@ -65,7 +68,9 @@ OUTBOX = "/outbox"
     name="retrain",
     description="Train on your own records with a formal guarantee, and plan the release. The plan "
     "is audited, then approved and released.",
-    flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
+    flow_run_name=named_by(
+        "population", "target_epsilon", of="parameters", words="{}, formal ε {}"
+    ),
 )
 def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
     """Run the formal method. Finished stages are reused.
@@ -80,7 +85,7 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
     name="retrain",
     description="SWAG-PPM: one private sample. Its epsilon is an estimate, and is measured. The "
     "plan is audited, then approved and released.",
-    flow_run_name="{parameters.population}, SWAG-PPM",
+    flow_run_name=named_by("population", of="parameters", words="{}, SWAG-PPM"),
 )
 def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
     """Run the published method. Finished stages are reused.
@@ -97,7 +102,7 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
         "SWAG-PPM and other methods on the same records, for a fair comparison. Internal: nothing "
         "is released."
     ),
-    flow_run_name="{parameters.population}",
+    flow_run_name=named_by("population", of="parameters"),
 )
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
@@ -178,7 +183,7 @@ def release(
         "Hand a release over: check the bundle as the partner will, pack it, and record the "
         "handover in the ledger."
     ),
-    flow_run_name="{release} to {partner}",
+    flow_run_name=named_by("release", "partner", words="{} to {}"),
 )
 def handover(
     release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, home: Workspace = None
@@ -203,7 +208,7 @@ def handover(
         "Revoke a release: a row of the ledger, and the next roots.json for partners. "
         "The spent budget is not refunded."
     ),
-    flow_run_name="{release}",
+    flow_run_name=named_by("release"),
 )
 def revoke(
     release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None

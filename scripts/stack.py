@@ -448,7 +448,7 @@ class Stack:
         worker |= {
             "PREFECT_API_URL": self.api,
             "PREFECT_API_AUTH_STRING": self.auth,
-            "PREFECT_UI_URL": self.api.removesuffix("/api"),
+            "PREFECT_UI_URL": f"{self.api.removesuffix('/api')}/v2",
             "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("AUTOCODER_STACK_QUERY_SECONDS", "5"),
             "AUTOCODER_HOME": str(self.folder / "home"),
             "AUTOCODER_LEDGER_URL": self.database("autocoder", "ledger", "psycopg"),
@@ -529,6 +529,22 @@ def _require_way_in(folder: Path) -> None:
         )
 
 
+def given_file(name: str) -> str:
+    """Returns the absolute path of a file that the deployments name, or "" if there is none.
+
+    A run would miss the file only after the stack has started.
+    """
+    if not name:
+        return ""
+    path = Path(name).resolve()
+    if not path.is_file():
+        sys.exit(
+            f"stack: there is no file {path}. `autocoder demo-data --out demo` writes records and "
+            "a code list to try."
+        )
+    return str(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -542,9 +558,7 @@ def main() -> None:
         "--json", action="store_true", help="print stack.json when everything answers"
     )
     options = parser.parse_args()
-    data, codelist = (
-        str(Path(value).resolve()) if value else "" for value in (options.data, options.codelist)
-    )
+    data, codelist = (given_file(value) for value in (options.data, options.codelist))
     stack = Stack(options.folder.resolve(), data, codelist, tells=not options.json)
     for number in (
         signal.SIGINT,

@@ -154,7 +154,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         redoc_url=None,
         lifespan=running.lifespan,
     )
-    page, review = _page(running), _review_page(coder)
+    page, review = _page(running), _review_page(running)
     app.add_middleware(
         TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
     )
@@ -200,10 +200,13 @@ def _page(running: _Running) -> str:
     )
 
 
-def _review_page(coder: Coder) -> str:
+def _review_page(running: _Running) -> str:
     parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
     return _PAGES.get_template("static/review.html").render(
-        coder=coder, parts=parts, most_rows=files.MOST_ROWS
+        coder=running.coder,
+        keyed=running.settings.state.clients is not None,
+        parts=parts,
+        most_rows=files.MOST_ROWS,
     )
 
 

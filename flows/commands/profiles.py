@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from flows.commands.value_faults import fault_of
 from storage import strict_yaml
 from storage.errors import Contradiction, Missing, OutOfRange, Unknown, Unreadable
 from tasks.catalogue import PROFILES
@@ -179,6 +180,8 @@ def parameters(
     values: Mapping[str, object] = MappingProxyType({}),
     *,
     look: Callable[[DataParameters], None] | None = None,
+    where: str = "parameters: ",
+    options: Mapping[str, str] = OPTIONS,
 ) -> RetrainParameters:
     """Returns the parameters of a run from a profile, `key=value` texts, and values.
 
@@ -186,6 +189,8 @@ def parameters(
         settings: texts such as those of `--set`.
         values: values by dotted name; a value may be set only once, so that none overrides another.
         look: checks the records before the method is read, which takes seconds.
+        where: beginning of the sentence about invalid values.
+        options: option of a parameter by its name, for that sentence.
     """
     content = load_profile(profile)
     content.pop("branches", None)
@@ -227,8 +232,8 @@ def parameters(
             kind="no-data",
         )
     if look is not None and not moved(content):
-        look(validate(_Records, content, where="parameters: ").data)
-    return validate(RetrainParameters, content, where="parameters: ")
+        look(validate(_Records, content, where=where, options=options).data)
+    return validate(RetrainParameters, content, where=where, options=options)
 
 
 class _Records(BaseModel, extra="ignore"):
@@ -300,9 +305,15 @@ def _require_population(
         now.pop("classification_version", None)
 
 
-def validate(model: type[Model], values: Mapping[str, object], *, where: str) -> Model:
+def validate(
+    model: type[Model],
+    values: Mapping[str, object],
+    *,
+    where: str,
+    options: Mapping[str, str] = OPTIONS,
+) -> Model:
     """Returns values as a model. All faults are reported in one error, which starts
-    with `where`.
+    with `where` and calls parameters by their `options`.
     """
     try:
         return model.model_validate(values)
@@ -312,7 +323,7 @@ def validate(model: type[Model], values: Mapping[str, object], *, where: str) ->
         names = [name for name, _ in _fields(model)]
         if any(entry["loc"][:1] == ("method",) for entry in entries):
             names += _settings_of_method(values)
-        faults = "; ".join(_explain(entry, names) for entry in entries)
+        faults = "; ".join(_explain(entry, names, options) for entry in entries)
         raise OutOfRange(where + faults, kind="invalid-settings") from None
 
 
@@ -334,10 +345,11 @@ def _settings_of_method(values: Mapping[str, object]) -> list[str]:
     return [name for name, _ in _fields(mechanisms[kind], "method.")]
 
 
-def _explain(entry: ErrorDetails, names: Sequence[str]) -> str:
+def _explain(entry: ErrorDetails, names: Sequence[str], options: Mapping[str, str]) -> str:
     where = ".".join(str(part) for part in entry["loc"])
-    where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
-    message = str(entry["msg"]).removeprefix("Value error, ")
+    where = f"{options[where]} ({where})" if where in options else where
+    raised = entry.get("ctx", {}).get("error")
+    message = str(raised) if isinstance(raised, ValueError) else fault_of(entry)
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
         message = "must be a text. Quote it in YAML"
     if entry["type"] == "extra_forbidden":

@@ -118,8 +118,9 @@ def _needs_a_person(overview: Overview) -> bool:
     if server is None:
         return False
     runs = server["runs"]
-    stopped = runs.get("Failed") or runs.get("Crashed") or server["silent"]
-    return bool(stopped or server["unserved"] or server["unserved_queues"])
+    stopped = any(runs.get(state) for state in ("Failed", "Refused", "Crashed"))
+    waits = server["silent"] or server["unserved"] or server["unserved_queues"]
+    return bool(stopped or waits)
 
 
 def _show(overview: Overview) -> None:

@@ -6,6 +6,8 @@ Prefect stores questions and answers with the run, which starts from the top aft
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from prefect import get_run_logger
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
@@ -15,6 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from storage.errors import InputError
 from storage.ledger import Decision
+from storage.worded_text import Worded
 from tasks.releasing import approval, plan_page, prefect_page
 from tasks.releasing.case import ReleaseCase
 from tasks.releasing.promise import strength_of
@@ -25,13 +28,14 @@ from tasks.running.stage import Context
 class SignedDecision(RunInput):
     model_config = ConfigDict(extra="forbid", title="Signed decision")
 
-    decision: str = Field(
+    # the run checks the signature; no other text has this length
+    decision: Annotated[
+        str, Worded(r"^[\s\S]{300,}$", "the line that autocoder approve --print prints")
+    ] = Field(
         title="Signed decision",
         # Prefect's page shows no markup here.
         description="Required: the line that autocoder approve PLAN --key KEY.pem --print "
         "prints. To refuse, add --refuse and a --reason.",
-        # A pattern would be quoted to whoever pastes another text; the run checks the signature.
-        min_length=300,
     )
 
 
@@ -52,9 +56,9 @@ def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
         decision = _answer(number)
         if decision is None:
             text = plan_page.markdown(plan_page.page_of(case, Surroundings.of(context, case)))
-            prefect_page.publish_plan(context.run, text)
+            page = prefect_page.publish_plan(context.run, text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
-            decision = _ask(number, warning + question_about(case), days=days)
+            decision = _ask(number, warning + question_about(case, page), days=days)
         if not decision:
             continue
         try:
@@ -66,14 +70,18 @@ def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
             get_run_logger().warning("The answer does not count: %s", problem)
 
 
-def question_about(case: ReleaseCase) -> str:
+def question_about(case: ReleaseCase, page: str | None) -> str:
     """Returns the text above the field for the signature. It is short, so that nobody presses
     *Resume* without having seen the field.
+
+    Args:
+        page: address of the plan's page, or None if the server did not take it.
     """
+    plan = "`release-plan` in the tab *Artifacts*" if page is None else f"[its page]({page})"
     return "\n\n".join(
         (
             "**Nothing is released without a signature in the field below.** First read the whole "
-            "promise in the plan, `release-plan` in the tab *Artifacts*.",
+            f"promise in the plan: {plan}.",
             strength_of(case.plan.claim),
         )
     )

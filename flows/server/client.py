@@ -10,6 +10,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from storage.errors import StorageError, Unavailable
 
+REFUSED = "Refused"
+"""Name of the state of a failed run that needs other input. Starting it again would not help."""
+
 
 @contextmanager
 def server() -> Iterator[SyncPrefectClient]:

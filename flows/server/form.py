@@ -18,6 +18,7 @@ from flows.server.settings import home_of
 from storage import strict_yaml
 from storage.errors import Contradiction, InputError, OutOfRange, Unknown, Unreadable
 from storage.ingest import Name
+from storage.worded_text import Worded
 from tasks.parameters import RetrainParameters
 from tasks.running.engine import of_environment
 from tasks.running.run import Run
@@ -34,7 +35,9 @@ def with_title(title: str) -> Any:
 
 Workspace = Annotated[str | None, with_title("Workspace")]
 DeviceChoice = Annotated[Device, with_title("Device")]
-PlanFile = Annotated[str, Field(pattern="^[/~]"), with_title("Plan")]  # workers run elsewhere
+PlanFile = Annotated[
+    str, Worded("^[/~]", "an absolute path, since workers run elsewhere"), with_title("Plan")
+]
 _Name = Annotated[str, Field(min_length=1)]
 
 
@@ -174,7 +177,9 @@ class RecordsForm(BaseModel):
         if profile is None:
             for key, value in field_values.items():
                 profiles.put(content, key, value)
-            return profiles.validate(RetrainParameters, content, where="Advanced (YAML): ")
+            return profiles.validate(
+                RetrainParameters, content, where="Advanced (YAML): ", options={}
+            )
         if profile not in profiles.profile_names():
             raise Unknown(
                 f"Advanced (YAML): unknown profile {profile!r}. Choose from "
@@ -187,7 +192,7 @@ class RecordsForm(BaseModel):
                 "data.population"
             ]  # so that it counts as the profile's, which does not apply to other columns
         values = {"release.deployment": "release/release"} | settings | field_values
-        return profiles.parameters(profile, (), values)
+        return profiles.parameters(profile, (), values, where="Advanced (YAML): ", options={})
 
     def run(self) -> WorkerSettings:
         """Returns where the run is executed. Errors name the setting."""

@@ -26,6 +26,7 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError, PrefectException, TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.settings import (
@@ -33,11 +34,14 @@ from prefect.settings import (
     PREFECT_CLIENT_RETRY_EXTRA_CODES,
     temporary_settings,
 )
-from prefect.states import Cancelled, Crashed, State
+from prefect.states import Cancelled, Crashed, Failed, State
 from prefect.utilities.annotations import quote
+from prefect.utilities.urls import url_for
+from pydantic import BaseModel
 
-from flows.server.client import server
-from storage.errors import Unavailable
+from flows.server import form_values
+from flows.server.client import REFUSED, server
+from storage.errors import InputError, Unavailable
 from storage.json_values import Figures
 from tasks.running.failures import SAFE
 from tasks.running.progress import Listener, sentence_of
@@ -58,19 +62,14 @@ _SECONDS_BETWEEN_UPDATES = 3.0
 
 
 class OneLineRefusals(logging.Filter):
-    """Logs an error with a text made to be shown as one line, once, without tracebacks.
+    """Drops the tracebacks of errors with a text made to be shown, which `ending` logs as one line.
 
-    Prefect logs the exception of a task and again that of its flow, each with its traceback.
+    Prefect logs the exception of a task, again that of its flow, and again that of the process.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, SAFE):
-            if record.name.endswith("task_runs"):
-                return False  # its flow logs it
-            record.msg, record.args = str(error), ()
-            record.exc_info = record.exc_text = None
-        return True
+        return not isinstance(error, SAFE)
 
 
 for _name in ("prefect.flow_runs", "prefect.task_runs"):
@@ -120,9 +119,14 @@ class PrefectRun(Run):
     def listeners(self) -> tuple[Listener, ...]:
         return (ProgressBars(),)
 
-    def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
+    def publish_markdown(self, *, key: str, markdown: str, description: str) -> str | None:
         with _unless_refused():
-            create_markdown_artifact(key=key, markdown=markdown, description=description)
+            made = create_markdown_artifact(key=key, markdown=markdown, description=description)
+            return url_for("artifact", obj_id=cast("UUID", made))
+        return None
+
+    def log(self, text: str) -> None:
+        _log("%s", text)
 
 
 @contextmanager
@@ -141,29 +145,79 @@ def _log(*words: str) -> None:
         get_run_logger().info(*words)
 
 
+def ending(body: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that ends its run with the text of an error that is made to be shown.
+
+    The run is *Crashed* if its database or a server is away, so that housekeeping resumes it,
+    *Refused* if its input must be corrected first, and otherwise *Failed*. Prefect itself would
+    put its own words and the name of the type before the text. Outside of a run, errors are raised.
+    """
+
+    @wraps(body)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return body(*args, **kwargs)
+        except Unavailable as error:
+            return cast("R", Crashed(message=str(error)))
+        except SAFE as error:
+            if FlowRunContext.get() is None:
+                raise
+            get_run_logger().error("%s", error)
+            name = REFUSED if isinstance(error, InputError) else "Failed"
+            return cast("R", Failed(name=name, message=str(error), data=error))
+
+    return call
+
+
 def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Makes a flow that ends as *Crashed* if its database or a server is away, so
-    that housekeeping resumes it.
+    """Makes a flow that reads its parameters itself, so that it refuses them in its own words, and
+    ends as `ending` describes.
     """
 
     def decorate(body: Callable[P, R]) -> Flow[P, R]:
+        # Prefect resolves the names of types in this function's module
+        shape = signature(body, eval_str=True)
+
         @wraps(body)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return body(*args, **kwargs)
-            except Unavailable as error:
-                return cast("R", Crashed(message=str(error)))
+            given = shape.bind(*args, **kwargs).arguments
+            return body(**form_values.read(shape, given))
 
-        # Prefect resolves the names of types in this function's module
-        call.__signature__ = signature(body, eval_str=True)  # pyrefly: ignore[missing-attribute]
-        return flow(call, **options, **NOTHING_STORED)
+        ended = ending(call)
+        ended.__signature__ = shape  # pyrefly: ignore[missing-attribute]
+        return flow(ended, validate_parameters=False, **options, **NOTHING_STORED)
 
     return decorate
 
 
+def named_by(*fields: str, of: str | None = None, words: str = "{}") -> Callable[[], str]:
+    """Returns a function that names a run by values of its form, or not if a value is missing.
+
+    Args:
+        fields: names of the values.
+        of: name of the section that holds them, if they are in one.
+        words: text of the name, with a pair of braces for each value.
+    """
+
+    def name() -> str:
+        given = flow_run.get_parameters()
+        section = given if of is None else given.get(of)
+        values = section.model_dump() if isinstance(section, BaseModel) else section
+        if not isinstance(values, Mapping) or not set(fields) <= values.keys():
+            return flow_run.get_name() or ""
+        return words.format(*(_short(values[field]) for field in fields))
+
+    return name
+
+
+def _short(value: object) -> str:
+    """Returns a value as a person would write it: 2 instead of 2.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def named_by_plan() -> str:
     """Returns the name of a run for a plan: population, method, and the plan's file."""
-    file = Path(str(flow_run.get_parameters()["plan"])).expanduser()
+    file = Path(str(flow_run.get_parameters().get("plan", ""))).expanduser()
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))["plan"]
         event = plan["event"]
@@ -179,6 +233,7 @@ def in_flow_run(
     """Calls the body of a command in a flow run. Its page shows home and parameters."""
 
     @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
+    @ending
     def command(home: str, parameters: Mapping[str, object]) -> R:
         return body(PrefectRun())
 

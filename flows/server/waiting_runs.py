@@ -17,9 +17,10 @@ from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.utilities.urls import url_for
 
 from flows.commands.terminal import command_of
-from flows.server.client import server
+from flows.server.client import REFUSED, server
 from flows.server.heartbeats import last_sign
 from storage.errors import InputError
 
@@ -68,6 +69,10 @@ def _stopped(run: FlowRun, flow: str, silent: timedelta | None) -> StoppedRun | 
         remedy = f"prefect worker start --pool {run.work_pool_name or 'cpu'}"
     elif not (state.is_failed() or state.is_crashed() or state.is_cancelled()):
         return None
+    elif state.name == REFUSED and run.deployment_id is None:
+        remedy = f"correct its command, `autocoder {command_of(flow)}`"
+    elif state.name == REFUSED:
+        remedy = f"correct its form: Copy to new run on {url_for('flow-run', obj_id=run.id)}"
     elif run.deployment_id is None:
         remedy = repeat
     elif state.is_crashed():

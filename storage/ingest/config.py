@@ -19,6 +19,7 @@ from pydantic import (
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 from storage.tables.options import AS_IT_LOOKS, ReadOptions, title_of
+from storage.worded_text import Worded
 
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
@@ -37,15 +38,16 @@ def _named(value: str) -> str:
     allowed = all(unicodedata.category(sign)[0] in "LMN" or sign in "_.- " for sign in value)
     if not (allowed and value[:1].isalnum() and value == value.strip() and len(value) <= 64):
         raise ValueError(
-            "a name has up to 64 letters and digits of any language, and _ . - or blanks between "
-            "them"
+            "must be a name of up to 64 letters and digits of any language, with blanks, dots, "
+            "hyphens and underscores between them"
         )
     return value
 
 
 _SIGNS = r"!-,/:-@\[-^`{-~"
 _FORM = rf"^[^\s_.\-{_SIGNS}][^\x00-\x1f{_SIGNS}]{{0,63}}$"
-Name = Annotated[str, AfterValidator(_named), WithJsonSchema({"type": "string", "pattern": _FORM})]
+_RULE = Worded(_FORM, "a name of up to 64 letters, digits, blanks, dots, hyphens and underscores")
+Name = Annotated[str, AfterValidator(_named), WithJsonSchema({"type": "string"} | _RULE.schema())]
 """Name of a population or a release."""
 
 

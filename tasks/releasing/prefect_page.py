@@ -105,18 +105,24 @@ def publish_artifacts(
     publish_budget(context.run, ledger)
 
 
-def publish_plan(run: Run, text: str) -> None:
-    run.publish_markdown(
+def publish_plan(run: Run, text: str) -> str | None:
+    """Publishes the plan, and returns the address of its page, which the run's log also shows."""
+    address = run.publish_markdown(
         key="release-plan", markdown=text, description="What would be released, and at what cost."
     )
+    if address is not None:
+        run.log(f"Plan of the release: {address}")
+    return address
 
 
 def publish_audit(run: Run, lines: Sequence[str]) -> None:
     """Publishes claim and measurement side by side. Indented lines belong to the line above."""
     items = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines]
-    run.publish_markdown(
+    address = run.publish_markdown(
         key="audit", markdown="\n".join(items), description="Claim and measurement."
     )
+    if address is not None:
+        run.log(f"Result of the audit: {address}")
 
 
 def publish_budget(run: Run, ledger: Ledger) -> None:

@@ -34,8 +34,12 @@ class Run:
     def listeners(self) -> tuple[Listener, ...]:
         return ()
 
-    def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
-        """Publishes Markdown on the run's page."""
+    def publish_markdown(self, *, key: str, markdown: str, description: str) -> str | None:
+        """Publishes Markdown on the run's page, and returns the address of the content, if any."""
+        return None
+
+    def log(self, text: str) -> None:
+        """Adds a line to the log of the run's page, where addresses are links."""
 
 
 PLAIN = Run()

@@ -57,7 +57,7 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
     operator.open_form("retrain/demo")
     operator.fill("Population", "no commas, please")
     operator.submit()
-    expect(operator.page.get_by_text("no commas, please' does not match").first).to_be_visible()
+    expect(operator.page.get_by_text("'a name of up to 64 letters").first).to_be_visible()
     assert [len(stack.runs(flow)) for flow in ("audit", "retrain")] == before
 
 
@@ -86,8 +86,17 @@ def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
 def test_a_retrain_and_its_plan_are_seen_in_the_page(
     stack: Stack, operator: Operator, retrained: str
 ) -> None:
-    """Its stages, what would be claimed, and the command that approves it."""
+    """Its stages, what would be claimed, and the command that approves it. From the log to the plan
+    it is one click.
+    """
     page = operator.page
+    (plan,) = [a for a in stack.artifacts(retrained) if a["key"] == "release-plan"]
+    operator.open_run(retrained)
+    link = page.get_by_role("link", name=f"/artifacts/artifact/{plan['id']}")
+    with page.context.expect_page() as opened:
+        link.first.click()
+    expect(opened.value.get_by_text("asymptotic-local").first).to_be_visible()
+    opened.value.close()
     operator.open_run(retrained, tab="TaskRuns")
     expect(page.get_by_text("scores of swag-ppm-reweighted").first).to_be_visible()
     operator.open_run(retrained, tab="Artifacts")
@@ -124,7 +133,7 @@ def test_a_release_is_approved_in_the_page(
     operator.open_run(asked["id"])
     operator.menu("Resume")
     operator.answer("I approve. B. Officer")
-    expect(page.get_by_text("is too short").first).to_be_visible()
+    expect(page.get_by_text("'the line that autocoder approve").first).to_be_visible()
     assert stack.run(asked["id"])["state_name"] == "Suspended"
 
     signed = stack.command(

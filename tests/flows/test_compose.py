@@ -306,7 +306,7 @@ def test_the_operators_browser_asks_this_server_alone(composed: dict[str, Any]) 
         environment(services[name])["PREFECT_UI_URL"]
         for name in services
         if name.startswith("worker-")
-    } == {page}
+    } == {f"{page}/v2"}
 
 
 def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, Any]) -> None:

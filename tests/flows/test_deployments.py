@@ -12,6 +12,7 @@ import yaml
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
@@ -24,7 +25,8 @@ from run_options import parameters
 
 from flows.commands.deploy import _train_in, _without_unset
 from flows.commands.profiles import profile_names
-from flows.deployed import estimated
+from flows.deployed import estimated, formal
+from flows.server.client import REFUSED
 from flows.server.dead_runs import RESUMED
 from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
 from flows.server.prefect_run import PrefectRun
@@ -215,7 +217,7 @@ def test_only_the_paper_asks_for_a_graphics_card() -> None:
     [
         (
             "{profile: demo, method: {fine_tune: {epochs: 0}}}",
-            "method.fine_tune.epochs: Input should be greater",
+            "method.fine_tune.epochs: must be at least 1",
         ),
         (
             "{profile: demo, method: {fine_tune: {epocs: 3}}}",
@@ -349,24 +351,34 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
 
 @pytest.mark.servers
 def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path) -> None:
-    """A file that does not exist ends the run, which bears the name of its population."""
+    """A file that does not exist ends the run, which bears the name of its population, as refused,
+    in the program's words alone. Values that do not fit the form do as well, by the titles of its
+    fields.
+    """
     home = f"{{profile: demo, run: {{home: '{tmp_path}'}}}}"
     own = form_with("demo", source=str(tmp_path / "missing.csv"), codelist="none", advanced=home)
     with pytest.raises(InputError, check=of_kind("no-data-file", saying="missing.csv")):
         run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=estimated)
+    wrong = own.model_dump(mode="json") | {"text_columns": [], "target_epsilon": 0.0}
+    with pytest.raises(InputError, check=of_kind("form-values")):
+        run_of(server, wrong, wrong, flow=formal)
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
-        names = [
-            run.name
-            for run in client.read_flow_runs(
-                flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"]))
-            )
-        ]
-    assert "demo, SWAG-PPM" in names
-    named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
-    assert (
-        str(named["formal"]).format(parameters=form_with("osha-formal"))
-        == "osha-severe-injuries, formal ε 3.0"
+        runs = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"])),
+            sort=FlowRunSort.START_TIME_DESC,
+        )
+    refused = {run.name: run.state for run in runs if run.state_name == REFUSED}
+    state = refused["demo, SWAG-PPM"]
+    assert state is not None
+    assert state.is_failed()
+    assert str(state.message).startswith("data: ")
+    assert "missing.csv" in str(state.message)
+    state = refused["demo, formal ε 0"]
+    assert state is not None
+    assert state.message == (
+        "Text columns has too few entries: at least 1. Target epsilon must be greater than 0."
     )
+    named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
     assert {name for name, flow in named.items() if flow is None} == {
         *("code-batch", "ledger-verify", "housekeeping")
     }

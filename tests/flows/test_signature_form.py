@@ -9,14 +9,15 @@ from flows.server import approvals
 from flows.server.approvals import SignedDecision
 
 SCHEMA = SignedDecision.model_json_schema()
+EXPECTED = "Failure reason: 'the line that autocoder approve --print prints' was expected"
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         ({}, "Validation failed. Failure reason: 'decision' is a required property"),
-        ({"decision": ""}, "Failure reason: '' is too short"),
-        ({"decision": "I approve."}, "Failure reason: 'I approve.' is too short"),
+        ({"decision": ""}, EXPECTED),
+        ({"decision": "I approve."}, EXPECTED),
     ],
 )
 def test_no_run_is_resumed_without_a_signature(answer: dict[str, str], said: str) -> None:

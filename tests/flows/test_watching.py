@@ -26,6 +26,7 @@ from stack import free_port
 from flows.commands import status, train
 from flows.deployed import formal as retrain
 from flows.deployed import release
+from flows.server.client import REFUSED
 from storage.artifacts import Store
 from storage.bundle.seal import release_key
 from storage.errors import InputError
@@ -240,8 +241,9 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
             Failed(message="InputError: --data: no file\nsecond line"),
             Crashed(),
             Late(scheduled_time=now()),
+            Failed(name=REFUSED, message="no column"),
         ]
-        failed, crashed, late = (
+        failed, crashed, late, refused = (
             client.create_flow_run_from_deployment(deployment, state=state) for state in states
         )
         typed = client.create_flow_run(retrain, state=Failed())
@@ -253,6 +255,8 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
         overview = json.loads(watched.command("status", "--json").stdout)
         remedies = {run["id"]: run["remedy"] for run in overview["server"]["stopped"]}
         assert remedies[str(failed.id)] == f"prefect flow-run retry {failed.id}"
+        assert remedies[str(refused.id)].startswith("correct its form: Copy to new run on http")
+        assert remedies[str(refused.id)].endswith(f"/runs/flow-run/{refused.id}")
         assert remedies[str(crashed.id)] == "prefect deployment run housekeeping/housekeeping"
         assert remedies[str(late.id)] == f"prefect worker start --pool {pool}"
         assert remedies[str(typed.id)].startswith("repeat its command, `autocoder train`")
@@ -264,7 +268,7 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
         assert "autocoder approve '/w/a plan.json' --key YOUR-KEY.pem --post\n" in done.stdout
     finally:
         with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
-            for run in (failed, crashed, late, typed, waiting):
+            for run in (failed, crashed, late, refused, typed, waiting):
                 client.delete_flow_run(run.id)  # for others on this server to count none of them
 
 

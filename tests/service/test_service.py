@@ -270,6 +270,22 @@ def test_the_page_says_where_its_accuracies_are_from(
     assert measured == f"The accuracies under “Review below” were measured on {said}."
 
 
+def test_the_page_promises_no_accuracies_that_it_does_not_list(coder: Coder) -> None:
+    """If no threshold was accurate enough, there are none to choose from."""
+    thresholds: Thresholds = {**thresholds_file([(0.9, None)]), "fitted_on": "generated"}
+    known = replace(coder, thresholds=thresholds)
+    page = TestClient(create_app(known, Settings())).get("/").text
+    assert "were measured on" not in page
+    assert "No accuracy was measured for these scores." in page
+
+
+@pytest.mark.parametrize("path", ["/", "/review"])
+def test_a_page_asks_for_a_key_if_the_service_has_one(coder: Coder, path: str) -> None:
+    for state, hidden in ((STATE, False), (Settings().state, True)):
+        page = TestClient(create_app(coder, Settings(state=state))).get(path).text
+        assert (' hidden><label for="key">' in page) is hidden
+
+
 def test_many_narratives_are_coded_in_pieces(
     client: TestClient, coder: Coder, narratives: Callable[..., list[str]]
 ) -> None:
