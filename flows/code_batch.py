@@ -48,13 +48,13 @@ def code_batch(
     The output has the input's columns and the codes.
 
     Args:
-        data: narratives: CSV, Parquet or JSON Lines.
-        out: output file of one of these formats; a finished file is not replaced.
-        column: the text column.
-        bundle: bundle folder; empty: the newest release in the workspace.
-        top_k: codes per narrative, 1 to 50.
-        threshold: score from 0 to 1 below which a person must review; empty: no rows are marked.
-        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
+        data: Narratives: CSV, Parquet or JSON Lines.
+        out: Output file of one of these formats; a finished file is not replaced.
+        column: The text column.
+        bundle: Bundle folder; empty: the newest release in the workspace.
+        top_k: Codes per narrative, 1 to 50.
+        threshold: Score from 0 to 1 below which a person must review; empty: no rows are marked.
+        home: Workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     engine = of_environment()
     with private_errors("code-batch"):

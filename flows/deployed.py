@@ -76,7 +76,7 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
     """Run the formal method. Finished stages are reused.
 
     Args:
-        parameters: records, code list, columns, population and epsilon; everything else as YAML.
+        parameters: Records, code list, columns, population and epsilon; everything else as YAML.
     """
     return retrain_form(parameters, PrefectRun())
 
@@ -91,7 +91,7 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
     """Run the published method. Finished stages are reused.
 
     Args:
-        parameters: records, code list, columns and population; everything else as YAML.
+        parameters: Records, code list, columns and population; everything else as YAML.
     """
     return retrain_form(parameters, PrefectRun())
 
@@ -112,10 +112,10 @@ def compare(
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. The first
+        parameters: Records, columns and population; model and SWAG-PPM's fit as YAML. The first
             seed is its seed.
-        settings: target, delta, seeds, the other methods' common settings, and further branches.
-        branches: names separated by commas, or `all`.
+        settings: Target, delta, seeds, the other methods' common settings, and further branches.
+        branches: Names separated by commas, or `all`.
     """
     chosen = CompareParameters.model_validate(settings.model_dump())
     return comparing.compare_form(parameters, chosen, branches, PrefectRun())
@@ -138,9 +138,9 @@ def audit(
     """Audit the release of a plan, with its settings and records.
 
     Args:
-        plan: absolute path of the plan that `retrain` or `compare` wrote.
-        settings: the amount of work.
-        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
+        plan: Absolute path of the plan that `retrain` or `compare` wrote.
+        settings: The amount of work.
+        home: Workspace folder; empty: the worker's (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
     """
     effort = AuditParameters.model_validate(settings.model_dump())
@@ -166,11 +166,11 @@ def release(
     """Release a plan. If it was released before, return that release; if a run died, resume it.
 
     Args:
-        plan: absolute path of the plan that `retrain` or `compare` wrote.
-        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
+        plan: Absolute path of the plan that `retrain` or `compare` wrote.
+        home: Workspace folder; empty: the worker's (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
-        ledger: which ledger, under which policy.
-        wait_days: days that a run waits for approvals before it fails.
+        ledger: Which ledger, under which policy.
+        wait_days: Days that a run waits for approvals before it fails.
     """
     return releasing.release_plan(
         plan, _context(home, device), settings=ledger or BundleParameters(), wait_days=wait_days
@@ -191,10 +191,10 @@ def handover(
     """Pack a release for a partner.
 
     Args:
-        release: id of a release in this workspace.
-        partner: name of the recipient, as recorded in the ledger.
-        folder: absolute path of the folder for the archive, as the worker sees it.
-        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
+        release: Id of a release in this workspace.
+        partner: Name of the recipient, as recorded in the ledger.
+        folder: Absolute path of the folder for the archive, as the worker sees it.
+        home: Workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     with private_errors("handover"):
         return handing.hand_over(
@@ -216,10 +216,10 @@ def revoke(
     """Revoke a release, and write the roots, which list all revocations.
 
     Args:
-        release: id of a release in this workspace.
-        reason: reason for the revocation, which partners can read.
-        folder: absolute path of the folder for roots.json, as the worker sees it.
-        home: workspace folder; empty: the worker's (AUTOCODER_HOME).
+        release: Id of a release in this workspace.
+        reason: Reason for the revocation, which partners can read.
+        folder: Absolute path of the folder for roots.json, as the worker sees it.
+        home: Workspace folder; empty: the worker's (AUTOCODER_HOME).
     """
     with private_errors("revoke"):
         roots = Path(folder).expanduser() / "roots.json"

@@ -199,7 +199,7 @@ class Stack:
         self._start(component)
 
     def _start(self, component: Component) -> None:
-        with (self.folder / "logs" / f"{component.name}.log").open("ab") as log:
+        with self.log_of(component).open("ab") as log:
             component.process = subprocess.Popen(
                 component.command,
                 stdout=log,
@@ -212,6 +212,9 @@ class Stack:
             )
         component.starts += 1
         self.write_state()
+
+    def log_of(self, component: Component) -> Path:
+        return self.folder / "logs" / f"{component.name}.log"
 
     def once(self, *command: str, env: dict[str, str]) -> None:
         """Runs a command to its end. If it fails, the stack fails."""
@@ -246,7 +249,7 @@ class Stack:
                 if component.process is not None and component.process.poll() is not None:
                     print(
                         f"stack: {component.name} ended ({component.process.returncode}); "
-                        "started again"
+                        f"started again. Its log is {self.log_of(component)}"
                     )
                     self._start(component)
             time.sleep(1)

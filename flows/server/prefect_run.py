@@ -32,11 +32,11 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import (
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_CLIENT_RETRY_EXTRA_CODES,
+    PREFECT_UI_URL,
     temporary_settings,
 )
 from prefect.states import Cancelled, Crashed, Failed, State
 from prefect.utilities.annotations import quote
-from prefect.utilities.urls import url_for
 from pydantic import BaseModel
 
 from flows.server import form_values
@@ -122,7 +122,7 @@ class PrefectRun(Run):
     def publish_markdown(self, *, key: str, markdown: str, description: str) -> str | None:
         with _unless_refused():
             made = create_markdown_artifact(key=key, markdown=markdown, description=description)
-            return url_for("artifact", obj_id=cast("UUID", made))
+            return f"{PREFECT_UI_URL.value().rstrip('/')}/artifacts/artifact/{made}"
         return None
 
     def log(self, text: str) -> None:

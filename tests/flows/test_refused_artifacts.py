@@ -7,10 +7,11 @@ import logging
 import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_UI_URL, temporary_settings
 
 from flows.server import prefect_run
 from storage.errors import InputError
+from tasks.releasing import prefect_page
 from tasks.running.progress import sentence_of
 
 tries: list[int] = []
@@ -53,6 +54,17 @@ def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setattr(prefect_run, name, lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         show()
+
+
+def test_a_plan_has_a_link_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to the artifact, on the page whose address the worker knows."""
+    logged: list[str] = []
+    monkeypatch.setattr(prefect_run, "create_markdown_artifact", lambda **_: "6f1c")
+    monkeypatch.setattr(prefect_run, "_log", lambda *words: logged.append(words[0] % words[1:]))
+    with temporary_settings({PREFECT_UI_URL: "https://prefect.agency.example/v2"}):
+        page = prefect_page.publish_plan(prefect_run.PrefectRun(), "the plan")
+    assert page == "https://prefect.agency.example/v2/artifacts/artifact/6f1c"
+    assert logged == [f"Plan of the release: {page}"]
 
 
 @pytest.mark.parametrize("end", ["finished", "failed"])
