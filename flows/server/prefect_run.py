@@ -58,6 +58,8 @@ NOTHING_STORED: dict[str, Any] = {
 """Options of every flow and task of the program: Prefect stores neither their
 results nor their printed output.
 """
+UNCHECKED: dict[str, Any] = {"validate_parameters": False}
+"""Option of a flow that reads its parameters itself."""
 _SECONDS_BETWEEN_UPDATES = 3.0
 
 
@@ -181,11 +183,12 @@ def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
         @wraps(body)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             given = shape.bind(*args, **kwargs).arguments
-            return body(**form_values.read(shape, given))
+            arguments: Any = form_values.read(shape, given)
+            return cast("Callable[..., R]", body)(**arguments)
 
         ended = ending(call)
         ended.__signature__ = shape  # pyrefly: ignore[missing-attribute]
-        return flow(ended, validate_parameters=False, **options, **NOTHING_STORED)
+        return flow(ended, **UNCHECKED, **options, **NOTHING_STORED)
 
     return decorate
 
@@ -232,7 +235,7 @@ def in_flow_run(
 ) -> R:
     """Calls the body of a command in a flow run. Its page shows home and parameters."""
 
-    @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
+    @flow(name=name, flow_run_name=lambda: label, **UNCHECKED, **NOTHING_STORED)
     @ending
     def command(home: str, parameters: Mapping[str, object]) -> R:
         return body(PrefectRun())

@@ -93,6 +93,10 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(
     (plan,) = [a for a in stack.artifacts(retrained) if a["key"] == "release-plan"]
     operator.open_run(retrained)
     link = page.get_by_role("link", name=f"/artifacts/artifact/{plan['id']}")
+    page.get_by_text("Beginning flow run").first.hover()
+    while not link.count():  # the page draws only the lines in sight
+        page.mouse.wheel(0, 4000)
+        page.wait_for_timeout(500)
     with page.context.expect_page() as opened:
         link.first.click()
     expect(opened.value.get_by_text("asymptotic-local").first).to_be_visible()
