@@ -262,7 +262,7 @@ def _print(page: PlanPage) -> None:
         )
         for text in output.texts:
             say_prose(text, start="  ")
-    consequences = [f"{one['text']} If not: {one['basis']}" for one in page.assumed]
+    consequences = [f"{one['text']} Otherwise: {one['basis']}" for one in page.assumed]
     for title, lines in (
         ("It assumes:", plan.claim.assumptions),
         ("Assumed, and what holds if it is not so:", consequences),

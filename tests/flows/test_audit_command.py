@@ -175,7 +175,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     )  # a sentence of the plan begins with it
     for told in (certificate, (bundle / PAGE).read_text(), plan):
         assert measured in told.replace("\\", "")
-    assert "SWAG's Gaussian is the pseudo posterior. *If not:*" in plan
+    assert "SWAG's Gaussian is the pseudo posterior. *Otherwise:*" in plan
     command("ledger", "verify", "--home", str(site.job.home))
 
 

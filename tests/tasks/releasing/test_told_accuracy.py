@@ -170,7 +170,7 @@ def assert_told_where_partners_look(folder: Path, told: Any) -> None:
     analysis = stated["component"]["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
     assert float(analysis[0]["value"]) == told["right"]["estimate"]
     answers = (folder / bundle.ANSWERS).read_text()
-    assert "| How useful is the product? | the agency states" in answers
+    assert "| How useful is the product? | The agency states" in answers
     assert f"{told['right']['estimate']:.1%}" in answers
     assert not (folder / bundle.RECORD).exists()
     assert stated["timestamp"]
