@@ -1,7 +1,7 @@
-"""Computes the published accuracy, docs/studies/formal/figures.json.
+"""Computes the published accuracy, docs/studies/formal/accuracy-*.json, one data set at a time.
 
-    python benchmarks/accuracy.py --osha osha.csv --codelist oiics201_nature.csv \\
-        --neiss neiss.csv --soc soc2010_index.csv --soc-titles soc2010_titles.csv --folder accuracy
+    python benchmarks/accuracy.py --osha osha.csv --codelist oiics201_nature.csv --folder osha
+    python benchmarks/accuracy.py --neiss neiss.csv --folder neiss
 
 Every comparison runs with `autocoder compare` in a workspace of its own in --folder, where an
 interrupted one continues. Comparisons without data are skipped. Prints one JSON object.
@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--neiss", help="injuries by fireworks, NEISS")
     parser.add_argument("--soc", help="ONS's index of job titles, SOC 2010")
     parser.add_argument("--soc-titles", help="titles of SOC 2010's unit groups: needed with --soc")
-    parser.add_argument("--mpnet", action="store_true", help="also the encoder mpnet, with --osha")
+    parser.add_argument(
+        "--mpnet", action="store_true", help="with --osha: the encoder mpnet instead of MiniLM"
+    )
     parser.add_argument("--folder", type=Path, required=True, help="folder of the workspaces")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
@@ -78,6 +80,7 @@ def _comparisons(given: argparse.Namespace) -> dict[str, list[Any]]:
     if given.mpnet:
         mpnet = ["--set", "model.encoder=packaged-mpnet", "--branches"]
         comparisons["OSHA nature, mpnet"] = [*osha, *mpnet, "prior-descent,non-private-titles"]
+        del comparisons["OSHA nature"]
     return comparisons
 
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +59,7 @@ class Part:
     """Commit at which the published files were made."""
     commands: Sequence[str] = ()
     minutes: float | None = None
-    """Minutes of all commands together on two processor cores; None if there are no commands."""
+    """Minutes of a processor core for all commands together; None if there are no commands."""
     made: Mapping[str, str] = field(default_factory=dict)
     """Published files that have another name in the part's folder, with that name or pattern."""
     reason: str = ""
@@ -159,16 +159,22 @@ def _run(part: Part, folder: Path, files: dict[str, str], *, label: str) -> None
         return
     print(f"{label}: about {part.minutes:g} min", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    before = _processor_seconds()
     with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
         for command in part.commands:
             words = [word.format(out=folder, **files) for word in shlex.split(command)]
             if words[0] in ("python", "autocoder"):
                 words[0] = str(Path(sys.executable).with_name(words[0]))
             subprocess.run(words, cwd=ROOT, stdout=printed, check=True)
-    took = (time.monotonic() - began) / 60
-    done.write_text(f"{took:.1f} minutes\n", encoding="utf-8")
-    print(f"{label}: took {took:.1f} min", flush=True)
+    took = (_processor_seconds() - before) / 60
+    done.write_text(f"{took:.1f} minutes of a processor core\n", encoding="utf-8")
+    print(f"{label}: took {took:.1f} min of a processor core", flush=True)
+
+
+def _processor_seconds() -> float:
+    """Returns the seconds of all processor cores that finished child processes have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _publish(chosen: Sequence[Part], out: Path) -> None:
@@ -178,8 +184,11 @@ def _publish(chosen: Sequence[Part], out: Path) -> None:
     for part in finished:
         folder = out / part.name
         for name in part.files:
-            (made,) = folder.glob(part.made.get(name, Path(name).name))
-            shutil.copyfile(made, ROOT / "docs" / name)
+            pattern = part.made.get(name, Path(name).name)
+            made = list(folder.glob(pattern))
+            if len(made) != 1:
+                sys.exit(f"--publish: {part.name} made {len(made)} files {pattern}, not one")
+            shutil.copyfile(made[0], ROOT / "docs" / name)
         minutes = float((folder / "done.txt").read_text(encoding="utf-8").split()[0])
         text = TABLE.read_text(encoding="utf-8")
         TABLE.write_text(_noted(text, part, commit, minutes), encoding="utf-8")
