@@ -32,7 +32,9 @@ class Worded:
         return handler(core) | self.schema()
 
     def checked(self, value: str) -> str:
-        if re.search(self.pattern, value) is None:
+        found = re.search(self.pattern, value)
+        # Python's $ also matches before a final line break; that of JSON schemas does not.
+        if found is None or (self.pattern.endswith("$") and found.end() != len(value)):
             raise ValueError(f"must be {self.words}")
         return value
 

@@ -153,7 +153,7 @@ def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
     with pytest.raises(InputError, check=of_kind("no-registry-statement")):
         unstated.registry_record()
     answers = unstated.answers(("67% right", "least often right: burns"))
-    assert "| How useful is the product? | 67% right |" in answers
+    assert "| How useful is the product? | 67% right. |" in answers
     assert "burns" in answers
     assert "The agency has not answered this" in answers
     assert "at most ε" not in answers, "caps are told only where the policy states them"
