@@ -96,7 +96,7 @@ def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
     """Out of range and misspelt: what is in the YAML text is read when the run begins."""
     runs = []
     for name, value, said in (
-        ("epochs", -1, "greater than"),
+        ("epochs", -1, "method.fine_tune.epochs: must be at least 1"),
         ("epocs", 3, "Did you mean method.fine_tune.epochs"),
     ):
         parameters = with_settings(small(stack), {"method": {"fine_tune": {name: value}}})

@@ -104,7 +104,7 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(
             ("--deploy", "wrong", "--cron", "0 6 1 * *", "--time-zone", "Mars/Base"),
             "--time-zone: unknown time zone 'Mars/Base'",
         ),
-        (("--deploy", "wrong", "--set", "model.max_length=9000"), "less than or equal to 512"),
+        (("--deploy", "wrong", "--set", "model.max_length=9000"), "must be at most 512"),
     ],
 )
 def test_what_cannot_run_is_not_registered(
