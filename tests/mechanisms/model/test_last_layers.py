@@ -110,7 +110,8 @@ def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
 
     alone = [summed(torch.tensor([at])) for at in range(4)]
     assert all(float(one.norm()) <= 0.1 + 1e-6 for one in alone)
-    assert torch.allclose(summed(torch.arange(4)), torch.stack(alone).sum(0), atol=1e-6)
+    # The norms are of float32 gradients, whose rounding depends on the batch.
+    assert torch.allclose(summed(torch.arange(4)), torch.stack(alone).sum(0), atol=1e-5)
     assert float(alone[0].norm()) > 0.09
 
 
