@@ -360,7 +360,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
             tell(f"{answer.verdict}: {answer.question} {answer.text}")
     home = None if workspace_of(plan).resolve() == Path(context.home).resolve() else context.home
     tell(f"{page.summary}; details: {command_line('plan', plan, home=home)}")
-    assumptions = command_line("plan", plan, "--html", "plan.html", home=home)
+    assumptions = command_line("plan", plan, home=home)
     tell(
         f"assumptions: {assumptions} lists them. Your signature covers each of them, so read "
         "them all"

@@ -270,11 +270,13 @@ def _units(page: PlanPage) -> list[tuple[str, str]]:
 
 
 def _values(page: PlanPage) -> dict[str, object]:
+    figures = {answer.key: answer.figures for answer in page.answers}
     return {
         "page": page,
         "plan": page.planned.plan,
         "claim": page.planned.plan.claim,
-        "figures": {answer.key: answer.figures for answer in page.answers},
+        "figures": figures,
+        "basis": render("plan_words.txt", part="basis", key="promise", f=figures["promise"]),
         "facts": facts(page),
         "marks": MARKS,
         "output": page.planned.output,
