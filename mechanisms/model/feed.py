@@ -23,16 +23,16 @@ class Feed:
 
     inputs: Inputs
     device: torch.device
-    near: TokenInputs | FeatureInputs | None
+    resident: TokenInputs | FeatureInputs | None
     """The records on the card. None on a processor, or if the card has too little memory."""
 
     @staticmethod
     def of(inputs: Inputs, device: torch.device) -> Feed:
-        return Feed(inputs, device, _near(inputs, device))
+        return Feed(inputs, device, _on_card(inputs, device))
 
     def batches(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Batch]]:
         """Yields each index (int64 [b], on the processor) and its records, both on the device."""
-        if self.near is None or not indices:
+        if self.resident is None or not indices:
             for index in indices:
                 yield index.to(self.device), self.inputs.batch(index, self.device)
             return
@@ -41,10 +41,10 @@ class Feed:
         for index, place in zip(indices, there, strict=True):
             # read on the processor, which need not wait for the card then
             longest = 0 if lengths is None else int(lengths[index].max())
-            yield place, self.near.gather(place, longest)
+            yield place, self.resident.gather(place, longest)
 
 
-def _near(inputs: Inputs, device: torch.device) -> TokenInputs | FeatureInputs | None:
+def _on_card(inputs: Inputs, device: torch.device) -> TokenInputs | FeatureInputs | None:
     """The records on the card, if they take at most half of the memory that is free there."""
     if device.type == "cpu" or not isinstance(inputs, TokenInputs | FeatureInputs):
         return None
@@ -52,7 +52,7 @@ def _near(inputs: Inputs, device: torch.device) -> TokenInputs | FeatureInputs |
     needed = sum(values.nbytes for values in tensors.values())
     if device.type == "cuda" and 2 * needed > torch.cuda.mem_get_info(device)[0]:
         return None
-    near: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
+    resident: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
     if isinstance(inputs, FeatureInputs):
-        return FeatureInputs(**near)
-    return replace(inputs, **near)
+        return FeatureInputs(**resident)
+    return replace(inputs, **resident)

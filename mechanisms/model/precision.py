@@ -76,7 +76,10 @@ def rounded_once(module: nn.Module, precision: Precision) -> Iterator[None]:
         (weight, weight.data)
         for layer in linear
         for weight in layer.parameters(recurse=False)
-        if not weight.requires_grad and id(weight) not in elsewhere
+        if not weight.requires_grad
+        and id(weight) not in elsewhere
+        # encoders of a process share weights: the block that rounded one restores it
+        and weight.dtype != torch.bfloat16
     ]
     for weight, values in frozen:
         weight.data = values.to(torch.bfloat16)

@@ -14,6 +14,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.accuracy_table import counts_scale_and_accuracy
 from mechanisms.privacy.events import (
+    CONVOLUTION_ERROR,
     LEAST_DELTA_OF_SAMPLES,
     Claim,
     ComposedEvent,
@@ -361,9 +362,21 @@ def gaussian(
             *_how_read(event.of_training),
             *_of_halves(event),
             TUNED,
+            *_composition(event),
             _arithmetic(event),
         ),
         **unit,
+    )
+
+
+def _composition(event: Event) -> tuple[str, ...]:
+    """Assumption about how sampled steps are composed. Without sampling there is a closed form."""
+    if gaussian_cost.gaussian_rate(event) is not None:
+        return ()
+    return (
+        "the sampled steps are composed in floating point, with an allowance of "
+        f"{CONVOLUTION_ERROR:g} in delta: three times the largest error that was measured, which "
+        "is not a proof",
     )
 
 

@@ -166,7 +166,7 @@ def test_batches_that_are_padded_on_the_card_agree(
         inputs = replace(inputs, states=torch.randn(len(inputs.ids), width, generator=g))
     indices = torch.randperm(N, generator=g).split(7)
     feed = Feed.of(inputs, torch.device(DEVICE))
-    assert (feed.near is None) == (DEVICE == "cpu")
+    assert (feed.resident is None) == (DEVICE == "cpu")
     for index, (place, batch) in zip(indices, feed.batches(indices), strict=True):
         assert torch.equal(place.cpu(), index)
         expected = inputs.batch(index, torch.device("cpu"))

@@ -156,6 +156,19 @@ def test_weights_are_float32_again_after_an_error() -> None:
         assert torch.equal(weight, before[name])
 
 
+def test_blocks_that_overlap_leave_float32_weights() -> None:
+    """Encoders of a process share weights, and the block that began first may end first."""
+    layer = nn.Linear(2, 2).requires_grad_(False)
+    before = layer.weight.clone()
+    first, second = rounded_once(layer, "bfloat16"), rounded_once(layer, "bfloat16")
+    first.__enter__()
+    second.__enter__()
+    assert layer.weight.dtype == torch.bfloat16
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert torch.equal(layer.weight, before)
+
+
 def test_a_head_on_features_trains_in_float32(tiny_bert: Path) -> None:
     """Outside an encoder bfloat16 has no work: the same losses to the bit."""
     losses = []

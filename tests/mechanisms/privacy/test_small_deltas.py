@@ -9,8 +9,13 @@ from refusals import of_kind
 from scipy import fft
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import LEAST_DELTA_OF_SAMPLES, DpSgdEvent, NoiseSegment
+from mechanisms.privacy import claims, gaussian_cost
+from mechanisms.privacy.events import (
+    CONVOLUTION_ERROR,
+    LEAST_DELTA_OF_SAMPLES,
+    DpSgdEvent,
+    NoiseSegment,
+)
 
 PROB, NOISE, STEPS, INTERVAL = 0.02, 0.8, 2000, 1e-4
 
@@ -62,6 +67,21 @@ def test_the_claim_holds_at_its_delta(delta: float) -> None:
     """
     claimed = gaussian_cost.epsilon_of_event(sampled(), delta=delta)
     assert 0.99 * delta <= tilted_delta(claimed) <= delta
+
+
+def test_a_claim_of_sampled_steps_lists_the_allowance() -> None:
+    """It is measured, not proved. Steps without sampling have a closed form, and no allowance."""
+    allowance = f"{CONVOLUTION_ERROR:g}"
+    all_records = sampled().model_copy(update={"sampling_prob": 1.0})
+    for event, times in ((sampled(), 1), (all_records, 0)):
+        claim = claims.claim_of(
+            event,
+            delta=1e-8,
+            privacy_unit="record",
+            max_records_per_unit=1,
+            unprotected_inputs=(),
+        )
+        assert sum(allowance in line for line in claim.assumptions) == times
 
 
 @pytest.mark.parametrize("delta", [9e-11, 1e-12, 1e-17])
