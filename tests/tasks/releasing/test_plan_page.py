@@ -452,7 +452,7 @@ def test_a_released_plan_says_so_first(ledger: Ledger) -> None:
     assert found.summary == first
     for text in (plan_page.html(found), plan_page.markdown(found)):
         assert "Planned release" not in text
-        assert text.index(first) < text.index(found.answers[0].question)
+        assert text.index(first) < text.index(found.answers[1].question)
     assert answer(found, "cost").text.startswith(
         f"This plan is release {row.release_id} already (reserved): ε 4.1235"
     )
