@@ -8,6 +8,7 @@ records of the claim, so ids are compared more loosely than codes.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,14 +30,21 @@ _JOINTS = r"[\s.,\-\x{2013}_/]+"
 
 
 def unit_form(cell: str) -> str:
-    """The form that all spellings of an id share: normalised like a code, case-folded, without
-    leading zeros, and with the exponent of a number expanded.
+    """The form that all spellings of an id share: normalised like a code, in one Unicode form
+    (NFKC, Unicode 3.13 D146), case-folded, without leading zeros, and with the exponent of a
+    number expanded.
     """
-    form = _ZEROS_BEHIND.sub(r"\1", normalise_code(cell)).casefold()
+    form = _ZEROS_BEHIND.sub(r"\1", _without_case(normalise_code(cell)))
     if number := _NUMBER.fullmatch(form):
         digits, places = re.sub(r"[.,]|e.*", "", form), len(number[1] or ",") - 1
         form = digits + "0" * max(int(number[2]) - places, 0)
     return form.lstrip("0") or form[-1:]
+
+
+def _without_case(code: str) -> str:
+    """The code in compatibility form and case-folded, however its letters are composed."""
+    form = unicodedata.normalize("NFD", code).casefold()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKD", form).casefold())
 
 
 _PLAIN = r"^[A-Za-z0-9_\-#][A-Za-z0-9_\-# ]*$"
@@ -112,8 +120,8 @@ def unit_notes(cells: NDArray[np.int64], forms: pa.Array) -> list[str]:
     notes = []
     if (spelt := cells[cells > 1]).size:
         notes.append(
-            f"{spelt.sum():,} ids of units differ in .0, leading zeros or case alone, "
-            f"and count as {spelt.size:,} units"
+            f"{spelt.sum():,} ids of units differ in .0, leading zeros, case or Unicode form "
+            f"alone, and count as {spelt.size:,} units"
         )
     if (together := alike[alike > 1]).size:
         notes.append(

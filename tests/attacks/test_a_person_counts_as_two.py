@@ -25,6 +25,14 @@ CONFIG = IngestConfig.model_validate(
 )
 SPELLINGS = ("{}", "{}.0", "000{}", " {} ", "'{}", '"{}"', "{}.00", "{},0")
 LETTERED = ("P{}", "p{}", "P{}\u200b", "\uff30{}")
+COMPOSED = (
+    "Jos\u00e9 {}",
+    "Jose\u0301 {}",
+    "JOSE\u0301 {}",
+    "Jos\u00e9\u00a0{}",
+    "Jo\u200bse\u0301 {}",
+    "\uff2aose\u0301 {}",
+)
 
 
 def written(path: Path, persons: list[str]) -> Path:
@@ -36,7 +44,9 @@ def written(path: Path, persons: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("spellings", [SPELLINGS, LETTERED], ids=["numbers", "letters"])
+@pytest.mark.parametrize(
+    "spellings", [SPELLINGS, LETTERED, COMPOSED], ids=["numbers", "letters", "composed"]
+)
 def test_an_id_in_another_spelling(tmp_path: Path, spellings: tuple[str, ...]) -> None:
     """A cap of one record a person holds, however the id is written, also across files."""
     names = [spelling.format(person) for spelling in spellings for person in range(101, 121)]
