@@ -23,6 +23,10 @@ float64. Compared with the same distribution composed under an exponential tilt,
 full relative precision, deltas were up to 3.2e-14 too small
 (`tests/mechanisms/privacy/test_small_deltas.py`).
 """
+LEAST_EPSILON = 1e-9
+"""To which an accountant's smaller epsilon is rounded up. It may be 0 at a delta near 1, and a
+ledger charges more than nothing for every draw.
+"""
 LEAST_DELTA_OF_SAMPLES = 1e-10
 """The allowance is at most a thousandth of a delta from here on. Smaller deltas of sampled steps
 are refused.

@@ -31,6 +31,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import (
     CONVOLUTION_ERROR,
     LEAST_DELTA_OF_SAMPLES,
+    LEAST_EPSILON,
     ComposedEvent,
     DpSgdEvent,
     Event,
@@ -190,6 +191,12 @@ def _epsilon(
     event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation
 ) -> float:
     """Cached epsilon. Events are frozen, and plan, fit, claim and page need the same figure."""
+    return max(LEAST_EPSILON, _computed(event, delta, records_per_unit, interval, relation))
+
+
+def _computed(
+    event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation
+) -> float:
     rate = gaussian_rate(event)
     if isinstance(event, ParallelEvent):
         require_parallel(event, records_per_unit)

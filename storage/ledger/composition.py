@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from mpmath import MPContext
 
-from mechanisms.privacy.events import CONVOLUTION_ERROR, LEAST_DELTA_OF_SAMPLES
+from mechanisms.privacy.events import CONVOLUTION_ERROR, LEAST_DELTA_OF_SAMPLES, LEAST_EPSILON
 from storage.ledger import amounts
 
 if TYPE_CHECKING:
@@ -390,4 +390,4 @@ def _sampled_epsilon(sampled: Sampled, delta: float) -> Decimal:
     if sampled.steps <= 0:
         return amounts.ZERO_EPSILON
     epsilon = _distribution(sampled).get_epsilon_for_delta(delta - CONVOLUTION_ERROR)
-    return amounts.epsilon(max(epsilon, float(amounts.LEAST_EPSILON)))
+    return amounts.epsilon(max(epsilon, LEAST_EPSILON))

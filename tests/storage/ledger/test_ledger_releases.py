@@ -5,9 +5,11 @@ from decimal import Decimal
 import pytest
 from refusals import of_kind
 
-from mechanisms.privacy.events import NonPrivateEvent
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.events import LEAST_EPSILON, DpSgdEvent, NoiseSegment, NonPrivateEvent
 from storage.errors import InputError, StorageError
-from storage.ledger import BudgetRefused, Evaluation, Policy
+from storage.ledger import BudgetRefused, Evaluation, Policy, amounts
+from storage.ledger.models import Exact
 from storage.ledger.records import RecordSet
 
 D = Decimal
@@ -222,6 +224,22 @@ def test_a_replacement_that_costs_nothing_is_recorded_as_the_least_there_is(site
         )
     )
     assert row.exact.epsilon_replaced == D("0.000000000001")
+
+
+@pytest.mark.parametrize("prob", [0.2, 1.0])
+def test_a_claim_at_a_delta_near_1_is_charged(prob: float) -> None:
+    """The accountants find an epsilon of 0 for so much noise, which no ledger can charge."""
+    steps = NoiseSegment(steps=30, noise_multiplier=8.0, l2_clip_norm=1.0)
+    made = claim_of(
+        DpSgdEvent(sampling_prob=prob, segments=(steps,)),
+        delta=0.99,
+        privacy_unit="record",
+        max_records_per_unit=1,
+        unprotected_inputs=(),
+    )
+    assert (made.epsilon, made.epsilon_replaced) == (LEAST_EPSILON, LEAST_EPSILON)
+    exact = Exact.of(made)
+    assert exact.epsilon == exact.epsilon_add_remove == amounts.epsilon(LEAST_EPSILON) > 0
 
 
 def test_an_audit_belongs_to_its_release(sqlite_site, plan):
