@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -340,14 +340,14 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
     say(
         (
             f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε "
-            f"{epsilon}"
+            f"{epsilon}, requested by {planned.plan.requester}"
         ),
         err=True,
     )
     for sentence in promise_of(claim, planned.plan.event):
         tell(sentence)
     if claim.unprotected_inputs:
-        tell("Not covered:")
+        tell("Not covered by ε:")
     for line in claim.unprotected_inputs:
         tell(line, start="    - ")
     encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
@@ -357,9 +357,10 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
     page = plan_page.load_plan_page(context, case)
     for answer in page.answers:
         if _is_told(answer):
-            tell(f"{answer.verdict}: {answer.question} {answer.text}")
+            tell(f"{plan_page.MARKS[answer.verdict]}: {answer.question} {answer.text}")
     home = None if workspace_of(plan).resolve() == Path(context.home).resolve() else context.home
-    tell(f"{page.summary}; details: {command_line('plan', plan, home=home)}")
+    judged = replace(page, answers=tuple(filter(_is_judged, page.answers)))
+    tell(f"{judged.summary}; details: {command_line('plan', plan, home=home)}")
     assumptions = command_line("plan", plan, home=home)
     tell(
         f"assumptions: {assumptions} lists them. Your signature covers each of them, so read "
@@ -369,11 +370,16 @@ def _show(planned: PlannedRelease, plan: Path, context: Context, case: ReleaseCa
 
 def _is_told(answer: PageAnswer) -> bool:
     """Whether a signer sees this answer before the prompt: each that asks for a judgement does."""
-    if answer.key == "decision":
-        return answer.verdict == "warning"  # that signatures are missing is why they sign
+    if not _is_judged(answer):
+        return False
     if answer.key == "promise":
         return answer.verdict == "investigate"  # its sentences and items stand above
     return answer.key in _QUOTED or answer.verdict != "fine"
+
+
+def _is_judged(answer: PageAnswer) -> bool:
+    """Whether a signer has to judge an answer. That signatures are missing is why they sign."""
+    return answer.key != "decision" or answer.verdict == "warning"
 
 
 _QUOTED = ("leakage", "cost", "outdated", "related")

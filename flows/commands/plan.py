@@ -245,7 +245,8 @@ def _print(page: PlanPage) -> None:
         )
         for line in wrap_lines(answer.text, width - 2):
             console.print(f"  {line}", soft_wrap=True)
-        if answer.key == "promise":
+        if answer.key == "promise" and plan.claim.unprotected_inputs:
+            console.print("  Not covered by ε:")
             for item in plan.claim.unprotected_inputs:
                 first, *further = wrap_lines(item, width - 6)
                 console.print("\n".join([f"    - {first}", *(f"      {line}" for line in further)]))
@@ -264,8 +265,8 @@ def _print(page: PlanPage) -> None:
             say_prose(text, start="  ")
     consequences = [f"{one['text']} Otherwise: {one['basis']}" for one in page.assumed]
     for title, lines in (
-        ("It assumes:", plan.claim.assumptions),
-        ("Assumed, and what holds if it is not so:", consequences),
+        ("The claim assumes:", plan.claim.assumptions),
+        ("Also assumed, and what follows if it is false:", consequences),
     ):
         console.print()
         console.print(title, style="bold")

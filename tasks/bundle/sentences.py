@@ -207,8 +207,8 @@ EVERY = (
     assumed(
         "The held-out records are not protected. Only the items listed under “Not covered by ε” "
         "depend "
-        "on them: audit figures, an observed label set and undeclared cohort names, if there are "
-        "any.",
+        "on them, among them audit figures, an observed label set and undeclared cohort names, if "
+        "there are any.",
         "If their scores decided the method, they influenced the release.",
         "not stated",
     ),
@@ -248,8 +248,8 @@ EVERY = (
     ),
     assumed(
         "Apart from the noisy table, only the items listed under “Not covered by ε” depend on the "
-        "held-out records: audit figures, an observed label set and undeclared cohort names, if "
-        "there are any.",
+        "held-out records, among them audit figures, an observed label set and undeclared cohort "
+        "names, if there are any.",
         "If their scores decided the method, they influenced the release.",
         "stated",
     ),

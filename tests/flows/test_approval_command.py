@@ -144,7 +144,7 @@ def test_the_prompt_states_the_epsilon_of_the_page(site: tuple[Job, str], tmp_pa
     command("plan", plan, "--html", page)
     (stated,) = re.findall(r"<b>ε ([0-9.]+)</b>", page.read_text())
     asked = invoke("approve", plan, "--key", key, "--yes", "--print")[2]
-    assert asked.splitlines()[0].endswith(f", ε {stated}")
+    assert asked.splitlines()[0].endswith(f", ε {stated}, requested by operator")
     claimed = json.loads(command("plan", plan, "--json"))["claim"]["epsilon"]
     assert 0 <= float(stated) - claimed < 1e-4, "rounded up in the fourth decimal"
 
@@ -174,6 +174,8 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     assert (code, out) == (0, "approved by officer; 1 more needed\n")
     quoted = [err.index(text) for text in ("was not audited", "under policy strict")]
     assert max(quoted) < err.index("signed: digest")
+    judged = re.search(r"(\d+) answers? for you to judge", err)
+    assert err.count("● review:") == (int(judged[1]) if judged else 0), "what is counted is quoted"
     assert digest[:12] in err
     assert "--html plan.html" in " ".join(err.split())
 

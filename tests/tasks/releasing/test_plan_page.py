@@ -166,8 +166,10 @@ def test_the_promise_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
     text = plan_page.markdown(found)
     assert text.index("What is promised") < text.index("was not audited")
     sentence = promise_of(claim, DRAW if claim is LOCAL else DESCENT)[1]
-    for whole in (text, unescape(plan_page.html(found))):
+    drawn = unescape(plan_page.html(found))
+    for whole in (text, drawn):
         assert whole.count(sentence) == 1
+    assert "`" not in drawn, "a command is marked as code, not by backticks"
 
 
 def test_an_officer_signs_unit_factor_delta_and_what_is_left_out() -> None:
