@@ -57,8 +57,8 @@ def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
         if decision is None:
             text = plan_page.markdown(plan_page.page_of(case, Surroundings.of(context, case)))
             page = prefect_page.publish_plan(context.run, text)
-            warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
-            decision = _ask(number, warning + question_about(case, page), days=days)
+            question = _warning_of(problem) + question_about(case, page)
+            decision = _ask(number, question, days=days)
         if not decision:
             continue
         try:
@@ -68,6 +68,18 @@ def wait(context: Context, case: ReleaseCase, *, days: int) -> ReleaseCase:
         except InputError as error:
             problem = str(error)
             get_run_logger().warning("The answer does not count: %s", problem)
+
+
+def _warning_of(problem: str) -> str:
+    """Returns the paragraph above the question that says why the last answer does not count, if
+    there was one.
+    """
+    if not problem:
+        return ""
+    return (
+        "**The last answer does not count.** "
+        f"{problem[:1].upper()}{problem[1:].rstrip('.')}. The run is still waiting.\n\n"
+    )
 
 
 def question_about(case: ReleaseCase, page: str | None) -> str:

@@ -69,7 +69,8 @@ class Decision(BaseModel):
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
             raise Unreadable(
-                "approval: not a signed decision. Paste what `autocoder approve` printed",
+                "approval: not a whole signed decision. Paste the whole line that "
+                "`autocoder approve` printed",
                 kind="not-a-decision",
             ) from None
 
@@ -144,8 +145,8 @@ def signer(
         dict(matter.terms),
     ):
         raise InputError(
-            f"approval by {name}: it is stale, or for something else: what it was signed for "
-            "differs",
+            f"approval by {name}: signed for something else, or for an earlier version of this. "
+            "Sign this version",
             kind="stale-decision",
         )
     if name == matter.requester:

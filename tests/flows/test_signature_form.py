@@ -35,6 +35,16 @@ def test_the_field_is_the_only_one_and_without_markup() -> None:
     assert "autocoder approve PLAN --key KEY.pem --print" in field["description"]
 
 
+def test_an_answer_that_does_not_count_is_told_in_whole_sentences() -> None:
+    """Above the next question, whatever the refusal's own form is."""
+    for problem in ("approval: invalid signature", "approval: invalid signature."):
+        assert approvals._warning_of(problem) == (
+            "**The last answer does not count.** Approval: invalid signature. "
+            "The run is still waiting.\n\n"
+        )
+    assert approvals._warning_of("") == ""
+
+
 def test_each_question_has_a_number_and_is_open_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect keeps an answer by its question's key, so that a question that is asked again has
     another key.

@@ -60,3 +60,23 @@ def test_a_file_is_coded_on_the_page(
     assert coded[0]["case"] == "'=1+0"
     assert all(row["code"] and row["needs_review"] in ("true", "false") for row in coded)
     assert reviewed.startswith(f"{sum(row['needs_review'] == 'true' for row in coded)} of 51 rows")
+
+
+def test_the_page_says_that_it_codes_until_the_answer_is_there(address: str) -> None:
+    """In the place of the earlier answers, so that none stands under another text; each code has
+    its title.
+    """
+    with browsing(width=390) as page:
+        page.goto(address)
+        page.fill("#text", "Employee fell from a ladder and broke his left wrist.")
+        asked = []
+        page.route("**/code", lambda route: asked.append(route))
+        page.click("#go")
+        playwright.expect(page.locator("#results")).to_have_text("Coding …", timeout=PATIENCE)
+        (held,) = asked
+        with page.expect_response("**/code") as answered:
+            held.continue_()
+        page.locator("#results tr").first.wait_for()
+        best = answered.value.json()["results"][0]["codes"][0]
+        cells = page.locator("#results tr").first.locator("td").all_inner_texts()
+        assert (cells[0], cells[2]) == (best["code"], best["title"])
