@@ -59,6 +59,7 @@ def release(
     with private_errors("release"), listening(*context.run.listeners(), metrics):
         preflight.check_device(context)
         publish.check_signing(context, settings)
+        context.workspace.require_bundles()
         if context.run.deployment:
             from flows.server import approvals
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.errors import OutOfRange
+from storage.errors import InputError, OutOfRange
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,22 @@ class Workspace:
         self.private.chmod(0o700)
         self.bundles.mkdir(exist_ok=True)
         return self
+
+    def require_bundles(self) -> None:
+        """Refuse a folder of bundles that cannot take a release, before a release is charged.
+
+        Raises:
+            InputError: something else has its place, or it cannot be written to.
+        """
+        exists = os.path.lexists(self.bundles)
+        if exists and not self.bundles.is_dir():
+            raise InputError(
+                f"--home {self.home}: {self.bundles} is not a folder. Move it away, and run again",
+                kind="bundles-not-a-folder",
+            )
+        if not os.access(self.bundles if exists else self.home, os.W_OK | os.X_OK):
+            raise InputError(
+                f"--home {self.home}: the folder {self.bundles} cannot be written to. Make "
+                "it writable, and run again",
+                kind="bundles-not-writable",
+            )

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_chain import nothing_charged
 from refusals import of_kind
 
+from flows import release as release_flow
 from flows.commands import file_checks
 from flows.commands import ledger as ledger_command
 from storage.errors import InputError
@@ -22,12 +24,16 @@ from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
+from tasks.parameters import BundleParameters
+from tasks.releasing.case import ReleaseCase
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 DECLARES = """
 what was written is whole, and takes nobody else's place
 | a ledger's export, head and record on a disk that becomes full; an output that appears while a
 table is coded; outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path
-ends a URL
+ends a URL; a FIFO, a file or a broken link in the place of the bundles when a plan is released
 | a file that appears in the moment of the rename itself
 """
 
@@ -117,3 +123,43 @@ def test_a_workspace_whose_path_ends_a_url(tmp_path: Path) -> None:
         with pytest.raises(InputError, check=of_kind("question-mark")):
             _ = Workspace(tmp_path / name).create().ledger_url
     assert Workspace(tmp_path / "a #%41&").create().ledger_url.endswith("/a #%41&/ledger.db")
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "file": Path.touch,
+    "broken link": lambda place: place.symlink_to(place.parent / "absent"),
+}
+
+
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
+def test_something_else_in_the_place_of_the_bundles(
+    made: tuple[Context, PlannedRelease], put: Callable[[Path], object]
+) -> None:
+    """The plan is refused before its cost is reserved and a sample is taken, which a bundle that
+    cannot be written would leave behind.
+    """
+    context, planned = made
+    settings, bundles = BundleParameters(), context.workspace.bundles
+    case = ReleaseCase.open(context, planned, settings, file=planned.file(context))
+    bundles.rmdir()
+    put(bundles)
+    try:
+        with pytest.raises(InputError, check=of_kind("bundles-not-a-folder")):
+            release_flow.release(case, context, settings=settings)
+    finally:
+        bundles.unlink()
+        bundles.mkdir()
+    assert nothing_charged(context)
+
+
+def test_bundles_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the folder exists or is to be made in a workspace that is read-only."""
+    workspace = Workspace(tmp_path / "home").create()
+    workspace.require_bundles()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    for _ in ("exists", "is to be made"):
+        with pytest.raises(InputError, check=of_kind("bundles-not-writable")):
+            workspace.require_bundles()
+        if workspace.bundles.exists():
+            workspace.bundles.rmdir()
