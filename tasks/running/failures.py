@@ -84,7 +84,9 @@ def _disk_failure(error: Exception) -> str | None:
     number, file = None, ""
     if isinstance(error, OSError):
         number = error.errno
-        file = f" ({error.filename})" if isinstance(error.filename, str) else ""
+        written = error.filename2 if number in _DISK else None  # a copy names its source first
+        named = written or error.filename
+        file = f" ({named})" if isinstance(named, str) else ""
     elif type(error).__name__ != "SafetensorError":  # the library is not always installed
         return None
     if number is None:

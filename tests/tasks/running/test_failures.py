@@ -70,6 +70,17 @@ def test_a_full_disk_is_said_with_the_file() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
 
 
+def test_a_full_disk_is_that_of_the_copy() -> None:
+    """Not that of the file which is copied, where there may be space."""
+    full = OSError(errno.ENOSPC, "no space", "/from/x", None, "/to/x")
+    with (
+        pytest.raises(StorageError, check=of_kind("disk", saying="/to/x")) as said,
+        private_errors("adopt"),
+    ):
+        raise full
+    assert "/from/x" not in str(said.value)
+
+
 def test_a_full_disk_in_the_words_of_safetensors() -> None:
     """Its errors are no OSError; a damaged file of theirs is not taken for a disk."""
     with (
