@@ -177,7 +177,7 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     judged = re.search(r"(\d+) answers? for you to judge", err)
     assert err.count("● review:") == (int(judged[1]) if judged else 0), "what is counted is quoted"
     assert digest[:12] in err
-    assert "--html plan.html" in " ".join(err.split())
+    assert f"assumptions: autocoder plan {plan} lists them" in " ".join(err.split())
 
 
 def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
@@ -213,7 +213,7 @@ def test_a_desk_without_the_records_signs_by_copies_of_plan_and_ledger(
         assert f"details: autocoder plan {desk / 'plan.json'} --home {desk}" in err
         told = " ".join(err.split())
         assert "Is the code list public? Not checked" in told
-        assert f"autocoder plan {desk / 'plan.json'} --html plan.html --home {desk}" in told
+        assert f"autocoder plan {desk / 'plan.json'} --home {desk} lists them" in told
         (tmp_path / f"{name}.txt").write_text(token)
         words += ["--approval", str(tmp_path / f"{name}.txt")]
     assert sorted(path.name for path in desk.iterdir()) == ["ledger.db", "plan.json"]
