@@ -1,7 +1,7 @@
 """Measures how often the figures from a noisy table of held-out records hold, by ε, size and shape
 of the scores.
 
-Claim: the accuracy, overall and of the reported groups, is within its interval in 95 ± 2% of
+Claim: the accuracy, overall and of the reported groups, is within its interval in 95% of
 tables. Thresholds and limits of sets fail their target in at most 5%. Prints one JSON object.
 """
 
