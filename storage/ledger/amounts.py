@@ -18,8 +18,6 @@ EPSILON_SCALE = 12
 """Decimals of epsilon and of the sensitivity Delta, in nats."""
 DELTA_SCALE = 18
 """Decimals of delta and of probabilities."""
-LEAST_EPSILON = Decimal(1).scaleb(-EPSILON_SCALE)
-"""The smallest positive epsilon, to which a measured zero is rounded up."""
 EPSILON_LIMIT = Decimal(10) ** 9
 """Larger losses guarantee nothing and are refused."""
 

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from mechanisms.privacy.events import Claim, Event, recorded_event
+from mechanisms.privacy.events import LEAST_EPSILON, Claim, Event, recorded_event
 from storage.ledger import amounts
 
 SCHEMA_VERSION = 2
@@ -89,7 +89,7 @@ def _replaced(claim: Claim, epsilon: Decimal | None) -> Decimal | None:
     if claim.guarantee_kind != "formal" or claim.epsilon_replaced is None:
         return None
     # at a delta near 1 an accountant may report 0, which is rounded up like every measured amount
-    return amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON))
+    return amounts.epsilon(max(claim.epsilon_replaced, LEAST_EPSILON))
 
 
 AnyRecordedEvent = Annotated[SerializeAsAny[Event], BeforeValidator(recorded_event)]

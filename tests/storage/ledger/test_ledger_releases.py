@@ -223,7 +223,7 @@ def test_a_replacement_that_costs_nothing_is_recorded_as_the_least_there_is(site
             label="e", population="injuries", data_fingerprint="f", requester="operator", claim=made
         )
     )
-    assert row.exact.epsilon_replaced == D("0.000000000001")
+    assert row.exact.epsilon_replaced == amounts.epsilon(LEAST_EPSILON)
 
 
 @pytest.mark.parametrize("prob", [0.2, 1.0])
