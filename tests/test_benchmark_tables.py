@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 from mechanisms.model import encoder_files
+from tasks.auditing.settings import AuditParameters
+from tasks.branches.branch import ComparisonSettings
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -62,3 +65,42 @@ def test_the_tiny_encoder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         encoder_files.digest_parts(str(folder)),
         (folder / "config.json").stat().st_mtime_ns,
     )
+
+
+@pytest.mark.parametrize(("name", "guarantee"), [("swag", "asymptotic-local"), ("sgd", "formal")])
+def test_a_mechanism_is_attacked_and_compared_with_its_claim(
+    name: str,
+    guarantee: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny_roberta: Path,
+) -> None:
+    """Posterior draws claim twice of the paper's sensitivity; a formal claim has one figure, and
+    its noisy sums are checked. No bound is above what perfect guesses could show.
+    """
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    leakage = importlib.import_module("leakage")
+    parameters = tiny_jobs.retrain(tiny_jobs.demo(tmp_path), tiny_roberta)
+    descent = {"name": "sgd", "kind": "dp-sgd", "epochs": 2, "sampling_prob": 1.0}
+    terms = ComparisonSettings(
+        target_epsilon=leakage.EPSILON, delta=1e-4, branches=(leakage.SWAG, descent)
+    )
+    row = leakage.measure(
+        tiny_jobs.workspace(tmp_path / "home"),
+        parameters,
+        terms,
+        AuditParameters(trials=16, trial_draws=5, canaries=4, gradient_canaries=4),
+        terms.all_branches[name],
+        seeds=2,
+    )
+    assert row["guarantee"] == guarantee
+    assert 0 <= row["measured"] <= row["reach"]
+    assert len(row["verdicts"]) == 2
+    assert 0 < row["macro_f1"] <= 1
+    if guarantee == "formal":
+        assert row["claimed"] == pytest.approx(leakage.EPSILON, rel=1e-3)
+        assert row["claimed_of_paper"] is None
+        assert row["checks"]
+    else:
+        assert row["claimed_of_paper"] == pytest.approx(2 * row["claimed"], abs=2e-4)
+        assert not row["checks"]
