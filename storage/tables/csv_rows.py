@@ -4,15 +4,19 @@ Arrow's errors quote rows, so they are caught, and replaced outside their handle
 exception chain leads to them.
 """
 
+import atexit
 import codecs
 import io
 import re
 import secrets
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Semaphore
+from types import FrameType
 from typing import IO
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import numpy as np
 import pyarrow as pa
@@ -46,13 +50,14 @@ class _Bytes:
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
         self._raw, self._end = raw, end
-        self.released = Event()
+        self.exhausted, self.released = Event(), Event()
         self._ended, self._room = False, Semaphore(_AHEAD)
         self.full: list[bool] = [False]
         """For each block, whether it had the maximum size, so that a record without an end in it is
         too long.
         """
         self._cut = Cut(source.widths).line if source.widths else None
+        _OPEN_STREAMS.add(self)
         if codecs.lookup(source.encoding).name == "utf-8" and self._cut is None:
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
@@ -75,8 +80,19 @@ class _Bytes:
 
     def read(self, size: int = -1) -> bytes:
         self._room.acquire(timeout=_PATIENCE)
-        if self._ended:
-            return b""
+        content = b""
+        try:
+            content = b"" if self._ended else self._content(size)
+        finally:
+            if not content:  # at the end and after an error, Arrow reads no further
+                self.exhausted.set()
+        return content
+
+    def release(self) -> None:
+        """Called when Arrow has released the file."""
+        self.released.set()
+
+    def _content(self, size: int) -> bytes:
         content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
             more = self._next(size)
@@ -104,15 +120,44 @@ class _Bytes:
 
 
 class _Handle:
-    """The object from which Arrow reads. Its threads read ahead, and abort the process if the
-    interpreter exits meanwhile.
-    """
+    """The object from which Arrow reads. Its threads read ahead."""
 
     closed = False
 
     def __init__(self, stream: _Bytes) -> None:
         self.read = stream.read
-        finalize(self, stream.released.set)
+        finalize(self, stream.release)
+
+
+_OPEN_STREAMS: WeakSet[_Bytes] = WeakSet()
+_CALLS_OF_ARROW = {_Bytes.read.__code__, _Bytes.release.__code__}
+
+
+@atexit.register
+def _end_reading() -> None:
+    """Ends all reading before the interpreter exits, and waits until Arrow's threads have left it.
+
+    A thread that needs the interpreter after its end aborts the process, so that a refusal would
+    exit with the status of the abort. A refusal of what was read leaves its table unfinished.
+    """
+    streams = list(_OPEN_STREAMS)
+    for stream in streams:
+        stream.end()
+    for stream in streams:
+        stream.exhausted.wait(_PATIENCE)
+    deadline = time.monotonic() + _PATIENCE
+    while any(map(_is_call_of_arrow, sys._current_frames().values())):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+
+
+def _is_call_of_arrow(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _CALLS_OF_ARROW:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @dataclass
@@ -185,6 +230,7 @@ def csv_batches(
         finally:
             stream.end()
             stream.released.wait(_PATIENCE)
+            _OPEN_STREAMS.discard(stream)
     if source.skips_bad_rows:
         seen.bad += len(bad)
     elif bad:

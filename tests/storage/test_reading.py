@@ -9,6 +9,8 @@ import io
 import json
 import lzma
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -620,6 +622,43 @@ def test_few_blocks_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(reads) <= taken + csv_rows._AHEAD + 1
     assert rows == 40_000
     assert len(reads) > 200, "the file has many blocks"
+
+
+_EXIT_AMID_READING = """
+import sys, time
+from pathlib import Path
+from storage.tables import csv_rows
+from storage.tables.csv_layout import open_source
+read_next = csv_rows._Bytes._next
+reading = False
+def read_slowly(stream, size):
+    global reading
+    reading = True
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        time.sleep(0.001)
+    return read_next(stream, size)
+csv_rows.LONGEST_RECORD = 1 << 16
+csv_rows._Bytes._next = read_slowly
+batches = csv_rows.csv_batches(open_source(Path(sys.argv[1])), None)
+for batch in batches:
+    if reading:
+        raise SystemExit(2)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_a_process_that_exits_while_arrow_reads_ahead(tmp_path: Path, encoding: str) -> None:
+    """A thread of Arrow is in Python then. The status is that of the exit, and nothing else is
+    printed; without waiting for the thread the process aborts.
+    """
+    path = tmp_path / "in.csv"
+    rows = "".join(f"{n},fell from step {n} of a café\n" for n in range(60_000))
+    path.write_text(f"id,text\n{rows}", encoding=encoding)
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT_AMID_READING, str(path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
 def test_lines_of_fixed_widths_in_several_blocks(
