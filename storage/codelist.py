@@ -60,9 +60,10 @@ def normalise_code(raw: str, listed: Container[str] = ()) -> str:
     """Strips outer whitespace and the decorations of spreadsheet programs: `111.0`, `'111`, `"111"`
     and `="111"` become `111`.
 
-    Invisible characters are removed, and full-width digits become ASCII digits. Nothing else
-    changes: leading zeros, case and inner points are kept. A code that is in `listed` is unchanged,
-    so that a classification may contain a code such as `250.0`.
+    Invisible characters are removed, full-width digits become ASCII digits, and a letter and its
+    accent become one character. Nothing else changes: leading zeros, case and inner points are
+    kept. A code that is in `listed` is unchanged, so that a classification may contain a code such
+    as `250.0`.
     """
     code = raw.strip()
     if code in listed:
@@ -70,7 +71,7 @@ def normalise_code(raw: str, listed: Container[str] = ()) -> str:
     if not code.isascii():
         visible = "".join(sign for sign in code if unicodedata.category(sign) != "Cf").strip()
         plain = unicodedata.normalize("NFKC", visible)
-        code = plain if plain.isascii() else visible
+        code = plain if plain.isascii() else unicodedata.normalize("NFC", visible)
     if added := _ADDED.fullmatch(code):
         code = next(filter(None, added.groups())).strip()
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
@@ -133,7 +134,7 @@ def read_list(
     rows, notes = _entries(path, option, columns, read)
     words: dict[str, tuple[list[str], list[str], str]] = {}
     headings = non_codes = 0
-    for number, entry in enumerate(rows, start=1):
+    for number, entry in enumerate(map(_composed, rows), start=1):
         if not entry.code:
             headings += bool(entry.title)
             continue
@@ -252,6 +253,14 @@ def _entries(
         f"{', '.join(map(repr, fitting[:20]))} with --read-codelist sheet=…",
         kind="several-sheets",
     )
+
+
+def _composed(entry: _Entry) -> _Entry:
+    """The entry with each letter and its accent as one character in its codes, as in
+    `normalise_code`.
+    """
+    code, parent = (unicodedata.normalize("NFC", code) for code in (entry.code, entry.parent))
+    return replace(entry, code=code, parent=parent)
 
 
 def _read_entries(

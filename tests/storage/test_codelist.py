@@ -22,12 +22,21 @@ from storage.errors import InputError
         ),
         *(("111.", "111."), ("S72.0", "S72.0"), ("1e3", "1e3"), ("a b", "a b"), ("", "")),
         ("\u00a0111\u00a0", "111"),
+        ("E\u03011", "\u00c91"),
     ],
 )
 def test_codes_are_touched_as_little_as_can_be(raw: str, code: str) -> None:
     """Outer blanks and a table program's `.0` go, nothing else; twice is once."""
     assert normalise_code(raw) == code
     assert normalise_code(code) == code
+
+
+def test_an_accent_is_part_of_its_letter_however_it_is_encoded(tmp_path: Path) -> None:
+    """In a list and in labels alike, so that a label is found whichever form the list has."""
+    path = tmp_path / "list.csv"
+    path.write_text("code,title\nE\u03011,Burn\n\u00c92,Cut\n", encoding="utf-8")
+    assert [entry.code for entry in read_codelist(path)] == ["\u00c91", "\u00c92"]
+    assert normalise_code("\u00c91") == normalise_code("E\u03011") == "\u00c91"
 
 
 def test_a_known_spelling_stays() -> None:
