@@ -5,20 +5,7 @@ from __future__ import annotations
 import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_FOUR = Decimal("0.0001")
-
-
-def epsilon_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
-    """An epsilon with at most four decimals, rounded up; with ROUND_FLOOR rounded down, for
-    remaining amounts.
-    """
-    shown = format(
-        Decimal(repr(value) if isinstance(value, float) else value).quantize(
-            _FOUR, rounding=rounding
-        ),
-        "f",
-    )
-    return shown.rstrip("0").rstrip(".")
+from mechanisms.privacy.numerics import epsilon_text
 
 
 def left_text(value: Decimal) -> str:

@@ -16,8 +16,8 @@ from flows.commands.layout import say_prose
 from flows.commands.ledger_options import LedgerOptions, home_of_plan, select_ledger
 from flows.commands.terminal import command_line, say
 from flows.server.settings import workspace_of
+from mechanisms.privacy.numerics import epsilon_text
 from storage.errors import Contradiction, InputError, Missing
-from storage.figures import epsilon_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

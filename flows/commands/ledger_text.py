@@ -12,7 +12,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flows.commands.layout import Column
-from storage.figures import delta_text, epsilon_text, left_text
+from mechanisms.privacy.numerics import epsilon_text
+from storage.figures import delta_text, left_text
 
 if TYPE_CHECKING:
     from mechanisms.privacy.events import Claim

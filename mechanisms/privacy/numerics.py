@@ -42,15 +42,15 @@ def upper_text(value: float | Decimal, digits: int = 4) -> str:
     return _rounded_text(value, digits, ROUND_CEILING)
 
 
-def epsilon_text(value: float) -> str:
-    """Formats the epsilon of a claim with at most four decimals, rounded up, as in the ledger and
-    on pages.
+def epsilon_text(value: float | Decimal, *, rounding: str = ROUND_CEILING) -> str:
+    """Formats an epsilon with at most four decimals, rounded up, as in the ledger and on pages;
+    with ROUND_FLOOR rounded down, for remaining amounts.
 
     >>> epsilon_text(11.52109), epsilon_text(5.0)
     ('11.5211', '5')
     """
-    exact = Decimal(repr(value))
-    rounded = exact.quantize(Decimal("0.0001"), rounding=ROUND_CEILING)
+    exact = Decimal(repr(value)) if isinstance(value, float) else value
+    rounded = exact.quantize(Decimal("0.0001"), rounding=rounding)
     return _without_zeros(format(rounded, "f"))
 
 

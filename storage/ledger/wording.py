@@ -9,7 +9,8 @@ from dataclasses import asdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TYPE_CHECKING, TypedDict
 
-from storage.figures import delta_text, epsilon_text, left_text
+from mechanisms.privacy.numerics import epsilon_text
+from storage.figures import delta_text, left_text
 from storage.ledger import amounts
 from storage.ledger.amounts import short
 

@@ -6,9 +6,8 @@ import math
 
 from pydantic import BaseModel
 
-from mechanisms.privacy.numerics import lower_text
+from mechanisms.privacy.numerics import epsilon_text, lower_text
 from storage.artifacts import ArtifactRef, digest
-from storage.figures import epsilon_text
 from storage.json_values import Json
 from tasks.auditing.measure import AuditFigures
 from tasks.branches.experiment import Outcome, Study

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
+from mechanisms.privacy.numerics import epsilon_text
 from storage.artifacts import digest
 from storage.durable import write_atomically
 from storage.figures import delta_text
@@ -75,14 +76,14 @@ def table(summaries: Sequence[BranchSummary]) -> Table:
         [
             summary.title,
             summary.guarantee_kind,
-            *(_figure(value, ".3g") for value in (summary.epsilon, summary.epsilon_replaced)),
+            *map(_claimed, (summary.epsilon, summary.epsilon_replaced)),
             "–" if summary.delta is None else delta_text(Decimal(str(summary.delta))),
             *(
                 f"{summary.mean[s]:.3f} ± {summary.spread[s]:.3f} ± {summary.record_errors[s]:.3f}"
                 for s in SCORES
             ),
             _difference(summary.difference["weighted_f1"]) if summary.difference else "–",
-            _figure(summary.seconds, ".1f"),
+            "–" if summary.seconds is None else f"{summary.seconds:.1f}",
         ]
         for summary in sorted(
             summaries, key=lambda summary: (bool(summary.difference), -summary.mean["weighted_f1"])
@@ -91,8 +92,8 @@ def table(summaries: Sequence[BranchSummary]) -> Table:
     return head, rows
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+def _claimed(epsilon: float | None) -> str:
+    return "–" if epsilon is None else epsilon_text(epsilon)
 
 
 def _difference(difference: Difference) -> str:

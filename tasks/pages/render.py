@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mechanisms.privacy.numerics import upper_text
+from mechanisms.privacy.numerics import epsilon_text, upper_text
 from storage.bundle.stated import clear_scores, errs_in_rare_groups, lacks_groups
-from storage.figures import delta_text, epsilon_text, escape, one_line
+from storage.figures import delta_text, escape, one_line
 from storage.ledger.amounts import brief, short
 
 TEMPLATES = Path(__file__).with_name("templates")

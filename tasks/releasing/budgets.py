@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from mechanisms.privacy.events import Claim
+from mechanisms.privacy.numerics import epsilon_text
 from storage.artifacts import ArtifactRef
 from storage.errors import Fault, InputError
-from storage.figures import delta_text, epsilon_text
+from storage.figures import delta_text
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleaseRow, amounts, budget, recovery
 from storage.ledger.budget import Balance, accounts_of
 from storage.ledger.fold import Sought

@@ -15,9 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
-from mechanisms.privacy.numerics import lower_text, upper_text
+from mechanisms.privacy.numerics import epsilon_text, lower_text, upper_text
 from storage.artifacts import digest
-from storage.figures import epsilon_text
 from storage.ledger import Evaluated
 from storage.ledger.composition import EventJson
 from storage.ledger.models import Sample

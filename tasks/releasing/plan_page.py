@@ -446,8 +446,8 @@ def _charges(charges: Sequence[Charge]) -> Table:
             row.append("–" if after.delta_cap is None else delta_text(after.delta_cap))
         elif with_delta:
             row += [
-                f"{float(after.delta):.3g}",
-                "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}",
+                delta_text(after.delta),
+                "–" if after.delta_cap is None else delta_text(after.delta_cap),
             ]
         rows.append(row)
     return head, rows

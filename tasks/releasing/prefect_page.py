@@ -9,7 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from mechanisms.privacy.events import Claim
-from storage.figures import delta_text, epsilon_text, left_text
+from mechanisms.privacy.numerics import epsilon_text
+from storage.figures import delta_text, left_text
 from storage.ledger import Ledger, ReleasePlan
 from storage.ledger.report import markdown_table
 from tasks.pages.render import render

@@ -6,7 +6,8 @@ The page of a plan begins with these sentences, and `autocoder approve` prints t
 from __future__ import annotations
 
 from mechanisms.privacy.events import Claim, Event, ParallelEvent
-from storage.figures import delta_text, epsilon_text
+from mechanisms.privacy.numerics import epsilon_text
+from storage.figures import delta_text
 from tasks.pages.render import odds
 
 _NOTHING = "Nothing is promised: the model was trained without protection."

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from storage.figures import delta_text, epsilon_text
+from mechanisms.privacy.numerics import epsilon_text, lower_text
+from storage.figures import delta_text
 
 if TYPE_CHECKING:
     from storage.json_values import Figures, Json
@@ -124,7 +125,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "audit-pool": ("prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
     "audit-trials": ("repeat", "{label}, {trials:,} times on records chosen at random"),
     "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} guesses right"),
-    "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}"),
+    "audit": ("audit", "{label}: at least ε {bound_text}"),
     "release": ("release", "{release}, {state}"),
 }
 """Verb and sentence for a finished stage, by name. If the stage lacks one of the figures, all its
@@ -170,6 +171,8 @@ def words_of(name: str, label: str, figures: Figures) -> tuple[str, str]:
             "epsilon_text": epsilon_text(float(scalars["epsilon"])),
             "delta_text": delta_text(float(scalars["delta"])),
         }
+    if scalars.get("epsilon_lower_bound") is not None:
+        scalars["bound_text"] = lower_text(float(scalars["epsilon_lower_bound"]))
     verb, words = _WORDS.get(name, ("", "{}"))
     try:
         return verb, words.format_map(scalars | {"label": label})

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 
-from mechanisms.privacy.numerics import upper_text
-from storage.figures import epsilon_text
+from mechanisms.privacy.numerics import epsilon_text, upper_text
 from storage.ledger import ComparisonFit
 from tasks.comparing import summary
 from tasks.parameters import RetrainParameters

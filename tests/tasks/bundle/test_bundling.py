@@ -27,6 +27,7 @@ import storage
 from flows import cli
 from mechanisms.model import export
 from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.numerics import epsilon_text
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code, read_codelist
@@ -34,7 +35,7 @@ from storage.egress import gate
 from storage.egress.allow_list import CONTENT, ENCODER, GoldenAnswer
 from storage.egress.documents import faults
 from storage.errors import InputError
-from storage.figures import epsilon_text, escape
+from storage.figures import escape
 from storage.ledger.content import anticipated
 from storage.ledger.policy import RegistryStatement
 from tasks.bundle import fill, golden
