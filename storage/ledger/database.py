@@ -257,6 +257,12 @@ class Database:
                 f"ledger {self.name}: no space left. Nothing was recorded. Free some and retry",
                 kind="disk-full",
             )
+        if "readonly database" in original:
+            return StorageError(
+                f"ledger {self.name}: this user may not write to it. Nothing was recorded. Run the "
+                "command as the owner of the workspace, or get the right from the owner",
+                kind="ledger-not-writable",
+            )
         if "disk I/O error" in original or code == "58030":
             return StorageError(
                 f"ledger {self.name}: disk error. Nothing was recorded", kind="disk-error"

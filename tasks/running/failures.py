@@ -11,6 +11,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,6 +27,11 @@ _DISK = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
 }
+_NO_RIGHT = (errno.EACCES, errno.EPERM)
+_WRONG_PLACE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 class StageError(RuntimeError):
@@ -55,14 +61,12 @@ def private_errors(stage: str) -> Iterator[None]:
                 f"{stage}: a server does not answer ({type(error).__name__}). Run again to resume.",
                 kind="server-away",
             ) from None
-        disk = _disk_failure(error)
-        if disk is None:
+        failed = _failure_of_files(error)
+        if failed is None:
             raise StageError(
                 f"{stage}: {_kind(error)} at {_place(error)}. Run again to resume, or report it."
             ) from None
-        raise StorageError(
-            f"{stage}: {disk}. Free space or repair the disk, then run again.", kind="disk"
-        ) from None
+        raise _refusal_of_files(stage, failed) from None
 
 
 def _is_away(error: Exception) -> bool:
@@ -76,8 +80,18 @@ def _is_away(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
-def _disk_failure(error: Exception) -> str | None:
-    """Returns the system's message, with the file if known, or None if the disk is not at fault.
+@dataclass(frozen=True)
+class _Failure:
+    """What the system said of a file."""
+
+    number: int | None
+    """Of the error; None if it has none."""
+    text: str
+    """The system's message, with the file if known."""
+
+
+def _failure_of_files(error: Exception) -> _Failure | None:
+    """Returns the system's error, or None if no file is at fault.
 
     Safetensors and Arrow report the system's error only as text, Safetensors in a type of its own.
     """
@@ -93,8 +107,20 @@ def _disk_failure(error: Exception) -> str | None:
         code = re.search(r"\(os error (\d+)\)", str(error))
         number = int(code[1]) if code else errno.ENOSPC if "No space left" in str(error) else None
     if number is None:
-        return type(error).__name__ if isinstance(error, OSError) else None
-    return f"{_DISK.get(number) or os.strerror(number)}{file}"
+        return _Failure(None, type(error).__name__) if isinstance(error, OSError) else None
+    return _Failure(number, f"{_DISK.get(number) or os.strerror(number)}{file}")
+
+
+def _refusal_of_files(stage: str, failed: _Failure) -> StorageError:
+    said = f"{stage}: {failed.text}"
+    if failed.number in _NO_RIGHT:
+        return StorageError(
+            f"{said}. Get the right to it from its owner, or choose another folder, then run again",
+            kind="no-right",
+        )
+    if failed.number in _WRONG_PLACE:
+        return StorageError(f"{said}. Correct this path, then run again", kind="wrong-place")
+    return StorageError(f"{said}. Free space or repair the disk, then run again.", kind="disk")
 
 
 def _kind(error: Exception) -> str:

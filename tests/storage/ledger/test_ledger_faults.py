@@ -292,6 +292,21 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
     assert sqlite3.sqlite_version_info >= (3, 35)
 
 
+def test_a_user_who_may_not_write_is_told_so(tmp_path):
+    """Not an error of the database: SQLite says of a file that the user may only read what it says
+    of a connection that may only read.
+    """
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    database = ledger.database
+    event.listen(database.engine, "connect", lambda raw, _: raw.execute("PRAGMA query_only = ON"))
+    database.engine.dispose()
+    with (
+        pytest.raises(StorageError, check=of_kind("ledger-not-writable")),
+        database.write() as connection,
+    ):
+        connection.execute(sa.text("CREATE TABLE more (n INTEGER)"))
+
+
 def test_the_file_of_a_ledger_is_closed_to_others(tmp_path):
     """It names populations, requesters and costs; SQLite's own files beside it take its mode."""
     before = os.umask(0o022)

@@ -1,6 +1,7 @@
 """No exception that leaves a task quotes a value, and a full disk is said as such."""
 
 import errno
+import os
 import traceback
 
 import httpx
@@ -79,6 +80,26 @@ def test_a_full_disk_is_that_of_the_copy() -> None:
     ):
         raise full
     assert "/from/x" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EACCES, "no-right"),
+        (errno.EPERM, "no-right"),
+        (errno.ENOTDIR, "wrong-place"),
+        (errno.ENAMETOOLONG, "wrong-place"),
+        (errno.EIO, "disk"),
+    ],
+    ids=lambda given: os.strerror(given) if isinstance(given, int) else given,
+)
+def test_what_to_do_depends_on_what_failed(number: int, kind: str) -> None:
+    """More space helps nobody who has no right to a folder."""
+    with (
+        pytest.raises(StorageError, check=of_kind(kind, saying="/data/x")),
+        private_errors("train"),
+    ):
+        raise OSError(number, "said by the system", "/data/x")
 
 
 def test_a_full_disk_in_the_words_of_safetensors() -> None:
