@@ -87,6 +87,76 @@ def test_encoders(data: str, name: str) -> None:
         assert line.endswith(f"| {score} | {cells} |")
 
 
+REFERENCE = {
+    frozenset(row["models"]): row
+    for row in json.loads(
+        (ROOT / "docs" / "studies" / "formal" / "reference.json").read_text(encoding="utf-8")
+    )["rows"]
+}
+MODELS = {
+    "head": {"head"},
+    "head on mpnet": {"head of mpnet"},
+    "adapters in all layers, head from titles": {"adapters"},
+    "average of head and adapters": {"head", "adapters"},
+    "average of all three": {"head", "adapters", "head of mpnet"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_without_privacy(name: str) -> None:
+    found = REFERENCE[frozenset(MODELS[name])]
+    cells = [f"{mean:.3f} ± {spread:.3f}" for mean, spread in _pair(found)]
+    assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
+
+
+def _pair(found: dict[str, Any]) -> list[list[float]]:
+    return [found["weighted_f1"], found["macro_f1"]]
+
+
+def test_the_best_of_them_is_readmes_last_row() -> None:
+    best = max(REFERENCE.values(), key=lambda found: found["weighted_f1"][0])
+    cells = " | ".join(f"{mean:.3f}" for mean, _ in _pair(best))
+    assert f"| best model, no privacy | {cells} |" in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "epsilon"), EPSILONS[:3])
+def test_the_share_that_privacy_leaves_of_the_best_model(name: str, epsilon: float) -> None:
+    """The best in weighted F1 and the best in macro F1 may be different models."""
+    of = row("OSHA nature", epsilon)
+    shares = []
+    for score in ("weighted_f1", "macro_f1"):
+        best = max(found[score][0] for found in REFERENCE.values())
+        shares.append(f"{100 * of[score] / best:.0f}%")
+    assert f"| {name} | {' | '.join(shares)} |" in PAGE.read_text(encoding="utf-8")
+
+
+LEAKAGE = json.loads(
+    (ROOT / "docs" / "studies" / "results" / "leakage.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("found", LEAKAGE["rows"], ids=lambda found: found["branch"])
+def test_the_page_of_audits(found: dict[str, Any]) -> None:
+    """Claim, the paper's claim, measurement, its reach, what it exceeds, and the score."""
+    claims = [found["claimed"], found["claimed_of_paper"]]
+    exceeded = [
+        name
+        for name, claim in zip(("Δ", "2Δ"), claims, strict=True)
+        if claim is not None and found["measured"] > claim
+    ]
+    nothing = "no claim" if found["claimed"] is None else "nothing"
+    cells = [
+        found["title"],
+        *("–" if claim is None else f"{claim:.2f}" for claim in claims),
+        f"{found['measured']:.2f}",
+        f"{found['reach']:.2f}",
+        " and ".join(exceeded) or nothing,
+        f"{found['weighted_f1']:.3f}",
+    ]
+    page = (ROOT / "docs" / "studies" / "audits.md").read_text(encoding="utf-8")
+    assert f"| {' | '.join(cells)} |" in page.replace("**", "")
+
+
 sys.path.insert(0, str(ROOT / "scripts"))
 figures = importlib.import_module("figures")
 PARTS = figures.parts()
