@@ -126,6 +126,17 @@ def made(
     }
 
 
+def test_an_option_lifts_its_own_restriction() -> None:
+    """A full run leaves most cells of the transformer out; one that names sets has all of them."""
+    asked = (["ecoli", "car_eval_34"], ["ft-transformer"], (0.5, 1, 5), 3)
+    left = {(cell["set"], cell["epsilon"], cell["seed"]) for cell in imbalance.places(*asked)}
+    assert left == {("car_eval_34", epsilon, seed) for epsilon in (1, 5) for seed in (0, 1)}
+    cells = imbalance.places(*asked, lifted=("sets", "seeds"))
+    assert {cell["set"] for cell in cells} == {"ecoli", "car_eval_34"}
+    assert {cell["seed"] for cell in cells} == {0, 1, 2}
+    assert {cell["epsilon"] for cell in cells} == {1, 5}
+
+
 def test_ranks_average_ties_and_sum() -> None:
     """AUC .9, .8, .8: ranks 1, 2.5, 2.5, whose sum is 6."""
     cells = cells_of([made("a", 0.9), made("b", 0.8), made("c", 0.8)])
