@@ -5,12 +5,15 @@ the last digit.
 import csv
 import importlib
 import json
+import math
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "explanation" / "formal-method.md"
@@ -248,3 +251,16 @@ def test_publishing_copies_a_finished_part_and_notes_its_commit(
     assert (two.commit, two.minutes) == ("0123abcd", 200)
     assert (docs / "one.json").read_text() == "{}\n"
     assert not (docs / "two.csv").exists()
+
+
+def test_the_transformer_without_privacy() -> None:
+    """F1 over its splits ± two standard errors, beside the paper's."""
+    text = (STUDIES / "results" / "ft-transformer.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    suite = yaml.safe_load((ROOT / "studies" / "suite.yaml").read_text(encoding="utf-8"))
+    page = (STUDIES / "rosenblatt.md").read_text(encoding="utf-8")
+    for name, published in suite["published"]["f1_without_privacy"].items():
+        scores = [float(row["f1"]) for row in rows if row["set"] == name and not row["epsilon"]]
+        error = 2 * statistics.stdev(scores) / math.sqrt(len(scores))
+        shown = f"{statistics.fmean(scores):.3f} ± {error:.3f}"
+        assert f"| {name} | {published[-1]:.2f} | {shown} |" in page
