@@ -37,7 +37,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from mechanisms.descent.noisy_descent import ClippedSum, SumOver
 from mechanisms.model.inputs import FeatureInputs, Inputs, joined
@@ -251,12 +251,18 @@ class GradientCanaries:
         return least
 
     def _repeated(self) -> float:
-        """Tests the correlation of noise between any two steps of the same length."""
+        """Tests the correlation of noise between any two steps of the same length.
+
+        The square of the correlation of two independent Gaussian vectors of n coordinates is
+        distributed as Beta(1/2, (n - 1)/2).
+        """
         p_values = [1.0]
-        for length in {len(noise) for noise in self._noise}:
+        for length in {len(noise) for noise in self._noise} - {1}:
             noise = torch.stack([noise for noise in self._noise if len(noise) == length])
-            between = (noise @ noise.T / math.sqrt(length)).numpy()[np.triu_indices(len(noise), 1)]
-            p_values += (2 * stats.norm.sf(np.abs(between))).tolist()
+            unit = nn.functional.normalize(noise, dim=1)
+            between = (unit @ unit.T).numpy()[np.triu_indices(len(noise), 1)]
+            squares = np.minimum(between**2, 1.0)
+            p_values += stats.beta.sf(squares, 0.5, (length - 1) / 2).tolist()
         return _least(p_values)
 
 

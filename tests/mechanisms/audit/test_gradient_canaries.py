@@ -22,6 +22,7 @@ from small_heads import KEY
 
 from mechanisms.audit import curves
 from mechanisms.audit.gradient_canaries import Check, GradientCanaries
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import descent_of
 
 EACH = 0.005
@@ -70,6 +71,25 @@ def test_canaries_are_records_of_orthogonal_features() -> None:
     assert torch.allclose(gram, 100 * torch.eye(32), atol=1e-3)
     inputs, labels = witness.fitted
     assert len(inputs) == len(labels) == len(real) + int(witness.included.sum())
+
+
+def test_the_correlation_of_steps_alarms_as_often_as_it_says() -> None:
+    """Also with few coordinates, where products of normal variables have heavier tails than a
+    normal one: by its tail, twice as many runs would fail.
+    """
+    nothing = torch.zeros(0)
+    draws = torch.Generator().manual_seed(0)
+    found = 0
+    for _ in range(1000):
+        witness = GradientCanaries(
+            (FeatureInputs(torch.zeros(0, 1)), nothing), nothing, nothing, nothing.bool(), (), 1.0
+        )
+        noise = torch.randn(10, 20, generator=draws, dtype=torch.float64)
+        witness._noise = list(noise)
+        found += witness._repeated() <= 0.05
+    assert stats.binom.sf(found - 1, 1000, 0.05) > 1e-3
+    witness._noise[7] = 2 * witness._noise[3]
+    assert witness._repeated() < 1e-9
 
 
 def test_a_fifth_less_noise_is_found_and_two_percent_less_is_not() -> None:
