@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from threading import Event, Semaphore
 from types import FrameType
 from typing import IO
-from weakref import WeakSet, finalize
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,8 @@ _ENDS = "\r\n"
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 _PATIENCE = 10.0
 """Seconds within which Arrow's threads must release a file, or that they wait to read ahead."""
+_FAREWELL = 0.05
+"""Seconds that Arrow's threads have to free what they read last, at the end of the process."""
 _CUT_AT_ONCE = 1 << 20
 """Number of characters per block of fixed-width lines."""
 _AHEAD = 4
@@ -50,14 +52,17 @@ class _Bytes:
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
         self._raw, self._end = raw, end
-        self.exhausted, self.released = Event(), Event()
+        self.reader: pacsv.CSVStreamingReader | None = None
+        """Reads from this stream, in threads that read ahead. Nothing else refers to it, so that it
+        goes when this stream is closed.
+        """
+        self._released = Event()
         self._ended, self._room = False, Semaphore(_AHEAD)
         self.full: list[bool] = [False]
         """For each block, whether it had the maximum size, so that a record without an end in it is
         too long.
         """
         self._cut = Cut(source.widths).line if source.widths else None
-        _OPEN_STREAMS.add(self)
         if codecs.lookup(source.encoding).name == "utf-8" and self._cut is None:
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
@@ -69,30 +74,31 @@ class _Bytes:
         for _ in range(source.first_line):
             self._text.readline(LONGEST_RECORD)
 
-    def taken(self) -> None:
-        """Called when a block came back as rows, so that another one may be read."""
-        self._room.release()
-
-    def end(self) -> None:
-        """Stops reading."""
+    def close(self) -> None:
+        """Ends the reading, and waits until Arrow's threads have released the file."""
         self._ended = True
         self._room.release(_AHEAD)
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+        self._released.wait(_PATIENCE)
+        _OPEN_STREAMS.discard(self)
+
+    def next_batch(self) -> pa.RecordBatch | None:
+        """Returns the next rows, or None at the end."""
+        if self.reader is None:
+            return None
+        try:
+            batch = self.reader.read_next_batch()
+        except StopIteration:
+            return None
+        self._room.release()  # for another block
+        return batch
 
     def read(self, size: int = -1) -> bytes:
         self._room.acquire(timeout=_PATIENCE)
-        content = b""
-        try:
-            content = b"" if self._ended else self._content(size)
-        finally:
-            if not content:  # at the end and after an error, Arrow reads no further
-                self.exhausted.set()
-        return content
-
-    def release(self) -> None:
-        """Called when Arrow has released the file."""
-        self.released.set()
-
-    def _content(self, size: int) -> bytes:
+        if self._ended:
+            return b""
         content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
             more = self._next(size)
@@ -100,6 +106,10 @@ class _Bytes:
         if not content:
             content, self._end = self._end, b""
         return content
+
+    def release(self) -> None:
+        """Called when Arrow has released the file."""
+        self._released.set()
 
     def _next(self, size: int) -> bytes:
         if self._text is not None and self._cut is not None:
@@ -125,12 +135,16 @@ class _Handle:
     closed = False
 
     def __init__(self, stream: _Bytes) -> None:
-        self.read = stream.read
-        finalize(self, stream.release)
+        self.read, self._release = stream.read, stream.release
+        _OPEN_STREAMS.add(stream)
+
+    def __del__(self) -> None:
+        self._release()
 
 
 _OPEN_STREAMS: WeakSet[_Bytes] = WeakSet()
-_CALLS_OF_ARROW = {_Bytes.read.__code__, _Bytes.release.__code__}
+"""Those that Arrow reads."""
+_CALLS_OF_ARROW = {_Bytes.read.__code__, _Handle.__del__.__code__}
 
 
 @atexit.register
@@ -142,14 +156,14 @@ def _end_reading() -> None:
     """
     streams = list(_OPEN_STREAMS)
     for stream in streams:
-        stream.end()
-    for stream in streams:
-        stream.exhausted.wait(_PATIENCE)
+        stream.close()
     deadline = time.monotonic() + _PATIENCE
     while any(map(_is_call_of_arrow, sys._current_frames().values())):
         if time.monotonic() > deadline:
             break
         time.sleep(0.001)
+    if streams:
+        time.sleep(_FAREWELL)
 
 
 def _is_call_of_arrow(frame: FrameType | None) -> bool:
@@ -208,10 +222,10 @@ def csv_batches(
     with source.open() as raw:
         stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
         try:
-            for batch in pacsv.open_csv(
+            stream.reader = pacsv.open_csv(
                 pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert
-            ):
-                stream.taken()
+            )
+            while (batch := stream.next_batch()) is not None:
                 blocks += 1
                 batch, ended = _without_mark(batch, mark)
                 _require_whole_rows(source, batch, rows, mark)
@@ -228,9 +242,7 @@ def csv_batches(
             # undecodable bytes were refused earlier, and rows of another width are in `bad`
             unended, broken = isinstance(error, pa.ArrowInvalid), True
         finally:
-            stream.end()
-            stream.released.wait(_PATIENCE)
-            _OPEN_STREAMS.discard(stream)
+            stream.close()
     if source.skips_bad_rows:
         seen.bad += len(bad)
     elif bad:
