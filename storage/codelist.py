@@ -71,7 +71,7 @@ def normalise_code(raw: str, listed: Container[str] = ()) -> str:
     if not code.isascii():
         visible = "".join(sign for sign in code if unicodedata.category(sign) != "Cf").strip()
         plain = unicodedata.normalize("NFKC", visible)
-        code = plain if plain.isascii() else unicodedata.normalize("NFC", visible)
+        code = plain if plain.isascii() else _accented(visible)
     if added := _ADDED.fullmatch(code):
         code = next(filter(None, added.groups())).strip()
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
@@ -259,8 +259,12 @@ def _composed(entry: _Entry) -> _Entry:
     """The entry with each letter and its accent as one character in its codes, as in
     `normalise_code`.
     """
-    code, parent = (unicodedata.normalize("NFC", code) for code in (entry.code, entry.parent))
-    return replace(entry, code=code, parent=parent)
+    return replace(entry, code=_accented(entry.code), parent=_accented(entry.parent))
+
+
+def _accented(code: str) -> str:
+    """The code, in which a letter and its accent are one character."""
+    return unicodedata.normalize("NFC", code)
 
 
 def _read_entries(
@@ -377,7 +381,7 @@ def read_parents(path: Path, *, option: str, read: ReadOptions = AS_IT_LOOKS) ->
     """Reads the code above each code, from a list with the columns `code` and `parent`."""
     header, rows = read_small(path.expanduser(), ("code", "parent"), option=option, read=read)
     code, parent = header.index("code"), header.index("parent")
-    return {row[code].strip(): row[parent].strip() for row in rows}
+    return {_accented(row[code].strip()): _accented(row[parent].strip()) for row in rows}
 
 
 _WORDS = (

@@ -110,8 +110,8 @@ LIMITS: dict[str, dict[str, Any]] = {
     "plain-ft-transformer": {"seeds": 2},  # about 40 seconds a fit
     "ft-transformer": {"seeds": 2, "epsilons": (1, 5), "sets": ("car_eval_34",)},  # a minute a fit
 }
-"""Restrictions of fits that would take too long in a full run. An option that is given lifts its
-own.
+"""Restrictions of fits that would take too long in a full run. Other sets or epsilons than the
+default lift their own, and so does another number of seeds if systems are named.
 """
 ALL_EPSILONS, SPLITS = "0.05,0.1,0.5,1,5", 10
 
@@ -430,14 +430,18 @@ def run(
     bayes-table,gem --out results
     """
     chosen = names(sets, suite()["sets"], "--sets")
+    lifted = {
+        "sets": sets != "all",
+        "epsilons": epsilons != ALL_EPSILONS,
+        "seeds": seeds != SPLITS and systems not in ("all", "plain"),
+    }
     systems = ",".join(PLAIN) if systems == "plain" else systems
-    given = {"sets": sets != "all", "epsilons": epsilons != ALL_EPSILONS, "seeds": seeds != SPLITS}
     wanted = places(
         chosen,
         names(systems, SYSTEMS, "--systems"),
         numbers(epsilons),
         seeds,
-        lifted=[name for name, is_given in given.items() if is_given],
+        lifted=[name for name, is_lifted in lifted.items() if is_lifted],
     )
     loaded = read_sets(data, chosen)
 

@@ -44,6 +44,15 @@ _LOCK = "SELECT ledger_lock()"
 _MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(2021092)"
 """Held by owners before there is a table to lock."""
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
+_NOT_WRITABLE = (
+    "SQLITE_READONLY",
+    "SQLITE_READONLY_CANTINIT",
+    "SQLITE_READONLY_CANTLOCK",
+    "SQLITE_READONLY_DIRECTORY",
+    "SQLITE_READONLY_RECOVERY",
+    "SQLITE_READONLY_ROLLBACK",
+)
+"""SQLite's errors if a user may only read. One more, DBMOVED, is of a file that was replaced."""
 _TABLES = (*(table.name for table in metadata.sorted_tables), VERSION_TABLE)
 _MEASURE = {measurement.name: "(recorded_at, kind, idempotency_key, facts)"}
 _WRITE = {**_MEASURE, ledger_row.name: "", record_set.name: ""}
@@ -257,7 +266,7 @@ class Database:
                 f"ledger {self.name}: no space left. Nothing was recorded. Free some and retry",
                 kind="disk-full",
             )
-        if "readonly database" in original:
+        if getattr(error.orig, "sqlite_errorname", "") in _NOT_WRITABLE:
             return StorageError(
                 f"ledger {self.name}: this user may not write to it. Nothing was recorded. Run the "
                 "command as the owner of the workspace, or get the right from the owner",

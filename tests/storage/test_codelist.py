@@ -6,7 +6,7 @@ import pytest
 from refusals import of_kind
 
 from storage.code_levels import describe, describe_in_sentence, describe_with_levels
-from storage.codelist import Code, describe_shape, normalise_code, read_codelist
+from storage.codelist import Code, describe_shape, normalise_code, read_codelist, read_parents
 from storage.errors import InputError
 
 
@@ -36,6 +36,9 @@ def test_an_accent_is_part_of_its_letter_however_it_is_encoded(tmp_path: Path) -
     path = tmp_path / "list.csv"
     path.write_text("code,title\nE\u03011,Burn\n\u00c92,Cut\n", encoding="utf-8")
     assert [entry.code for entry in read_codelist(path)] == ["\u00c91", "\u00c92"]
+    path.write_text("code,parent\nE\u03011,\u00c9\n\u00c92,E\u0301\n", encoding="utf-8")
+    parents = read_parents(path, option="--groups")
+    assert parents == {"\u00c91": "\u00c9", "\u00c92": "\u00c9"}
     assert normalise_code("\u00c91") == normalise_code("E\u03011") == "\u00c91"
 
 
